@@ -1,0 +1,37 @@
+# Everything on a machine with Python 3.11+ and nothing else: each target makes .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-slow test-data check format clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/digits.py --out runs/demo
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not data"
+
+test-slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "slow and not data"
+
+test-data: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m data
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"fedshot needs Python 3.11 or newer; this is {v.major}.{v.minor}. Run make PYTHON=python3.x")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis

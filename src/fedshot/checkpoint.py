@@ -1,0 +1,74 @@
+"""The server's side of a run on disk, one file a round, and which of them to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedshot import storage, tree
+from fedshot.errors import CheckpointError
+from fedshot.tree import Tree
+
+
+class Checkpoints:
+    """The checkpoints of one run: `round-000010.safetensors`, each whole or absent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that have a checkpoint, in order."""
+        found = self.folder.glob("round-*.safetensors")
+        return sorted(int(path.stem.removeprefix("round-")) for path in found)
+
+    def path(self, round: int) -> Path:
+        """Return the file of a round."""
+        return self.folder / f"round-{round:06d}.safetensors"
+
+    def write(self, round: int, server: Tree, notes: Mapping[str, Any]) -> str:
+        """Write a round's checkpoint; return its hash."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return storage.write(self.path(round), server, notes, sync=True)
+
+    def read(self, round: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
+        """Return the server's state and the notes.
+
+        Raises CheckpointError when the file is missing, damaged, or not of this method.
+        """
+        flat, notes, _ = self._read(round)
+        try:
+            return tree.rebuild(like, flat), notes
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.path(round)} does not fit the method of this run: {error}"
+            ) from None
+
+    def notes(self, round: int) -> dict[str, Any]:
+        """Return the notes alone. Raises CheckpointError as `read` does."""
+        return self._read(round)[1]
+
+    def hash(self, round: int) -> str:
+        """Return the hash of the content, notes included."""
+        return self._read(round)[2]
+
+    def prune(self, keep: Collection[int]) -> None:
+        """Delete the other checkpoints, and what was left half-written."""
+        for round in set(self.rounds()) - set(keep):
+            self.path(round).unlink()
+        for path in self.folder.glob(f"*{storage.PARTIAL}"):
+            path.unlink()
+
+    def _read(self, round: int) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+        try:
+            return storage.read(self.path(round))
+        except CheckpointError as error:
+            earlier = [r for r in self.rounds() if r < round]
+            fix = (
+                f"Delete it, and the run resumes from round {earlier[-1]}."
+                if earlier
+                else "No earlier checkpoint is left; start the run again under another name."
+            )
+            raise CheckpointError(f"{error}. {fix}") from None

@@ -1,0 +1,187 @@
+"""Episodes: a few classes, a few labelled images of each (support), and images to label (query).
+
+Row numbers are drawn first and images gathered after, so that a list of test tasks is small, can
+be hashed, and is the same for every method. Shapes are exact; nothing is padded here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.spec import EpisodeSpec
+from fedshot.errors import DataError
+from fedshot.keys import Key
+
+__all__ = ["ClientData", "Episode", "EpisodeSpec", "Tasks"]
+
+# One block where all episodes have the same shape, else one array for each.
+Rows: TypeAlias = Ints | tuple[Ints, ...]
+
+
+class Episode(NamedTuple):
+    """One task, images as bytes. Labels count the episode's classes from 0."""
+
+    support_x: Tensor  # uint8 [way * shot, H, W, C]
+    support_y: Tensor  # int64 [way * shot]
+    query_x: Tensor  # uint8 [queries, H, W, C]
+    query_y: Tensor  # int64 [queries]
+    classes: Tensor  # int64 [way]: the dataset's number of class 0, 1, ...
+
+
+class ClientData:
+    """One client's rows of a dataset. Nothing is copied or sorted until it is used."""
+
+    def __init__(self, dataset: Dataset, indices: Ints) -> None:
+        self.dataset = dataset
+        self.indices = indices
+
+    @property
+    def n(self) -> int:
+        """The number of images."""
+        return len(self.indices)
+
+    @property
+    def classes(self) -> Ints:
+        """The class numbers of which there is at least one image, rising."""
+        return self._by_class[0]
+
+    def episode(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
+        """Draw an episode, its classes uniform among those with enough images.
+
+        Raises DataError when there are fewer such classes than `spec` may ask for.
+        """
+        classes, support, query = self._draw(spec, rng)
+        return _gather(self.dataset, classes, support, query)
+
+    def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draw n images (uint8 [n, H, W, C]) and the dataset's labels (int64 [n]).
+
+        They are distinct, unless n is more than there are.
+        """
+        if self.n == 0 or n < 1:
+            raise DataError(
+                f"cannot draw a batch of {n} from {self.n} images; expected at least one of each"
+            )
+        rows = self.indices[rng.choice(self.n, n, replace=n > self.n)]
+        return _images(self.dataset, rows), torch.from_numpy(self.dataset.y[rows])
+
+    @cached_property
+    def _by_class(self) -> tuple[Ints, list[Ints], Ints]:
+        """The class numbers, each one's rows, and how many these are."""
+        labels = self.dataset.y[self.indices]
+        order = np.argsort(labels, kind="stable")
+        classes, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+        rows = np.split(self.indices[order], starts[1:]) if len(classes) else []
+        return classes, rows, counts.astype(np.int64, copy=False)
+
+    def _draw(self, spec: EpisodeSpec, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+        """Return (classes, support rows, query rows)."""
+        classes, rows, counts = self._by_class
+        able = np.flatnonzero(counts >= spec.needed)
+        if len(able) < spec.max_way:
+            raise DataError(
+                f"client data {spec.shortage(len(able))}. Lower `way`, `shot` or `query`, or give "
+                "each client more images."
+            )
+        way = int(rng.integers(spec.min_way, spec.max_way, endpoint=True))
+        chosen = rng.choice(able, way, replace=False)
+        support, query = [], []
+        for c in chosen.tolist():
+            n = min(int(counts[c]), spec.shot + spec.query)
+            drawn = rows[c][rng.choice(int(counts[c]), n, replace=False)]
+            support.append(drawn[: spec.shot])
+            query.append(drawn[spec.shot :])
+        return classes[chosen], np.concatenate(support), np.concatenate(query)
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks:
+    """A fixed list of episodes, as row numbers: the same test for every method."""
+
+    support: Rows  # [n, way * shot]
+    query: Rows  # [n, way * query]
+    classes: Rows  # [n, way]
+
+    @classmethod
+    def draw(
+        cls, dataset: Dataset, classes: Sequence[int], spec: EpisodeSpec, n: int, key: Key
+    ) -> Tasks:
+        """Draw n episodes from these classes; fewer episodes are the first of more.
+
+        Every class must have enough images, so that none is left out of a test silently.
+        """
+        if n < 1:
+            raise DataError(f"cannot draw {n} tasks; expected at least 1")
+        if len(classes) < spec.max_way:
+            raise DataError(
+                f"a {spec.way_text} episode needs {spec.max_way} classes; there are "
+                f"{len(classes)}. Lower `way`, or give more classes."
+            )
+        _check_counts(dataset, classes, spec)
+        pool = ClientData(dataset, dataset.images_of(classes))
+        rng = key.numpy()
+        drawn = [pool._draw(spec, rng) for _ in range(n)]
+        return cls(
+            _block([support for _, support, _ in drawn]),
+            _block([query for _, _, query in drawn]),
+            _block([chosen for chosen, _, _ in drawn]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def episode(self, dataset: Dataset, i: int) -> Episode:
+        """Return episode i with its images."""
+        return _gather(dataset, self.classes[i], self.support[i], self.query[i])
+
+    def digest(self, dataset: Dataset) -> str:
+        """SHA-256 of the dataset and of the rows of every episode, as hex."""
+        sha = hashlib.sha256(dataset.digest.encode())
+        for i in range(len(self)):
+            for rows in (self.classes[i], self.support[i], self.query[i]):
+                sha.update(len(rows).to_bytes(8, "little"))
+                sha.update(np.ascontiguousarray(rows, dtype="<i8").data)
+        return sha.hexdigest()
+
+
+def _check_counts(dataset: Dataset, classes: Iterable[int], spec: EpisodeSpec) -> None:
+    there = np.bincount(dataset.y, minlength=dataset.n_classes)
+    for c in classes:
+        if 0 <= c < dataset.n_classes and there[c] < spec.needed:
+            raise DataError(
+                f"class {dataset.class_names[c]!r} has {there[c]} images; a {spec} episode needs "
+                f"{spec.needed} of each class. Lower `shot` or `query`, or leave the class out."
+            )
+
+
+def _block(arrays: list[Ints]) -> Rows:
+    if all(len(array) == len(arrays[0]) for array in arrays):
+        return np.stack(arrays)
+    return tuple(arrays)
+
+
+def _images(dataset: Dataset, rows: Ints) -> Tensor:
+    # `take` reads only these rows, from a memory map too; the copy is ours, so torch may hold it.
+    return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
+
+
+def _gather(dataset: Dataset, classes: Ints, support: Ints, query: Ints) -> Episode:
+    def labels(rows: Ints) -> Tensor:
+        return torch.from_numpy((dataset.y[rows][:, None] == classes).argmax(axis=1))
+
+    return Episode(
+        _images(dataset, support),
+        labels(support),
+        _images(dataset, query),
+        labels(query),
+        torch.from_numpy(classes.astype(np.int64)),
+    )

@@ -1,0 +1,129 @@
+"""A folder of picture files, one folder for each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedshot.data.dataset import ClassSplit, Dataset
+from fedshot.data.images import SUFFIXES, decode, workers
+from fedshot.errors import DataError
+
+_PARTS = ("base", "validation", "novel")
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Pictures from `path/<class>/`, or `path/{base,validation,novel}/<class>/` with a split.
+
+    `size` squeezes every picture to a square of that many pixels; without it all must have the
+    same size. Hidden files, and files that are no pictures by their suffix, are passed over.
+    """
+
+    path: str
+    size: int | None = None
+    channels: Literal[1, 3] = 3
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
+        if self.size is not None and self.size < 1:
+            raise DataError(f"size is {self.size}; expected 1 or more pixels, or none")
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read all pictures; `path` is relative to the working folder."""
+        del data_dir
+        root = Path(self.path).expanduser()
+        if not root.is_dir():
+            raise DataError(f"{root} is not a folder; expected one with a folder for each class")
+        root = root.resolve()
+        classes, parts = _classes(root)
+        names = tuple(folder.name for folder in classes)
+        files: list[Path] = []
+        labels: list[int] = []
+        for c, folder in enumerate(classes):
+            pictures = _pictures(root, folder)
+            files += pictures
+            labels += [c] * len(pictures)
+        split = None
+        if parts:
+            split = ClassSplit(
+                *(tuple(c for c, part in enumerate(parts) if part == which) for which in _PARTS)
+            )
+        x = self._read(files)
+        return Dataset(root.name, x, np.array(labels, dtype=np.int64), names, standard=split)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return the split the folders tell, if they do."""
+        return dataset.standard
+
+    def _read(self, files: list[Path]) -> np.ndarray:
+        first = decode(files[0], files[0], self.channels, self.size)
+        x = np.empty((len(files), *first.shape), dtype=np.uint8)
+
+        def fill(i: int) -> None:
+            pixels = decode(files[i], files[i], self.channels, self.size)
+            if pixels.shape != first.shape:
+                (h, w, _), (h2, w2, _) = first.shape, pixels.shape
+                raise DataError(
+                    f"pictures differ in size: {files[0]} is {w}x{h} and {files[i]} is {w2}x{h2} "
+                    f"(width x height). Set `size`, for example size={min(h, w)}."
+                )
+            x[i] = pixels
+
+        with workers() as pool:
+            for _ in pool.map(fill, range(len(files))):  # raises what `fill` raised, and stops
+                pass
+        return x
+
+
+def _classes(root: Path) -> tuple[list[Path], list[str]]:
+    """Return the class folders, sorted by name, and the part of each (empty without a split)."""
+    folders = _folders(root, root)
+    by_name = {folder.name: folder for folder in folders}
+    told = {"base", "novel"} <= by_name.keys() <= set(_PARTS)
+    if told and _folders(root, by_name["base"]):
+        placed = [(c, part) for part in by_name for c in _folders(root, by_name[part])]
+        placed.sort(key=lambda pair: pair[0].name)
+        for (a, part_a), (b, part_b) in pairwise(placed):
+            if a.name == b.name:
+                raise DataError(
+                    f"class {a.name!r} lies in both {part_a} and {part_b} of {root}; base, "
+                    "validation and novel classes must be disjoint. Move it to one of them."
+                )
+        return [c for c, _ in placed], [part for _, part in placed]
+    if not folders:
+        raise DataError(f"{root} holds no folders; expected one for each class, of pictures")
+    return folders, []
+
+
+def _folders(root: Path, folder: Path) -> list[Path]:
+    found = [p for p in folder.iterdir() if not p.name.startswith(".") and p.is_dir()]
+    return [_inside(root, p) for p in sorted(found, key=lambda p: p.name)]
+
+
+def _pictures(root: Path, folder: Path) -> list[Path]:
+    found = [
+        _inside(root, p)
+        for p in sorted(folder.iterdir(), key=lambda p: p.name)
+        if not p.name.startswith(".") and p.suffix.lower() in SUFFIXES and not p.is_dir()
+    ]
+    if not found:
+        raise DataError(
+            f"class folder {folder} holds no picture ({', '.join(sorted(SUFFIXES))}). Add some, "
+            "or remove the folder."
+        )
+    return found
+
+
+def _inside(root: Path, path: Path) -> Path:
+    """Return the path, unless a link leads out of the folder."""
+    if path.is_symlink() and not path.resolve().is_relative_to(root):
+        raise DataError(
+            f"{path} is a link to {path.resolve()}, outside {root}. Copy the file into the folder."
+        )
+    return path

@@ -1,0 +1,141 @@
+"""Partitions for personalised methods: each client is tested on images of its own classes.
+
+Source: pFedFSL, the "pathological" and the "realistic" setting. Test images are twice the training
+images, class by class, and no image goes to two clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.dirichlet import check_alpha, counts, shares
+from fedshot.data.partition import Deal, Partition, check_deal, check_least, shuffled_classes
+from fedshot.data.spec import EpisodeSpec
+from fedshot.errors import DataError
+from fedshot.keys import Key
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """Each client draws its own few classes, and its own small number of images of each.
+
+    Client i has N_i ~ U{way-1..way+1} classes with K_i ~ U{shot-2..shot+2} training images each
+    (both at least 1) and 2 K_i test images each.
+    """
+
+    clients: int = 30
+    way: int = 5
+    shot: int = 5
+
+    def __post_init__(self) -> None:
+        check_least(1, clients=self.clients, way=self.way, shot=self.shot)
+
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+        """Deal without replacement; a class that runs out is an error, not a smaller client."""
+        del spec
+        check_deal(dataset, indices, self.clients)
+        pool = _Pool(dataset, indices, key.at("pathological", "shuffle"))
+        if self.way + 1 > len(pool.classes):
+            raise DataError(
+                f"way is {self.way}, so a client may draw {self.way + 1} classes; there are "
+                f"{len(pool.classes)}. Lower `way` to {len(pool.classes) - 1} or fewer."
+            )
+        rng = key.at("pathological").numpy()
+        hands = _Hands()
+        for i in range(self.clients):
+            n_i = int(rng.integers(max(1, self.way - 1), self.way + 2))
+            k_i = int(rng.integers(max(1, self.shot - 2), self.shot + 3))
+            for c in rng.choice(pool.classes, n_i, replace=False).tolist():
+                hands.give(i, pool.take(c, 3 * k_i, "`clients`, `way` or `shot`"), k_i)
+        return hands.deal(self.clients)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clients come in clusters that share `way` classes, dealt inside the cluster by Dirichlet.
+
+    A cluster of s clients has shot * s training images of each of its classes. Clusters differ in
+    all classes where there are enough of them; otherwise classes are used again in turn.
+    """
+
+    clients: int = 30
+    clusters: int = 5
+    way: int = 5
+    shot: int = 5
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_least(1, clients=self.clients, clusters=self.clusters, way=self.way, shot=self.shot)
+        check_alpha(self.alpha)
+        if self.clusters > self.clients:
+            raise DataError(
+                f"clusters is {self.clusters}, but there are only {self.clients} clients. Lower "
+                "`clusters`."
+            )
+
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+        """Deal cluster by cluster; neighbouring client numbers are in one cluster."""
+        del spec
+        check_deal(dataset, indices, self.clients)
+        pool = _Pool(dataset, indices, key.at("clusters", "shuffle"))
+        if self.way > len(pool.classes):
+            raise DataError(
+                f"way is {self.way}, but there are only {len(pool.classes)} classes. Lower `way`."
+            )
+        rng = key.at("clusters").numpy()
+        deck = rng.permutation(pool.classes)
+        hands = _Hands()
+        for g, members in enumerate(np.array_split(np.arange(self.clients), self.clusters)):
+            for place in range(g * self.way, (g + 1) * self.way):
+                c, n = int(deck[place % len(deck)]), self.shot * len(members)
+                rows = pool.take(c, 3 * n, "`clients`, `clusters`, `way` or `shot`")
+                got = counts(shares(len(members), self.alpha, rng), n)
+                ends = np.cumsum(3 * got)
+                for i, k, end in zip(members.tolist(), got.tolist(), ends.tolist(), strict=True):
+                    hands.give(i, rows[end - 3 * k : end], k)
+        return hands.deal(self.clients)
+
+
+class _Pool:
+    """The images not yet dealt, by class."""
+
+    def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
+        self._names = dataset.class_names
+        self._rows = dict(shuffled_classes(dataset, indices, key.numpy()))
+        self._used = dict.fromkeys(self._rows, 0)
+        self.classes = list(self._rows)
+
+    def take(self, c: int, n: int, fix: str) -> Ints:
+        start = self._used[c]
+        there = len(self._rows[c]) - start
+        if n > there:
+            raise DataError(
+                f"class {self._names[c]!r} has run out: a client needs {n} more images (a third of "
+                f"them to train) and {there} of {len(self._rows[c])} are left. Lower {fix}."
+            )
+        self._used[c] = start + n
+        return self._rows[c][start : start + n]
+
+
+@dataclass
+class _Hands:
+    """What has been dealt so far."""
+
+    train: list[Ints] = field(default_factory=list)
+    test: list[Ints] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    def give(self, client: int, rows: Ints, n_train: int) -> None:
+        self.train.append(rows[:n_train])
+        self.test.append(rows[n_train:])
+        self.owners.append(client)
+
+    def deal(self, clients: int) -> Deal:
+        def partition(parts: list[Ints]) -> Partition:
+            owners = np.repeat(np.array(self.owners), [len(part) for part in parts])
+            return Partition.by_owner(np.concatenate(parts), owners, clients)
+
+        return Deal(partition(self.train), partition(self.test))

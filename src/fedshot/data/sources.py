@@ -1,0 +1,142 @@
+"""Where datasets come from. A source is a few options, a way to load, and perhaps a split."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fedshot.data.dataset import ClassSplit, Dataset, Ints
+from fedshot.data.folder import ImageFolder
+from fedshot.data.omniglot import Omniglot
+from fedshot.errors import DataError
+
+
+class Source(Protocol):
+    """A kind of data; its fields are its options."""
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read the data. `data_dir` is where downloaded datasets lie, for those that need it."""
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return the classes' standard split, or None if the data has none."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The 1797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read them from the installed package; no file is needed."""
+        del data_dir
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)  # values 0..16
+        x = np.round(images.reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8)
+        names = tuple(str(digit) for digit in range(10))
+        split = ClassSplit(base=(0, 1, 2, 3, 4), validation=(), novel=(5, 6, 7, 8, 9))
+        return Dataset("digits", x, labels.astype(np.int64), names, standard=split)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return 0 to 4 against 5 to 9."""
+        return dataset.standard
+
+
+@dataclass(frozen=True)
+class Npz:
+    """Arrays from an .npz file: `x`, `y`, and if wanted `class_names` and `users`.
+
+    `x` is uint8 [n, H, W] or [n, H, W, C]. Files that hold Python objects are refused, since
+    reading them could run code. Users are renumbered from 0, in rising order.
+    """
+
+    path: str
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read and check the arrays; `path` is relative to the working folder."""
+        del data_dir
+        arrays = _read_npz(Path(self.path).expanduser())
+        missing = [name for name in ("x", "y") if name not in arrays]
+        if missing:
+            raise DataError(
+                f"{self.path} has no array {' and no array '.join(map(repr, missing))}; it has "
+                f"{sorted(arrays)}. Write it with np.savez(path, x=images, y=labels)."
+            )
+        x = arrays["x"]
+        if x.dtype != np.uint8:
+            raise DataError(
+                f"{self.path}: images are {x.dtype}, expected uint8. Scale to 0..255 and write "
+                "x.round().astype(np.uint8)."
+            )
+        if x.ndim == 3:
+            x = x[..., None]
+        y = self._ints("y", arrays["y"])
+        names = arrays.get("class_names")
+        if names is None:
+            names = np.arange(max(int(y.max(initial=0)) + 1, 1)).astype(str)
+        elif names.ndim != 1 or names.dtype.kind != "U":
+            raise DataError(
+                f"{self.path}: class_names is {names.dtype}{list(names.shape)}; expected a list "
+                "of texts. Write np.array(['cat', 'dog'])."
+            )
+        users = None
+        if "users" in arrays:
+            users = np.unique(self._ints("users", arrays["users"]), return_inverse=True)[1]
+            users = users.reshape(-1).astype(np.int64, copy=False)
+        x = np.ascontiguousarray(x)
+        return Dataset(Path(self.path).stem, x, y, tuple(names.tolist()), users)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return None: an .npz file tells no split."""
+        return dataset.standard
+
+    def _ints(self, name: str, array: np.ndarray) -> Ints:
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.path}: {name} is {array.dtype}{list(array.shape)}; expected one whole "
+                "number for each image"
+            )
+        return array.astype(np.int64)
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise DataError(f"{path} is not a file; expected an .npz file. Check `path`.")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is a single array; expected an .npz file with x and y")
+            return {name: stored[name] for name in stored.files}
+    except ValueError as error:
+        if "pickle" in str(error).lower():
+            raise DataError(
+                f"{path} holds Python objects, which could run code when read. Write plain arrays "
+                "(uint8 images, whole-number labels, texts without dtype=object)."
+            ) from error
+        raise DataError(f"{path} cannot be read as .npz ({error}). Write it again.") from error
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as .npz ({error}). Write it again.") from error
+
+
+def find_data_dir(option: str | None) -> Path | None:
+    """Return the folder of datasets: the option, else $FEDSHOT_DATA, else None."""
+    text = option or os.environ.get("FEDSHOT_DATA")
+    if not text:
+        return None
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        origin = "data_dir" if option else "$FEDSHOT_DATA"
+        raise DataError(f"{origin} is {text!r}, which is not a folder. Create it or correct it.")
+    return folder
+
+
+SOURCES: dict[str, type[Source]] = {
+    "digits": Digits,
+    "folder": ImageFolder,
+    "npz": Npz,
+    "omniglot": Omniglot,
+}

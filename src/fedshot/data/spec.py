@@ -1,0 +1,77 @@
+"""What an episode looks like: how many classes, and how many images of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedshot.errors import DataError
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """The numbers of an N-way, K-shot episode; a pair as `way` means a random way, ends included.
+
+    `queries="exact"` gives every class exactly `query` queries. `"up_to"` is for small clients:
+    a class gives what it has left after the shots, one at least and `query` at most.
+
+    >>> print(EpisodeSpec(way=5, shot=1, query=15))
+    5-way 1-shot, 15 queries
+    """
+
+    way: int | tuple[int, int] = 5
+    shot: int = 1
+    query: int = 15
+    queries: Literal["exact", "up_to"] = "exact"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.way, tuple) and len(self.way) != 2:
+            raise DataError(f"way is {self.way}; expected a number, or a pair such as (3, 7)")
+        if not 1 <= self.min_way <= self.max_way:
+            raise DataError(
+                f"way is {self.way}; expected at least 1, and the smaller end of a pair first"
+            )
+        for name in ("shot", "query"):
+            if getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; an episode needs at least 1")
+        if self.queries not in ("exact", "up_to"):
+            raise DataError(f"queries is {self.queries!r}; expected 'exact' or 'up_to'")
+
+    @property
+    def min_way(self) -> int:
+        """The fewest classes an episode can have."""
+        return self.way[0] if isinstance(self.way, tuple) else self.way
+
+    @property
+    def max_way(self) -> int:
+        """The most classes an episode can have."""
+        return self.way[1] if isinstance(self.way, tuple) else self.way
+
+    @property
+    def needed(self) -> int:
+        """Images that a class must have to take part."""
+        return self.shot + (self.query if self.queries == "exact" else 1)
+
+    @property
+    def is_random_way(self) -> bool:
+        """Whether episodes differ in their number of classes."""
+        return self.min_way != self.max_way
+
+    @property
+    def way_text(self) -> str:
+        """The way in words, as in `5-way` or `3-to-7-way`."""
+        ends = f"{self.min_way}-to-{self.max_way}" if self.is_random_way else str(self.max_way)
+        return f"{ends}-way"
+
+    def __str__(self) -> str:
+        most = "up to " if self.queries == "up_to" else ""
+        noun = "query" if self.query == 1 else "queries"
+        return f"{self.way_text} {self.shot}-shot, {most}{self.query} {noun}"
+
+    def shortage(self, able: int) -> str:
+        """Say what `able` large enough classes lack, as in `has 3 classes ..., ... needs 5`."""
+        classes = "1 class" if able == 1 else f"{able} classes"
+        return (
+            f"has {classes} with at least {self.needed} images, "
+            f"a {self.way_text} episode needs {self.max_way}"
+        )

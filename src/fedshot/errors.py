@@ -1,0 +1,41 @@
+"""What fedshot says to a person whose request cannot be met.
+
+Each message names the offending value, what was expected, and the usual fix. The command line
+prints it without a traceback and exits with code 2. Anything else that is raised is a bug.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+FEW = 12  # options that a message still lists
+
+
+class FedshotError(Exception):
+    """A request that cannot be met, told for the person who made it."""
+
+
+class ConfigError(FedshotError):
+    """An option that does not exist, or a value that an option does not take."""
+
+
+class DataError(FedshotError):
+    """Data that is missing, unreadable, or too small for what was asked of it."""
+
+
+class CheckpointError(FedshotError):
+    """A checkpoint that is missing, damaged, or of another run."""
+
+
+class QuorumError(FedshotError):
+    """Too few clients gave a usable reply for the round to count."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return a sentence that names the closest of `valid`, and all of them where they are few."""
+    options = sorted(valid)
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    hint = f"Did you mean {close[0]!r}?" if close else ""
+    listed = "" if close and len(options) > FEW else f"Valid: {', '.join(options)}."
+    return f"{hint} {listed}".strip()

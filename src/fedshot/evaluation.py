@@ -1,0 +1,174 @@
+"""Tests that every method sits alike: fixed episodes, one score, an interval.
+
+The episodes are drawn once from (dataset, classes, shape, seed) and named by a hash. A method gets
+`Question`s, never the labels of the queries; the examiner compares.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, overload
+
+from torch import Tensor
+
+from fedshot.data import Dataset, EpisodeSpec, Tasks
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn import Question, class_means, prototype_logits
+from fedshot.protocol import Answer
+
+
+@dataclass(frozen=True)
+class ExamOptions:
+    """What the tests look like.
+
+    Args:
+        way: classes of an episode.
+        shot: labelled examples of each class.
+        query: queries of each class.
+        episodes: test episodes, from the novel classes.
+        validation_episodes: episodes that choose the round, from the validation classes.
+        seed: of the episodes. It is not the seed of training, so that every training seed sits the
+            same test.
+    """
+
+    way: int = 5
+    shot: int = 1
+    query: int = 15
+    episodes: int = 1000
+    validation_episodes: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "validation_episodes"):
+            if getattr(self, name) < 2:
+                raise ConfigError(
+                    f"test.{name} is {getattr(self, name)}; an interval needs at least 2 episodes."
+                )
+
+    @property
+    def spec(self) -> EpisodeSpec:
+        """The shape of an episode."""
+        return EpisodeSpec(self.way, self.shot, self.query)
+
+
+class Exam(Sequence[Question]):
+    """Fixed episodes; as a sequence, the questions without the answers, made when asked for."""
+
+    def __init__(self, dataset: Dataset, tasks: Tasks) -> None:
+        self._dataset, self._tasks = dataset, tasks
+        self.digest = tasks.digest(dataset)
+
+    @classmethod
+    def draw(
+        cls, dataset: Dataset, classes: Sequence[int], spec: EpisodeSpec, episodes: int, key: Key
+    ) -> Exam:
+        """Draw an exam; raises DataError when the classes cannot fill an episode."""
+        return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @overload
+    def __getitem__(self, u: int) -> Question: ...
+    @overload
+    def __getitem__(self, u: slice) -> list[Question]: ...
+    def __getitem__(self, u: int | slice) -> Question | list[Question]:
+        if isinstance(u, slice):
+            return [self[i] for i in range(*u.indices(len(self)))]
+        if not 0 <= u < len(self):
+            raise IndexError(u)
+        episode = self._tasks.episode(self._dataset, u)
+        return Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
+
+    def __iter__(self) -> Iterator[Question]:
+        return (self[u] for u in range(len(self)))
+
+    def labels(self, u: int) -> Tensor:
+        """Return the answers of question u, int64 [queries]; for the examiner alone."""
+        return self._tasks.episode(self._dataset, u).query_y
+
+
+@dataclass(frozen=True)
+class Score:
+    """An accuracy and how far to trust it.
+
+    Args:
+        accuracy: mean over episodes, in [0, 1].
+        interval: half-width of the 95 % interval over episodes, 1.96 s / sqrt(n).
+        episodes: how many were answered.
+        unanswered: how many were not, because their client was lost.
+        tasks: hash of the episodes.
+        transductive: whether predictions may depend on other queries.
+        clients: mean accuracy of each client over the episodes it answered, by client id; empty
+            when the server's model answered.
+        worst_tenth: mean over the tenth of the clients with the lowest accuracy.
+        per_episode: accuracy of each episode, for paired comparisons; NaN-free, in order.
+    """
+
+    accuracy: float
+    interval: float
+    episodes: int
+    unanswered: int
+    tasks: str
+    transductive: bool
+    clients: dict[int, float]
+    worst_tenth: float | None
+    per_episode: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the score as JSON-able values."""
+        return asdict(self) | {"clients": {str(c): a for c, a in self.clients.items()}}
+
+    def __str__(self) -> str:
+        return f"{100 * self.accuracy:.2f} ± {100 * self.interval:.2f} %"
+
+
+def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) -> Score:
+    """Mark the answers.
+
+    An episode that several clients answered counts once, with their mean. Raises ValueError when
+    fewer than two episodes were answered.
+    """
+    by_episode: dict[int, list[float]] = defaultdict(list)
+    by_client: dict[int, list[float]] = defaultdict(list)
+    truth: dict[int, Tensor] = {}
+    for u, client, logits in answers:
+        if u not in truth:
+            truth[u] = exam.labels(u)
+        right = float((logits.argmax(-1) == truth[u]).double().mean())
+        by_episode[u].append(right)
+        if client is not None:
+            by_client[client].append(right)
+    marks = [statistics.fmean(by_episode[u]) for u in sorted(by_episode)]
+    if len(marks) < 2:
+        raise ValueError(f"{len(marks)} episodes were answered; an interval needs at least 2")
+    clients = {c: statistics.fmean(by_client[c]) for c in sorted(by_client)}
+    return Score(
+        accuracy=statistics.fmean(marks),
+        interval=1.96 * statistics.stdev(marks) / math.sqrt(len(marks)),
+        episodes=len(marks),
+        unanswered=len(exam) - len(marks),
+        tasks=exam.digest,
+        transductive=transductive,
+        clients=clients,
+        worst_tenth=worst_tenth(list(clients.values())) if clients else None,
+        per_episode=tuple(marks),
+    )
+
+
+def worst_tenth(accuracies: Sequence[float]) -> float:
+    """Return the mean of the lowest tenth, of one value at least."""
+    return statistics.fmean(sorted(accuracies)[: max(1, len(accuracies) // 10)])
+
+
+def pixel_logits(question: Question) -> Tensor:
+    """Answer by the nearest class mean of the raw pixels: the floor under every encoder."""
+    support = question.support_x.flatten(1).double() / 255
+    query = question.query_x.flatten(1).double() / 255
+    way = len(question.classes)
+    return prototype_logits(query, class_means(support, question.support_y, way))

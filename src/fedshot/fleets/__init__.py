@@ -1,0 +1,20 @@
+"""Where clients run, and what can be wrapped around it."""
+
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.unreliable import CORRUPT, Trouble, Unreliable, by_chance
+
+__all__ = [
+    "CORRUPT",
+    "Guard",
+    "Host",
+    "Meter",
+    "PrivateStore",
+    "Sequential",
+    "Trouble",
+    "Unreliable",
+    "by_chance",
+]

@@ -1,0 +1,81 @@
+"""Where clients live: their data, their private states, and the kernel that runs their work.
+
+Every fleet on a CPU calls this same kernel, which is why they agree to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedshot import tree
+from fedshot.data import ClientData, Dataset, Partition
+from fedshot.fleets.private import PrivateStore
+from fedshot.keys import Key
+from fedshot.protocol import Exchange, Method, Reply
+from fedshot.tree import Tree
+
+
+class Host:
+    """Clients of one partition on one machine.
+
+    Args:
+        method: the method whose work they run.
+        dataset: the samples of all of them.
+        partition: which samples each client has.
+        store: their private states.
+        key: root of the keys of their first private states.
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        dataset: Dataset,
+        partition: Partition,
+        store: PrivateStore,
+        key: Key,
+    ) -> None:
+        self._method, self._dataset, self._partition = method, dataset, partition
+        self.store, self._key = store, key
+        self._like: Tree | None = None
+
+    def data(self, client: int) -> ClientData:
+        """Return the client's samples."""
+        return ClientData(self._dataset, self._partition[client])
+
+    def private(self, client: int, upto: tuple[int, int]) -> Tree:
+        """Return the client's private state as of `upto` (round, exchange), or its first one."""
+        if self._like is None:
+            self._like = self._first(client)
+        if not tree.leaves(self._like):
+            return self._like
+        held = self.store.load(client, upto)
+        return self._first(client) if held is None else tree.rebuild(self._like, held)
+
+    def serve(self, exchange: Exchange, client: int) -> Reply:
+        """Run the work of one client and keep its private state as a version yet to be settled."""
+        private = self.private(client, exchange.version)
+        drawn = exchange.work.draw(self.data(client), exchange.client_key(client))
+        reply = exchange.work(exchange.message(client), private, drawn)
+        if exchange.phase == "train" and tree.leaves(reply.private) and _finite(reply.private):
+            self.store.save(client, exchange.version, tree.detach(reply.private))
+        return reply._replace(up=tree.detach(dict(reply.up)), private={})
+
+    def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
+        """Forget the new private states of the clients that were not accepted."""
+        for client in exchange.to:
+            if client not in accepted:
+                self.store.drop(client, exchange.version)
+
+    def _first(self, client: int) -> Tree:
+        return self._method.init_client(client, self._key.at("client", client))
+
+
+def _finite(private: Tree) -> bool:
+    """Whether a state is worth keeping; a client goes on from its last sound one."""
+    return all(
+        bool(torch.isfinite(leaf).all())
+        for leaf in tree.leaves(private)
+        if leaf.is_floating_point()
+    )

@@ -1,0 +1,69 @@
+"""The ledger: every part and byte that goes down to clients and up from them.
+
+Counted, not declared. Bytes are those of the tensors, before any transport's own framing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedshot import tree
+from fedshot.fleets.wrapper import Wrapper
+from fedshot.protocol import Arrival, Exchange, Fleet
+from fedshot.tree import Tree
+
+Line = tuple[str, str, str, str]
+
+
+class Meter(Wrapper):
+    """A fleet that counts.
+
+    `bytes` and `messages` are keyed by (phase, work, direction, part): phase "train" or
+    "evaluate", direction "down" or "up". A reply that the guard refuses later was sent all the
+    same and counts.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self.bytes: Counter[Line] = Counter()
+        self.messages: Counter[Line] = Counter()
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the arrivals of the fleet unchanged."""
+        for arrival in self.fleet.replies(exchange):
+            self._count(exchange, "down", _parts(exchange.message(arrival.client)))
+            if arrival.reply is not None:
+                self._count(exchange, "up", arrival.reply.up)
+            yield arrival
+
+    def total(self, phase: str, direction: str) -> int:
+        """Return the bytes of one phase in one direction."""
+        return sum(n for line, n in self.bytes.items() if line[0] == phase and line[2] == direction)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the ledger as rows."""
+        names = ("phase", "work", "direction", "part")
+        return [
+            dict(zip(names, line, strict=True)) | {"bytes": n, "messages": self.messages[line]}
+            for line, n in sorted(self.bytes.items())
+        ]
+
+    def load_json(self, rows: list[dict[str, Any]]) -> None:
+        """Go on from rows that `to_json` gave."""
+        self.bytes.clear()
+        self.messages.clear()
+        for row in rows:
+            line = (row["phase"], row["work"], row["direction"], row["part"])
+            self.bytes[line], self.messages[line] = row["bytes"], row["messages"]
+
+    def _count(self, exchange: Exchange, direction: str, parts: Mapping[str, Tree]) -> None:
+        for part, content in parts.items():
+            line = (exchange.phase, exchange.work.name, direction, part)
+            self.bytes[line] += tree.nbytes(content)
+            self.messages[line] += 1
+
+
+def _parts(message: Tree) -> Mapping[str, Tree]:
+    return message if isinstance(message, Mapping) else {"message": message}

@@ -1,0 +1,86 @@
+"""A fleet that misbehaves by plan: drops, delays and corrupts replies, the same way each time.
+
+For tests and for rehearsing a deployment: what a method does when one client in ten is lost can be
+seen before it happens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.fleets.wrapper import Wrapper
+from fedshot.keys import Key
+from fedshot.protocol import Arrival, Exchange, Fault, Fleet, Reply
+
+Trouble = Literal[
+    "drop", "delay", "nan", "shape", "missing", "zero_weight", "negative_weight", "overflow"
+]
+Plan = Callable[[Exchange, int], Trouble | None]
+CORRUPT: tuple[Trouble, ...] = get_args(Trouble)[2:]
+
+
+def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:
+    """Return a plan that strikes each reply with the given probabilities, decided by the key."""
+
+    def plan(exchange: Exchange, client: int) -> Trouble | None:
+        rng = key.at(*exchange.version, exchange.work.name, client).numpy()
+        roll = rng.random()
+        if roll < drop:
+            return "drop"
+        if roll < drop + delay:
+            return "delay"
+        if roll < drop + delay + corrupt:
+            return CORRUPT[int(rng.integers(len(CORRUPT)))]
+        return None
+
+    return plan
+
+
+class Unreliable(Wrapper):
+    """A fleet whose replies meet with `plan(exchange, client)`.
+
+    Delayed replies arrive after all the others, last asked first. A client whose reply is dropped
+    or corrupted has done its work: only what the server sees is changed.
+    """
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        super().__init__(fleet)
+        self.plan = plan
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the arrivals of the fleet after trouble."""
+        late: list[Arrival] = []
+        for arrival in self.fleet.replies(exchange):
+            trouble = self.plan(exchange, arrival.client)
+            if arrival.reply is None or trouble is None:
+                yield arrival
+            elif trouble == "drop":
+                yield Arrival(arrival.client, None, Fault("lost", "dropped by plan"))
+            elif trouble == "delay":
+                late.append(arrival)
+            else:
+                yield arrival._replace(reply=_corrupt(arrival.reply, trouble))
+        yield from reversed(late)
+
+
+def _corrupt(reply: Reply, trouble: Trouble) -> Reply:
+    if trouble == "zero_weight":
+        return reply._replace(weight=0.0)
+    if trouble == "negative_weight":
+        return reply._replace(weight=-1.0)
+    if not reply.up:
+        return reply._replace(weight=math.nan)
+    if trouble == "missing":
+        return reply._replace(up=dict(list(reply.up.items())[1:]))
+    change: dict[str, Callable[[Tensor], Tensor]] = {
+        "nan": lambda leaf: torch.full_like(leaf, math.nan),
+        "shape": lambda leaf: leaf.unsqueeze(0),
+        "overflow": lambda leaf: torch.full_like(leaf, 1e30),
+    }
+    return reply._replace(up=tree.map(change[trouble], dict(reply.up)))

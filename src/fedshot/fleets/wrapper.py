@@ -1,0 +1,20 @@
+"""A fleet around a fleet."""
+
+from __future__ import annotations
+
+from fedshot.protocol import Exchange, Fleet
+
+
+class Wrapper:
+    """Passes everything on; a wrapper defines `replies` and leaves the rest as it is."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
+        """Keep the private states of the accepted clients."""
+        self.fleet.settle(exchange, accepted)
+
+    def void(self, round: int) -> None:
+        """Drop the private states of a round that does not count."""
+        self.fleet.void(round)

@@ -1,0 +1,49 @@
+"""Seeds by path: every random choice has a name, and the name alone decides it.
+
+`Key(0).at("round", 3, "client", 17)` is the same key on every machine and in every order of
+work. There is no global generator anywhere in fedshot, so nothing depends on what ran before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Key:
+    """A seed and a path below it.
+
+    >>> Key(0).at("round", 3) == Key(0).at("round").at(3)
+    True
+    """
+
+    root: int
+    path: tuple[str | int, ...] = ()
+
+    def at(self, *parts: str | int) -> Key:
+        """Return the key further down the path."""
+        return Key(self.root, self.path + parts)
+
+    @property
+    def seed(self) -> int:
+        """A whole number in [0, 2**63), the same for the same path on every machine."""
+        name = json.dumps([self.root, *self.path]).encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
+
+    def torch(self) -> torch.Generator:
+        """Return a fresh torch generator (CPU)."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def numpy(self) -> np.random.Generator:
+        """Return a fresh numpy generator."""
+        return np.random.Generator(np.random.Philox(self.seed))
+
+    def tensor(self) -> Tensor:
+        """Return the seed as an int64 scalar, the form in which client work receives it."""
+        return torch.tensor(self.seed, dtype=torch.int64)

@@ -1,0 +1,126 @@
+"""FedFSL-naive: MAML trained by federated averaging.
+
+Each client minimises the loss of its queries after adapting to its supports, from the server's
+weights; the server averages the weights. At test the averaged model adapts to the support.
+
+Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, eqs. (4)-(7) of the
+first version. w' = w - a grad f_S(w) (inner step); l_T(w) = f_Q(w') (task loss);
+L_k(w) = 1/|B_k| sum_T l_T(w) (local objective); w <- sum_k |B_k| w_k / |B| (server).
+Symbols: w backbone and head; a = inner.lr; |B_k| the episodes that client k used.
+Departures from the paper: several inner steps by default (the paper writes one: inner.steps=1);
+clients upload w_k - w, which averages to the same; the Adam state starts afresh at every visit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from fedshot import tree
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.keys import Key
+from fedshot.nn import (
+    InnerLoop,
+    Lessons,
+    Maml,
+    Model,
+    Optimizer,
+    Question,
+    check_budget,
+    draw_lessons,
+    local_sgd,
+)
+from fedshot.protocol import Answer, Clients, Mean, Reply, answer_at_server, client_work
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    w: Tree  # {"body": ..., "head": ...}
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class FedFSLNaive:
+    """MAML, averaged over clients.
+
+    Args:
+        model: backbone and head; the head is as wide as the widest episode.
+        episode: shape of the training episodes.
+        inner: how a model adapts to a support set.
+        local_steps: optimiser steps per visit.
+        episodes_per_step: episodes whose gradients are averaged in a step.
+        optimizer: of the clients, for the outer steps.
+    """
+
+    name: ClassVar[str] = "fedfsl_naive"
+
+    model: Model
+    episode: EpisodeSpec
+    inner: InnerLoop = InnerLoop()
+    local_steps: int = 10
+    episodes_per_step: int = 1
+    optimizer: Optimizer = Optimizer()
+
+    def __post_init__(self) -> None:
+        check_budget(self.local_steps, self.episodes_per_step)
+
+    @property
+    def learner(self) -> Maml:
+        """What the clients train."""
+        return Maml(self.model, self.inner)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The most classes an episode may have; None for any number."""
+        return self.learner.max_way
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh model."""
+        return Server(*self.learner.init(key))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Lessons:
+        """Draw the local episodes, B_k."""
+        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+        """Minimise L_k from w for the round; send the change."""
+        w, stats = down["w"], down["stats"]
+        new = local_sgd(self.learner.lesson, self.optimizer, w, stats, drawn)
+        up = {"delta": tree.sub(new.params, w), "stats": tree.sub(new.stats, stats)}
+        return Reply(up, private, drawn.n_episodes, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + sum_k |B_k| (w_k - w) / |B|."""
+        got = clients.exchange(
+            self.train,
+            {"w": server.w, "stats": server.stats},
+            to=clients.sample(key),
+            reduce={"delta": Mean(server.w), "stats": Mean(server.stats)},
+            key=key,
+        )
+        w = tree.add(server.w, got["delta"])
+        return Server(w, tree.add(server.stats, got["stats"])), got.metrics
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Adapt the server's model to each support, and answer the queries."""
+        del clients, key
+        return answer_at_server(partial(self.learner.answer, server.w, server.stats), questions)

@@ -1,0 +1,122 @@
+"""FL-Proto: prototypical networks trained by federated averaging.
+
+Each client minimises the ProtoNet loss of episodes of its own; the server averages the encoders.
+At test a query gets the class of the nearest prototype.
+
+Source: Wang et al., Federated Few-shot Learning, KDD 2023, section 4 (baseline FL-Proto); the loss
+is Snell et al. 2017, eqs. (1)-(2); the averaging is McMahan et al. 2017, algorithm 1.
+Symbols: theta the encoder; theta_k client k's after its local steps; |B_k| its episodes.
+Departures from the paper: clients upload theta_k - theta, which averages to the same; the Adam
+state starts afresh at every visit, because the weights it belongs to are overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from fedshot import tree
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.keys import Key
+from fedshot.nn import (
+    Lessons,
+    Model,
+    Optimizer,
+    Proto,
+    Question,
+    check_budget,
+    draw_lessons,
+    local_sgd,
+)
+from fedshot.protocol import Answer, Clients, Mean, Reply, answer_at_server, client_work
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tree  # {"body": ...}
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class FLProto:
+    """Prototypical networks, averaged over clients.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: shape of the training episodes.
+        local_steps: optimiser steps per visit.
+        episodes_per_step: episodes whose gradients are averaged in a step.
+        optimizer: of the clients.
+    """
+
+    name: ClassVar[str] = "fl_proto"
+
+    model: Model
+    episode: EpisodeSpec
+    local_steps: int = 10
+    episodes_per_step: int = 1
+    optimizer: Optimizer = Optimizer()
+
+    def __post_init__(self) -> None:
+        check_budget(self.local_steps, self.episodes_per_step)
+
+    @property
+    def learner(self) -> Proto:
+        """What the clients train."""
+        return Proto(self.model)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The most classes an episode may have; None for any number."""
+        return self.learner.max_way
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder."""
+        return Server(*self.learner.init(key))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Lessons:
+        """Draw the local episodes."""
+        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+        """Take the local steps from theta; send the change."""
+        theta, stats = down["theta"], down["stats"]
+        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
+        up = {"delta": tree.sub(new.params, theta), "stats": tree.sub(new.stats, stats)}
+        return Reply(up, private, drawn.n_episodes, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """theta <- theta + sum_k |B_k| (theta_k - theta) / sum_k |B_k|."""
+        got = clients.exchange(
+            self.train,
+            {"theta": server.theta, "stats": server.stats},
+            to=clients.sample(key),
+            reduce={"delta": Mean(server.theta), "stats": Mean(server.stats)},
+            key=key,
+        )
+        theta = tree.add(server.theta, got["delta"])
+        return Server(theta, tree.add(server.stats, got["stats"])), got.metrics
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Answer by the nearest prototype, with the server's encoder."""
+        del clients, key
+        return answer_at_server(partial(self.learner.answer, server.theta, server.stats), questions)

@@ -1,0 +1,154 @@
+"""Backbones: images in, one row of features each out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn.layers import (
+    batch_norm,
+    channels_last,
+    conv,
+    dropout,
+    init_conv,
+    init_linear,
+    init_norm,
+    linear,
+)
+from fedshot.nn.mode import Mode
+from fedshot.tree import Tree
+
+Shape = tuple[int, int, int]  # height, width, channels of the images
+
+
+@runtime_checkable
+class Backbone(Protocol):
+    """What turns prepared images into features. Configuration only: parameters are a tree."""
+
+    def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw (parameters, statistics) for images of `shape`."""
+        ...
+
+    def out_features(self, shape: Shape) -> int:
+        """Return the length of a feature row."""
+        ...
+
+    def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features [n, out_features], statistics) of x [n, C, H, W]."""
+        ...
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Flatten, then linear-ReLU(-dropout) per hidden layer; no batch norm.
+
+    The features are the last hidden layer's. With `hidden=()` they are the pixels themselves.
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise ConfigError(f"hidden is {self.hidden}; expected widths of at least 1.")
+        _check_rate(self.dropout)
+
+    def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw the layers `linear1`, `linear2`, ...; there are no statistics."""
+        widths = (math.prod(shape), *self.hidden)
+        params = {
+            f"linear{i}": init_linear(key.at(f"linear{i}"), n_in, n_out, dtype)
+            for i, (n_in, n_out) in enumerate(pairwise(widths), start=1)
+        }
+        return params, {}
+
+    def out_features(self, shape: Shape) -> int:
+        """Return the width of the last hidden layer."""
+        return self.hidden[-1] if self.hidden else math.prod(shape)
+
+    def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features, statistics unchanged)."""
+        h = x.flatten(1)
+        for i in range(1, len(self.hidden) + 1):
+            h = F.relu(linear(params[f"linear{i}"], h))
+            h = dropout(h, self.dropout, mode, site=i)
+        return h, stats
+
+
+@dataclass(frozen=True)
+class Conv4:
+    """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max-pool; the usual few-shot net.
+
+    The ReLU comes after the pool: maximum and ReLU commute, and a quarter of the elements is left.
+    A pool is left out where the map is already narrower than 2 pixels. 84 px give 5x5 x width.
+    """
+
+    width: int = 64
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"width is {self.width}; expected at least 1 channel.")
+        _check_rate(self.dropout)
+
+    def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw `conv1`, `norm1`, ... and the statistics of the norms."""
+        params: dict[str, Tree] = {}
+        stats: dict[str, Tree] = {}
+        c_in = shape[2]
+        for i in range(1, 5):
+            params[f"conv{i}"] = init_conv(key.at(f"conv{i}"), c_in, self.width, 3, dtype)
+            params[f"norm{i}"], stats[f"norm{i}"] = init_norm(self.width, dtype)
+            c_in = self.width
+        return params, stats
+
+    def out_features(self, shape: Shape) -> int:
+        """Return width times the pixels left after the pools."""
+        h, w, _ = shape
+        for _ in range(4):
+            if min(h, w) >= 2:
+                h, w = h // 2, w // 2
+        return self.width * h * w
+
+    def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features, statistics after this pass)."""
+        after: dict[str, Tree] = {}
+        x = channels_last(x)  # 1.8 times as quick as the plain layout; the weights' does not matter
+        for i in range(1, 5):
+            norm = f"norm{i}"
+            p = params[f"conv{i}"]
+            x = conv(p if mode.norm == "given" else _without_bias_gradient(p), x)
+            x, kept = batch_norm(params[norm], stats.get(norm, {}), x, mode)
+            if kept:  # no statistics in, none out: `{}` keeps its structure
+                after[norm] = kept
+            if min(x.shape[-2:]) >= 2:
+                x = F.max_pool2d(x, 2)
+            x = dropout(F.relu(x), self.dropout, mode, site=i)
+        kept = stats or mode.norm == "capture"
+        return x.flatten(1), after if kept else stats
+
+
+def _without_bias_gradient(p: Tree) -> Tree:
+    """Return p with a bias of the same value whose gradient is exactly 0.
+
+    Zero is the true gradient: normalising by the batch's own mean takes the bias out again. Left
+    to rounding it comes out near 1e-9 with a random sign, and Adam makes full steps of that, other
+    ones on every fleet. The empty sum keeps the bias in the graph, as `torch.autograd.grad` asks.
+    """
+    return {"weight": p["weight"], "bias": p["bias"].detach() + p["bias"][:0].sum()}
+
+
+def _check_rate(rate: float) -> None:
+    if not 0.0 <= rate < 1.0:
+        raise ConfigError(f"dropout is {rate}; expected a rate in [0, 1).")
+
+
+BACKBONES: dict[str, type[Backbone]] = {"mlp": MLP, "conv4": Conv4}

@@ -1,0 +1,109 @@
+"""Heads: features in, logits out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn.layers import init_linear, init_linear_head, linear
+from fedshot.nn.prototypes import cosine_logits
+from fedshot.tree import Tree
+
+
+@runtime_checkable
+class Head(Protocol):
+    """What turns features into logits. Configuration only: parameters are a tree."""
+
+    @property
+    def way(self) -> int:
+        """The number of logits."""
+        ...
+
+    def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
+        """Draw the parameters."""
+        ...
+
+    def logits(self, params: Tree, h: Tensor) -> Tensor:
+        """Return logits [n, way] of features h [n, n_features]."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """One linear layer."""
+
+    way: int = 5
+
+    def __post_init__(self) -> None:
+        _check_way(self.way)
+
+    def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
+        """Draw weight and bias, uniform in +-1/sqrt(n_features)."""
+        return init_linear_head(key, n_features, self.way, dtype)
+
+    def logits(self, params: Tree, h: Tensor) -> Tensor:
+        """Return h W^T + b."""
+        return linear(params, h)
+
+
+@dataclass(frozen=True)
+class TwoLayerHead:
+    """A hidden layer with ReLU, then a linear layer."""
+
+    way: int = 5
+    hidden: int = 128
+
+    def __post_init__(self) -> None:
+        _check_way(self.way)
+        if self.hidden < 1:
+            raise ConfigError(f"hidden is {self.hidden}; expected a width of at least 1.")
+
+    def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
+        """Draw `linear1` (hidden) and `linear2` (logits)."""
+        return {
+            "linear1": init_linear(key.at("linear1"), n_features, self.hidden, dtype),
+            "linear2": init_linear_head(key.at("linear2"), self.hidden, self.way, dtype),
+        }
+
+    def logits(self, params: Tree, h: Tensor) -> Tensor:
+        """Return the logits of both layers."""
+        return linear(params["linear2"], F.relu(linear(params["linear1"], h)))
+
+
+@dataclass(frozen=True)
+class CosineHead:
+    """Logits are `scale` times the cosine between the features and a weight row per class."""
+
+    way: int = 5
+    scale: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_way(self.way)
+        if not self.scale > 0:
+            raise ConfigError(f"scale is {self.scale}; expected a number above 0.")
+
+    def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
+        """Draw the weight rows; their length does not matter."""
+        return {"weight": init_linear_head(key, n_features, self.way, dtype)["weight"]}
+
+    def logits(self, params: Tree, h: Tensor) -> Tensor:
+        """Return scale * cos(h, weight)."""
+        return cosine_logits(h, params["weight"], self.scale)
+
+
+def _check_way(way: int) -> None:
+    if way < 2:
+        raise ConfigError(f"way is {way}; expected at least 2 classes.")
+
+
+HEADS: dict[str, type[Head]] = {
+    "linear": LinearHead,
+    "two_layer": TwoLayerHead,
+    "cosine": CosineHead,
+}

@@ -1,0 +1,171 @@
+"""Layers as pure functions: `init_*` draws parameters, the rest is arithmetic on them.
+
+No layer changes an argument: running statistics are returned values. Parameters are drawn in
+float64 and then cast, so that a float32 and a float64 model of one key agree.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn.mode import Mode, mix64
+from fedshot.tree import Tree
+
+EPS = 1e-5  # added to a variance before the root, as in torch
+
+_MIX32 = (-2048144789, -1028477387)  # multipliers of the 32-bit murmur finaliser, signed
+_STRIDE32 = -1640531527  # 2**32 / golden ratio, signed
+
+
+def _kaiming(key: Key, shape: tuple[int, ...], fan_in: int, dtype: torch.dtype) -> Tensor:
+    """Draw N(0, 2 / fan_in): He et al. 2015, for layers that a ReLU follows."""
+    draw = torch.randn(shape, generator=key.torch(), dtype=torch.float64)
+    return (draw * math.sqrt(2.0 / fan_in)).to(dtype)
+
+
+def _uniform(key: Key, shape: tuple[int, ...], bound: float, dtype: torch.dtype) -> Tensor:
+    draw = torch.rand(shape, generator=key.torch(), dtype=torch.float64)
+    return ((2.0 * draw - 1.0) * bound).to(dtype)
+
+
+def init_linear(key: Key, n_in: int, n_out: int, dtype: torch.dtype) -> Tree:
+    """Return a hidden linear layer: Kaiming-normal weight, zero bias."""
+    weight = _kaiming(key.at("weight"), (n_out, n_in), n_in, dtype)
+    return {"weight": weight, "bias": torch.zeros(n_out, dtype=dtype)}
+
+
+def init_linear_head(key: Key, n_in: int, n_out: int, dtype: torch.dtype) -> Tree:
+    """Return a linear layer whose outputs are logits: uniform in +-1/sqrt(n_in), bias too."""
+    bound = 1.0 / math.sqrt(n_in)
+    return {
+        "weight": _uniform(key.at("weight"), (n_out, n_in), bound, dtype),
+        "bias": _uniform(key.at("bias"), (n_out,), bound, dtype),
+    }
+
+
+def linear(p: Tree, x: Tensor) -> Tensor:
+    """Return x W^T + b."""
+    return F.linear(x, p["weight"], p["bias"])
+
+
+def init_conv(key: Key, c_in: int, c_out: int, kernel: int, dtype: torch.dtype) -> Tree:
+    """Return a square convolution: Kaiming-normal weight, zero bias."""
+    shape = (c_out, c_in, kernel, kernel)
+    weight = _kaiming(key.at("weight"), shape, c_in * kernel * kernel, dtype)
+    return {"weight": weight, "bias": torch.zeros(c_out, dtype=dtype)}
+
+
+def conv(p: Tree, x: Tensor) -> Tensor:
+    """Return the 3x3 convolution with padding 1: a map of the same height and width."""
+    # Laid out plainly, so that the result is a function of the weight's values alone: torch rounds
+    # small maps otherwise when the weight is channels-last. No copy is made of a plain one.
+    weight = p["weight"].reshape(-1).view(p["weight"].shape)
+    return F.conv2d(x, weight, p["bias"], padding=1)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return the maps [n, c, h, w] laid out in memory as [n, h, w, c].
+
+    Convolutions round differently in each layout, so this also makes the result a function of
+    the values alone. `contiguous(memory_format=...)` would not do: with one channel it takes any
+    strides for channels-last, and torch then convolves the slow way.
+    """
+    n, c, h, w = x.shape
+    return x.permute(0, 2, 3, 1).reshape(-1).view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def init_norm(c: int, dtype: torch.dtype) -> tuple[Tree, Tree]:
+    """Return batch norm's (parameters, statistics): the identity on standardised input."""
+    params = {"weight": torch.ones(c, dtype=dtype), "bias": torch.zeros(c, dtype=dtype)}
+    return params, {"mean": torch.zeros(c, dtype=dtype), "var": torch.ones(c, dtype=dtype)}
+
+
+def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+    """Return batch norm of x [n, c] or [n, c, h, w], and the statistics after this pass.
+
+    `s` is `{"mean", "var"}`, or `{}` where no running statistics are kept.
+
+    No gradient flows through given or returned statistics. With "batch" and "capture" the output
+    is differentiated through the batch's own statistics, twice if need be.
+
+    Not for `grad(vmap(grad))`: there torch 2.13 on CPU gives wrong second derivatives, silently,
+    when the scale and shift are inside `F.batch_norm`. Such a caller must normalise with neither
+    and then compute `y * weight + bias` apart. Under plain `vmap` "batch" and "capture" need
+    statistics that have the mapped axis too, because torch fills the buffers in place.
+    """
+    if mode.norm == "given":
+        if not s:
+            raise ConfigError(
+                "batch norm has no statistics to go by; pass those of training or of a support "
+                "set, or use Mode(norm='batch')."
+            )
+        mean, var = s["mean"].detach(), s["var"].detach()
+        return F.batch_norm(x, mean, var, p["weight"], p["bias"], eps=EPS), s
+    n = x.numel() // x.shape[1]
+    if n < 2:
+        raise ConfigError(
+            f"batch norm got {n} value per channel from a batch of shape {list(x.shape)}; it needs "
+            "at least 2 to take a variance. Use a larger batch or larger images."
+        )
+    if mode.norm == "batch" and not s:
+        return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
+    # torch writes the buffers in place: it gets fresh ones, the caller's stay as they are.
+    shape = x.shape[1:2]
+    mean = s["mean"].detach().clone() if s else x.new_zeros(shape)
+    var = s["var"].detach().clone() if s else x.new_ones(shape)
+    momentum = 1.0 if mode.norm == "capture" else mode.momentum
+    y = F.batch_norm(x, mean, var, p["weight"], p["bias"], True, momentum, EPS)
+    if mode.norm == "capture":
+        var = var * ((n - 1) / n)  # torch stores the unbiased variance but divides by the biased
+    return y, {"mean": mean, "var": var}
+
+
+def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
+    """Return x with a share `rate` of its elements set to 0 and the rest divided by 1 - rate.
+
+    Element j's fate depends on (seed, site, j) alone: not on a generator, the number of threads,
+    or whether clients are stacked by `vmap`. Elements of maps are numbered as [n, h, w, c], the
+    order in which channels-last images lie in memory.
+    """
+    if not mode.train or rate == 0.0:
+        return x
+    if mode.seed is None:
+        raise ConfigError("dropout in training needs a seed; pass Mode(seed=key.tensor()).")
+    keep = keep_mask(x.shape, rate, mode.layer(site).seed)
+    return x * keep.to(x.dtype) * (1.0 / (1.0 - rate))
+
+
+def keep_mask(shape: torch.Size, rate: float, seed: Tensor | None) -> Tensor:
+    """Return a bool mask that is False with probability `rate`, from a counter and a hash.
+
+    Two keyed rounds of the murmur finaliser on 32-bit words: half the traffic of 64-bit ones.
+    """
+    assert seed is not None
+    high, low = _words(mix64(seed))
+    counter = torch.arange(math.prod(shape), dtype=torch.int32, device=seed.device)
+    bits = _mix32(_mix32(counter * _STRIDE32 ^ high) + low)
+    threshold = min(round(rate * 2**32) - 2**31, 2**31 - 1)
+    keep = bits >= threshold
+    if len(shape) == 4:
+        n, c, h, w = shape
+        return keep.view(n, h, w, c).permute(0, 3, 1, 2)
+    return keep.view(shape)
+
+
+def _words(word: Tensor) -> tuple[Tensor, Tensor]:
+    """Split int64 into two int32 halves, kept in range so that the cast is defined."""
+    low = ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+    return (word >> 32).to(torch.int32), low.to(torch.int32)
+
+
+def _mix32(word: Tensor) -> Tensor:
+    # The masks turn int32's signed shift into the unsigned one.
+    word = (word ^ ((word >> 16) & 0xFFFF)) * _MIX32[0]
+    word = (word ^ ((word >> 13) & 0x7FFFF)) * _MIX32[1]
+    return word ^ ((word >> 16) & 0xFFFF)

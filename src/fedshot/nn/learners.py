@@ -1,0 +1,223 @@
+"""Learners: how one model learns an episode, on one machine, federated or not.
+
+A learner gives the loss of an episode, to be minimised in training, and the logits of the queries
+of a new episode at test. Methods decide who trains it and what is exchanged.
+
+Batch norm follows the model's policy:
+
+| policy | training | test |
+|---|---|---|
+| running | statistics of the batch; one pass an episode moves the running ones | running |
+| support | statistics of the batch | those of the support set, for support and queries |
+| transductive | statistics of the batch | each batch its own, the queries' included |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedshot.data import Episode
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn.gradients import descend
+from fedshot.nn.losses import accuracy, cross_entropy
+from fedshot.nn.mode import Mode
+from fedshot.nn.model import Model
+from fedshot.nn.prototypes import class_means, prototype_logits
+from fedshot.tree import Tree
+
+
+class Lesson(NamedTuple):
+    """What an episode taught: the loss (nats, mean over queries), and what came with it."""
+
+    loss: Tensor
+    stats: Tree  # running statistics after the episode
+    accuracy: Tensor  # on the queries, in [0, 1]
+
+
+class Question(NamedTuple):
+    """An episode without the answers: the labels of the queries stay with the examiner."""
+
+    support_x: Tensor  # uint8 [way * shot, height, width, channels]
+    support_y: Tensor  # int64 [way * shot], 0..way-1
+    query_x: Tensor  # uint8 [queries, height, width, channels]
+    classes: Tensor  # int64 [way], the dataset's class numbers
+
+
+class Learner(Protocol):
+    """What `local_sgd` trains and what answers a question."""
+
+    @property
+    def max_way(self) -> int | None:
+        """The most classes an episode may have; None for any number."""
+        ...
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw (parameters, running statistics)."""
+        ...
+
+    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+        """Return the loss of an episode in training; `seed` makes its dropout masks."""
+        ...
+
+    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+        """Return logits [queries, way] at test."""
+        ...
+
+
+@dataclass(frozen=True)
+class Proto:
+    """Prototypical networks: the logit of a class is minus the squared distance to its mean.
+
+    Source: Snell et al. 2017, eqs. (1) and (2). Support and queries pass the encoder together.
+    """
+
+    model: Model
+
+    @property
+    def max_way(self) -> None:
+        """Any number of classes."""
+        return None
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw the encoder; a head of the model plays no part."""
+        params, stats = self.model.init(key)
+        return {"body": params["body"]}, stats
+
+    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+        """Return the cross-entropy of the queries under their distances to the prototypes."""
+        n, way = len(episode.support_y), len(episode.classes)
+        both = torch.cat([episode.support_x, episode.query_x])
+        h, stats = self.model.features(params, stats, both, Mode(True, "batch", seed=seed))
+        logits = prototype_logits(h[n:], class_means(h[:n], episode.support_y, way))
+        return _lesson(logits, episode, stats)
+
+    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+        """Return minus the squared distances of the queries to the prototypes."""
+        support, query = test_modes(self.model)
+        h, seen = self.model.features(params, stats, question.support_x, support)
+        means = class_means(h, question.support_y, len(question.classes))
+        h, _ = self.model.features(params, seen, question.query_x, query)
+        return prototype_logits(h, means)
+
+
+@dataclass(frozen=True)
+class InnerLoop:
+    """How MAML adapts to an episode.
+
+    Args:
+        lr: inner step size, alpha.
+        steps: gradient steps in training; 0 leaves the initialisation as it is.
+        test_steps: gradient steps at test.
+        order: "second" differentiates through the steps, "first" does not (FOMAML).
+        adapts: "all" parameters, or the "head" alone on features computed once (ANIL; Raghu et al.
+            2020). With dropout, the steps of "head" share one mask.
+    """
+
+    lr: float = 0.01
+    steps: int = 5
+    test_steps: int = 10
+    order: Literal["first", "second"] = "second"
+    adapts: Literal["all", "head"] = "all"
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"inner.lr is {self.lr}; expected a number above 0.")
+        if self.steps < 0 or self.test_steps < 0:
+            raise ConfigError(
+                f"inner.steps is {self.steps} and inner.test_steps is {self.test_steps}; expected "
+                "whole numbers from 0."
+            )
+
+
+@dataclass(frozen=True)
+class Maml:
+    """Model-agnostic meta-learning: gradient steps on the support, the loss on the queries.
+
+    Source: Finn et al. 2017; as the FedFSL papers write it, w' = w - a grad f_S(w) and
+    l_T(w) = f_Q(w'). A head wider than the episode's way uses its first outputs.
+    """
+
+    model: Model
+    inner: InnerLoop = InnerLoop()
+
+    def __post_init__(self) -> None:
+        if self.model.head is None:
+            raise ConfigError("MAML adapts a head; set model.head to linear, two_layer or cosine.")
+
+    @property
+    def max_way(self) -> int:
+        """The width of the head."""
+        assert self.model.head is not None
+        return self.model.head.way
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw backbone and head."""
+        return self.model.init(key)
+
+    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+        """Return the cross-entropy of the queries after adapting to the support.
+
+        The pass of the queries moves the running statistics.
+        """
+        mode = Mode(True, "batch", seed=seed)
+        support = Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
+        second = self.inner.order == "second"
+        adapted = self._adapt(params, stats, support, mode, self.inner.steps, second)
+        h, stats = self.model.features(adapted, stats, episode.query_x, mode.layer(-1))
+        return _lesson(self._logits(adapted, h, len(episode.classes)), episode, stats)
+
+    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+        """Return the logits of the queries after adapting to the support, without dropout."""
+        support, query = test_modes(self.model)
+        adapted = self._adapt(params, stats, question, support, self.inner.test_steps, False)
+        with torch.no_grad():
+            if self.model.norm_policy == "support":
+                _, stats = self.model.features(adapted, stats, question.support_x, support)
+            h, _ = self.model.features(adapted, stats, question.query_x, query)
+            return self._logits(adapted, h, len(question.classes))
+
+    def _adapt(
+        self, params: Tree, stats: Tree, task: Question, mode: Mode, steps: int, second: bool
+    ) -> Tree:
+        x, y, way = self.model.prepare(task.support_x), task.support_y, len(task.classes)
+        if self.inner.adapts == "all":
+
+            def loss(w: Tree, step: int) -> Tensor:
+                h, _ = self.model.features(w, stats, x, mode.layer(step))
+                return cross_entropy(self._logits(w, h, way), y)
+
+            return descend(loss, params, lr=self.inner.lr, steps=steps, second_order=second)
+
+        h, _ = self.model.features(params, stats, x, mode.layer(0))
+        h = h if second else h.detach()
+
+        def head_loss(head: Tree, step: int) -> Tensor:
+            del step
+            return cross_entropy(self._logits(params | {"head": head}, h, way), y)
+
+        head = descend(
+            head_loss, params["head"], lr=self.inner.lr, steps=steps, second_order=second
+        )
+        return params | {"head": head}
+
+    def _logits(self, params: Tree, h: Tensor, way: int) -> Tensor:
+        return self.model.logits(params, h)[:, :way]
+
+
+def test_modes(model: Model) -> tuple[Mode, Mode]:
+    """Return how support and queries pass the network at test, by the model's policy."""
+    if model.norm_policy == "running":
+        return Mode(norm="given"), Mode(norm="given")
+    if model.norm_policy == "support":
+        return Mode(norm="capture"), Mode(norm="given")
+    return Mode(norm="batch"), Mode(norm="batch")
+
+
+def _lesson(logits: Tensor, episode: Episode, stats: Tree) -> Lesson:
+    y = episode.query_y
+    return Lesson(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))

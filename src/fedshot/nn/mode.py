@@ -1,0 +1,56 @@
+"""How a forward pass treats noise and batch norm, told once instead of per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from fedshot.errors import ConfigError
+
+_GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed word
+_MIX = (-4658895280553007687, -7723592293110705685)  # multipliers of splitmix64
+
+
+def mix64(word: Tensor) -> Tensor:
+    """Scramble int64 words one to one (the finaliser of splitmix64); integer overflow wraps."""
+    # An int64 shift drags the sign along; the mask makes it the unsigned shift of the original.
+    word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * _MIX[0]
+    word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * _MIX[1]
+    return word ^ ((word >> 31) & 0x1FFFFFFFF)
+
+
+def _signed(word: int) -> int:
+    """Reduce a Python integer to a signed 64-bit word."""
+    return ((word + 2**63) % 2**64) - 2**63
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How one forward pass treats noise and batch norm.
+
+    `train` turns dropout on. `norm` says which statistics batch norm uses: "batch" those of this
+    batch, returning running ones moved by `momentum`; "given" the ones passed in; "capture" those
+    of this batch, returning exactly them. `seed` is an int64 scalar from which dropout masks come.
+    """
+
+    train: bool = False
+    norm: Literal["batch", "given", "capture"] = "given"
+    momentum: float = 0.1
+    seed: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("batch", "given", "capture"):
+            raise ConfigError(f"norm is {self.norm!r}; expected 'batch', 'given' or 'capture'.")
+        if not 0 <= self.momentum <= 1:
+            raise ConfigError(f"momentum is {self.momentum}; expected a number in [0, 1].")
+
+    def layer(self, i: int) -> Mode:
+        """Return the mode with a seed of its own for site `i` (a layer, or a step of a loop).
+
+        Only tensor arithmetic on the seed, so it also holds under `torch.func.vmap`.
+        """
+        if self.seed is None:
+            return self
+        return replace(self, seed=mix64(mix64(self.seed) + _signed((i + 1) * _GOLDEN)))

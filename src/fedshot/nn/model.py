@@ -1,0 +1,110 @@
+"""A model: a backbone, an optional head, and how images become numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn.backbones import Backbone
+from fedshot.nn.heads import Head
+from fedshot.nn.mode import Mode
+from fedshot.tree import Tree, leaves
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A backbone, an optional head, and how images become numbers.
+
+    `shape` is (height, width, channels). `norm_policy` says which batch-norm statistics a test
+    uses: "running" those of training, "support" those of the support set, "transductive" those of
+    the query batch. Parameters are `{"body": ..., "head": ...}`, without "head" when there is
+    none; statistics hold tensors only, and are `{}` unless the policy is "running".
+    """
+
+    backbone: Backbone
+    head: Head | None
+    shape: tuple[int, int, int]
+    norm_policy: Literal["running", "support", "transductive"] = "running"
+    dtype: Literal["float32", "float64"] = "float32"
+    pixel_mean: float = 0.5
+    pixel_std: float = 0.5
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3 or min(self.shape) < 1:
+            raise ConfigError(f"shape is {self.shape}; expected (height, width, channels).")
+        if self.norm_policy not in ("running", "support", "transductive"):
+            raise ConfigError(
+                f"norm_policy is {self.norm_policy!r}; expected 'running', 'support' or "
+                "'transductive'."
+            )
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
+        if not self.pixel_std > 0:
+            raise ConfigError(f"pixel_std is {self.pixel_std}; expected a number above 0.")
+
+    @property
+    def out_features(self) -> int:
+        """The length of a feature row."""
+        return self.backbone.out_features(self.shape)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of parameters and features."""
+        return _DTYPES[self.dtype]
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw (parameters, statistics). The body does not depend on the head."""
+        body, stats = self.backbone.init(key.at("body"), self.shape, self.torch_dtype)
+        params: dict[str, Tree] = {"body": body}
+        if self.head is not None:
+            params["head"] = self.head.init(key.at("head"), self.out_features, self.torch_dtype)
+        return params, stats if self.norm_policy == "running" else {}
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return (x / 255 - pixel_mean) / pixel_std as float [n, C, H, W] of uint8 [n, H, W, C].
+
+        The memory stays channels-last, which is both free and the quicker form for convolutions.
+        """
+        if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.shape:
+            raise ConfigError(
+                f"images are {x.dtype} of shape {list(x.shape)}; this model takes uint8 of shape "
+                f"[n, {', '.join(map(str, self.shape))}]. Set `shape` to that of the data."
+            )
+        x = x.permute(0, 3, 1, 2).to(self.torch_dtype)
+        return x * (1.0 / (255.0 * self.pixel_std)) - self.pixel_mean / self.pixel_std
+
+    def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features [n, out_features], statistics) of images.
+
+        `x` is uint8 [n, H, W, C], or what `prepare` made of it.
+        """
+        height, width, channels = self.shape
+        if not x.is_floating_point():
+            x = self.prepare(x)
+        elif tuple(x.shape[1:]) != (channels, height, width):
+            raise ConfigError(
+                f"prepared images have shape {list(x.shape)}; this model takes float of shape "
+                f"[n, {channels}, {height}, {width}]. Set `shape` to that of the data."
+            )
+        return self.backbone.apply(params["body"], stats, x, mode)
+
+    def logits(self, params: Tree, h: Tensor) -> Tensor:
+        """Return logits [n, way] of features, through the head."""
+        if self.head is None:
+            raise ConfigError(
+                "this model has no head, so it gives no logits. Set `head` (linear, two_layer or "
+                "cosine), or classify with fedshot.nn.prototype_logits."
+            )
+        return self.head.logits(params["head"], h)
+
+
+def count_parameters(params: Tree) -> int:
+    """Return how many numbers the tree holds."""
+    return sum(leaf.numel() for leaf in leaves(params))

@@ -1,0 +1,42 @@
+"""Class means and distances to them: classification without a trained head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_TINY = 1e-8  # floor of a squared norm, so that a zero row has a finite gradient
+
+
+def class_means(h: Tensor, y: Tensor, way: int) -> Tensor:
+    """Return the mean feature of each class, [way, d]; zeros for a class without examples.
+
+    `h` is [n, d], `y` int64 [n]. A one-hot product, so no shape depends on the labels; a label
+    outside [0, way) belongs to no class, which makes -1 a mask.
+    """
+    member = (y[None, :] == torch.arange(way, device=y.device)[:, None]).to(h.dtype)
+    count = member.sum(1, keepdim=True).clamp_min(1.0)
+    return (member @ h) / count
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return ||a_i - b_j||^2, [n, m], from a [n, d] and b [m, d].
+
+    From the differences, not from |a|^2 - 2ab + |b|^2, which loses all digits (and the sign) of
+    near neighbours. It takes n*m*d numbers of memory: fine for prototypes, not for databases.
+    """
+    return (a[:, None, :] - b[None, :, :]).square().sum(-1)
+
+
+def prototype_logits(h: Tensor, means: Tensor) -> Tensor:
+    """Return minus the squared distances to the means, [n, way]: Snell et al. 2017, eq. (2)."""
+    return -squared_distances(h, means)
+
+
+def cosine_logits(h: Tensor, means: Tensor, scale: float) -> Tensor:
+    """Return scale times the cosine between rows of h [n, d] and means [way, d]."""
+    return scale * (_unit(h) @ _unit(means).T)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows * rows.square().sum(-1, keepdim=True).clamp_min(_TINY).rsqrt()

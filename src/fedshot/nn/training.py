@@ -1,0 +1,111 @@
+"""The local training loop that federated methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import ClientData, Episode, EpisodeSpec
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.learners import Lesson
+from fedshot.nn.mode import Mode
+from fedshot.nn.optim import Optimizer, OptState
+from fedshot.tree import Tree
+
+
+class Lessons(NamedTuple):
+    """The episodes of one visit to a client: for each step some episodes, and the seed of noise."""
+
+    steps: tuple[tuple[Episode, ...], ...]
+    seed: Tensor
+
+    @property
+    def n_episodes(self) -> int:
+        """How many episodes there are in all steps together, |B_k|."""
+        return sum(len(step) for step in self.steps)
+
+
+def draw_lessons(
+    data: ClientData, spec: EpisodeSpec, steps: int, episodes_per_step: int, key: Key
+) -> Lessons:
+    """Draw the episodes of `steps` local steps from a client's data.
+
+    Raises DataError when the client cannot form an episode.
+    """
+    rng = key.at("episodes").numpy()
+    return Lessons(
+        tuple(
+            tuple(data.episode(spec, rng) for _ in range(episodes_per_step)) for _ in range(steps)
+        ),
+        key.at("noise").tensor(),
+    )
+
+
+class Trained(NamedTuple):
+    """Where local training ended."""
+
+    params: Tree
+    stats: Tree
+    state: OptState
+    metrics: Mapping[str, Tensor]  # loss in nats and accuracy in [0, 1], means over the episodes
+
+
+def local_sgd(
+    lesson: Callable[[Tree, Tree, Episode, Tensor], Lesson],
+    optimizer: Optimizer,
+    params: Tree,
+    stats: Tree,
+    lessons: Lessons,
+    state: OptState | None = None,
+) -> Trained:
+    """Minimise the mean loss of the episodes of each step, one optimiser step for each.
+
+    Args:
+        lesson: `lesson(params, stats, episode, seed)`; a learner's, or one with terms added.
+        optimizer: what makes a step of a gradient.
+        params: where to start.
+        stats: running statistics, moved by one episode after another.
+        lessons: the episodes.
+        state: the optimiser's; None starts afresh.
+    """
+    state = optimizer.init(params) if state is None else state
+    noise = Mode(seed=lessons.seed)
+    losses, hits = [], []
+    for s, step in enumerate(lessons.steps):
+        grads = None
+        for e, episode in enumerate(step):
+            seed = noise.layer(s).layer(e).seed
+            assert seed is not None
+
+            def fn(
+                w: Tree, episode: Episode = episode, stats: Tree = stats, seed: Tensor = seed
+            ) -> tuple[Tensor, Lesson]:
+                taught = lesson(w, stats, episode, seed)
+                return taught.loss, taught
+
+            loss, taught, grad = value_and_grad(fn, params)
+            stats = tree.detach(taught.stats)
+            grads = grad if grads is None else tree.add(grads, grad)
+            losses.append(loss)
+            hits.append(taught.accuracy)
+        if len(step) > 1:
+            grads = tree.map(partial(torch.mul, other=1 / len(step)), grads)
+        params, state = optimizer.update(grads, state, params)
+    metrics = {"loss": torch.stack(losses).mean(), "accuracy": torch.stack(hits).mean()}
+    return Trained(params, stats, state, metrics)
+
+
+def check_budget(local_steps: int, episodes_per_step: int) -> None:
+    """Refuse a budget of local work that is not at least one step of one episode."""
+    if local_steps < 1 or episodes_per_step < 1:
+        raise ConfigError(
+            f"local_steps is {local_steps} and episodes_per_step is {episodes_per_step}; expected "
+            "whole numbers from 1."
+        )

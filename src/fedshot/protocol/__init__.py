@@ -1,0 +1,46 @@
+"""How a method and a fleet meet: `exchange`, and the values around it."""
+
+from fedshot.protocol.clients import Clients, reduce_replies
+from fedshot.protocol.exchange import (
+    Arrival,
+    ClientWork,
+    Exchange,
+    Fault,
+    Fleet,
+    Outcome,
+    PerClient,
+    Reply,
+    client_work,
+)
+from fedshot.protocol.method import (
+    Answer,
+    Method,
+    answer_all,
+    answer_at_clients,
+    answer_at_server,
+)
+from fedshot.protocol.reducers import Accumulator, Gather, Mean, Reducer, Sum
+
+__all__ = [
+    "Accumulator",
+    "Answer",
+    "Arrival",
+    "ClientWork",
+    "Clients",
+    "Exchange",
+    "Fault",
+    "Fleet",
+    "Gather",
+    "Mean",
+    "Method",
+    "Outcome",
+    "PerClient",
+    "Reducer",
+    "Reply",
+    "Sum",
+    "answer_all",
+    "answer_at_clients",
+    "answer_at_server",
+    "client_work",
+    "reduce_replies",
+]

@@ -1,0 +1,144 @@
+"""The clients as a method sees them: sample a cohort, exchange, go on.
+
+Nothing here knows where the clients run (that is the fleet) or what is exchanged (the method).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from fedshot.errors import QuorumError
+from fedshot.keys import Key
+from fedshot.protocol.exchange import (
+    ClientWork,
+    Exchange,
+    Fault,
+    Fleet,
+    Outcome,
+    PerClient,
+    Reply,
+)
+from fedshot.protocol.reducers import Reducer
+from fedshot.tree import Tree
+
+LAST = 10**6  # above the number of any exchange in a round
+
+
+class Clients:
+    """The population during one round.
+
+    Args:
+        fleet: where they run.
+        ids: the clients that take part in this run.
+        cohort: how many are sampled per round; None for all.
+        quorum: the share of a cohort, in [0, 1], whose replies must be usable. At least one is
+            needed whatever the share.
+        round: number of the round, from 1; 0 is before training.
+        phase: what the bytes of this round are for.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ids: Sequence[int],
+        *,
+        cohort: int | None = None,
+        quorum: float = 0.5,
+        round: int = 0,
+        phase: Literal["train", "evaluate"] = "train",
+    ) -> None:
+        self._fleet, self.ids, self._cohort = fleet, ids, cohort
+        self._quorum, self._round, self._phase = quorum, round, phase
+        self._keys: set[tuple[Key, str]] = set()
+        self.faults: list[tuple[int, Fault]] = []
+
+    def sample(self, key: Key) -> tuple[int, ...]:
+        """Draw this round's cohort, uniformly and without replacement, in the order of the ids."""
+        n = len(self.ids)
+        if self._cohort is None or self._cohort >= n:
+            return tuple(self.ids)
+        chosen = key.at("cohort").numpy().choice(n, size=self._cohort, replace=False)
+        return tuple(self.ids[i] for i in sorted(chosen.tolist()))
+
+    def exchange(
+        self,
+        work: Callable[..., Reply],
+        down: Tree | PerClient,
+        *,
+        to: Sequence[int],
+        reduce: Mapping[str, Reducer],
+        key: Key,
+    ) -> Outcome:
+        """Run `work` at the clients `to` and reduce what they send.
+
+        Args:
+            work: client work, bound, as in `self.train`.
+            down: the message; a tree, or `PerClient(fn)`.
+            to: ids of the clients.
+            reduce: one reducer for each part that the work uploads.
+            key: decides everything that is drawn; two exchanges of one round need two keys.
+
+        Raises:
+            QuorumError: fewer usable replies than the quorum asks for.
+        """
+        asked = ClientWork.of(work)
+        if (key, asked.name) in self._keys:
+            raise ValueError(
+                f"a second exchange of {asked.name!r} in one round with the same key would draw "
+                "the same episodes again; use key.at('step', r)"
+            )
+        # An evaluation sees whatever its round left behind, so its number is above all of them.
+        version = (self._round, len(self._keys) if self._phase == "train" else LAST)
+        self._keys.add((key, asked.name))
+        exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
+        outcome = reduce_replies(self._fleet, exchange)
+        self._fleet.settle(exchange, frozenset(outcome.accepted))
+        self.faults += sorted(outcome.faults.items())
+        self._need_quorum(outcome, len(exchange.to))
+        return outcome
+
+    def _need_quorum(self, outcome: Outcome, asked: int) -> None:
+        need = max(1, math.ceil(self._quorum * asked))
+        if len(outcome.accepted) >= need:
+            return
+        shown = [f"client {c}: {f.kind}, {f.reason}" for c, f in sorted(outcome.faults.items())]
+        more = f"; and {len(shown) - 5} more" if len(shown) > 5 else ""
+        raise QuorumError(
+            f"round {self._round}: {len(outcome.accepted)} of {asked} clients gave a usable reply, "
+            f"the quorum is {need}. {'; '.join(shown[:5])}{more}. Lower run.quorum, or set "
+            "run.below_quorum to 'skip' to go on without such a round."
+        )
+
+
+def reduce_replies(fleet: Fleet, exchange: Exchange) -> Outcome:
+    """Stream the replies of `exchange` into its reducers.
+
+    The result does not depend on the order of arrival.
+    """
+    sums = {name: reducer.start(len(exchange.to)) for name, reducer in exchange.reduce.items()}
+    seen: dict[int, tuple[float, dict[str, float]]] = {}
+    faults: dict[int, Fault] = {}
+    for client, reply, fault in fleet.replies(exchange):
+        if reply is None:
+            faults[client] = fault or Fault("lost", "no reply")
+            continue
+        weight = float(reply.weight)
+        for name, accumulator in sums.items():
+            accumulator.add(client, reply.up[name], weight)
+        seen[client] = (weight, {name: float(v) for name, v in reply.metrics.items()})
+    total = math.fsum(weight for weight, _ in seen.values())
+    names = sorted({name for _, metrics in seen.values() for name in metrics})
+    return Outcome(
+        parts={name: s.result() for name, s in sums.items()} if seen else {},
+        accepted=tuple(sorted(seen)),
+        faults=dict(sorted(faults.items())),
+        weight=total,
+        metrics={name: _mean(seen, name) for name in names},
+    )
+
+
+def _mean(seen: Mapping[int, tuple[float, dict[str, float]]], name: str) -> float:
+    held = [(weight, metrics[name]) for weight, metrics in seen.values() if name in metrics]
+    return math.fsum(w * v for w, v in held) / math.fsum(w for w, _ in held)

@@ -1,0 +1,161 @@
+"""The values that pass between a method and a fleet.
+
+A method asks for an `Exchange`: run this client function at these clients, with this message
+down. Each client answers with a `Reply`; what reaches the server is an `Arrival`, and the method
+gets one `Outcome`. Source of the idea: "exchange" is the only place where method and fleet meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from fedshot.keys import Key
+from fedshot.protocol.reducers import Reducer
+from fedshot.tree import Tree
+
+F = TypeVar("F", bound=Callable[..., "Reply"])
+
+
+class Reply(NamedTuple):
+    """What one client hands back.
+
+    `up` is named parts for the server, `private` is a tree that stays with the client, `weight`
+    is positive (examples or episodes, the method says which), `metrics` are scalars to be
+    averaged with that weight and shown.
+    """
+
+    up: Mapping[str, Tree]
+    private: Tree
+    weight: Tensor | float
+    metrics: Mapping[str, Tensor] = {}
+
+
+def client_work(draw: str | None = None) -> Callable[[F], F]:
+    """Mark a method's function as client work: `f(self, down, private, drawn) -> Reply`.
+
+    Args:
+        draw: name of the method's `draw(data, key) -> tree`, run on the client's host just
+            before; the only place that touches data or chance. None: `drawn` is `{}`.
+    """
+
+    def mark(fn: F) -> F:
+        fn.draw = draw  # type: ignore[attr-defined]
+        return fn
+
+    return mark
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """A client function by name, so that it can be called here or asked for over a network."""
+
+    method: Any
+    name: str
+
+    @classmethod
+    def of(cls, bound: Callable[..., Reply]) -> ClientWork:
+        """Take a bound method that `client_work` has marked."""
+        owner, name = getattr(bound, "__self__", None), getattr(bound, "__name__", "?")
+        if owner is None or not hasattr(bound, "draw"):
+            raise TypeError(
+                f"{name} is not client work: decorate the method's function with "
+                "@client_work(draw=...) and pass it bound, as in self.train"
+            )
+        return cls(owner, name)
+
+    def draw(self, data: Any, key: Key) -> Tree:
+        """Draw what the work needs from a client's data."""
+        name = getattr(self.method, self.name).draw
+        return {} if name is None else getattr(self.method, name)(data, key)
+
+    def __call__(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Run the work."""
+        reply: Reply = getattr(self.method, self.name)(down, private, drawn)
+        return reply
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """A message that differs from client to client; `fn(client)` is called when it is sent."""
+
+    fn: Callable[[int], Tree]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request to a cohort.
+
+    `version` is (round, number of the exchange in that round): it names the private states that
+    this exchange leaves behind. `phase` is what the bytes are for.
+    """
+
+    work: ClientWork
+    down: Tree | PerClient
+    to: tuple[int, ...]
+    reduce: Mapping[str, Reducer]
+    key: Key
+    version: tuple[int, int]
+    phase: Literal["train", "evaluate"] = "train"
+
+    def message(self, client: int) -> Tree:
+        """Return what `client` is sent."""
+        return self.down.fn(client) if isinstance(self.down, PerClient) else self.down
+
+    def client_key(self, client: int) -> Key:
+        """Return the key of everything that `client` draws in this exchange."""
+        return self.key.at("work", self.work.name, "client", client)
+
+
+class Fault(NamedTuple):
+    """Why a client's reply does not count: `refused` by the guard, or `lost` on the way."""
+
+    kind: Literal["refused", "lost"]
+    reason: str
+
+
+class Arrival(NamedTuple):
+    """What came back from one client: a reply, or the fault that took its place."""
+
+    client: int
+    reply: Reply | None
+    fault: Fault | None = None
+
+
+class Fleet(Protocol):
+    """Where clients run. A fleet never knows the name of a method."""
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield one arrival per client asked, in any order, as they come in."""
+        ...
+
+    def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
+        """Keep the private states of the accepted clients, and drop those of the others."""
+        ...
+
+    def void(self, round: int) -> None:
+        """Drop every private state of this round: the round does not count."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome(Mapping[str, Tree]):
+    """The reduced parts by name, and how the exchange went."""
+
+    parts: Mapping[str, Tree]
+    accepted: tuple[int, ...]
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+    weight: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tree:
+        return self.parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)

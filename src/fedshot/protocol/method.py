@@ -1,0 +1,115 @@
+"""What a method is, and how test questions reach the models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from fedshot.keys import Key
+from fedshot.nn import Question
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import PerClient, Reply
+from fedshot.protocol.reducers import Gather
+from fedshot.tree import Tree
+
+S = TypeVar("S", bound=Tree)
+
+
+class Answer(NamedTuple):
+    """The logits of one model for the queries of one question."""
+
+    question: int
+    client: int | None  # None: the server's model
+    logits: Tensor  # [queries, way]
+
+
+class Method(Protocol[S]):
+    """A federated method: a frozen dataclass of hyper-parameters with these functions.
+
+    `S` is what the server remembers: a tree, usually a named tuple. What a client remembers is a
+    tree that stays with the client. `name` is the method's in configurations and tables.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query may depend on the other queries."""
+        ...
+
+    @property
+    def max_way(self) -> int | None:
+        """The most classes an episode may have, in training and at test; None for any number."""
+        ...
+
+    def init(self, key: Key) -> S:
+        """Return the server's state before round 1."""
+        ...
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return a client's private state before its first round; `{}` for none."""
+        ...
+
+    def round(self, server: S, clients: Clients, key: Key) -> tuple[S, Mapping[str, float]]:
+        """Return the server's state one round later, and what there is to report of the round."""
+        ...
+
+    def evaluate(
+        self, server: S, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Answer test questions. Nothing that is learnt here is kept."""
+        ...
+
+
+def answer_at_server(
+    answer: Callable[[Question], Tensor], questions: Sequence[Question]
+) -> list[Answer]:
+    """Let the server's model answer every question."""
+    return [Answer(u, None, answer(question).detach()) for u, question in enumerate(questions)]
+
+
+def answer_at_clients(
+    work: Callable[..., Reply],
+    clients: Clients,
+    questions: Sequence[Question],
+    key: Key,
+    *,
+    by: str = "turns",
+) -> list[Answer]:
+    """Send the questions to where the models are.
+
+    Args:
+        work: client work that takes `{"questions": {"17": Question, ...}}` and uploads "logits",
+            `{"17": logits, ...}`.
+        clients: the population.
+        questions: the questions, without answers.
+        key: of this evaluation.
+        by: "turns" gives question u to client u mod K; "all" gives every question to every client.
+    """
+    n = len(questions)
+    everyone = list(clients.ids)
+    if by == "all":
+        asked = {client: list(range(n)) for client in everyone}
+    else:
+        asked = {c: list(range(i, n, len(everyone))) for i, c in enumerate(everyone[:n])}
+
+    def message(client: int) -> Tree:
+        return {"questions": {str(u): questions[u] for u in asked[client]}}
+
+    got = clients.exchange(
+        work, PerClient(message), to=list(asked), reduce={"logits": Gather()}, key=key
+    )
+    return [
+        Answer(int(u), client, logits)
+        for client, part in got["logits"].items()
+        for u, logits in sorted(part.items(), key=lambda item: int(item[0]))
+    ]
+
+
+def answer_all(
+    answer: Callable[[Question], Tensor], questions: Mapping[str, Question]
+) -> dict[str, Tensor]:
+    """Answer each of the named questions."""
+    return {u: answer(question).detach() for u, question in questions.items()}

@@ -1,0 +1,202 @@
+"""How the replies of a cohort become one value: `Mean`, `Sum`, `Gather`.
+
+`Mean` and `Sum` stream into 64-bit whole numbers. Each contribution w * x is computed in float64,
+scaled by a power of two and rounded once; from there on additions are exact, so the order of
+arrival, the number of workers and the machine cannot change a bit, and the memory is one
+accumulator however many clients reply.
+
+The scale leaves room for the whole cohort: with at most C contributions of at most `limit`,
+C * limit * 2**bits <= 2**62. The bound is per contribution, so whether one is refused never
+depends on who came first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.tree import Tree
+
+
+class Accumulator(Protocol):
+    """A reduction under way."""
+
+    def add(self, client: int, part: Tree, weight: float) -> None:
+        """Take in one client's part."""
+        ...
+
+    def merge(self, other: Accumulator) -> None:
+        """Take in what another accumulator of the same reducer and cohort has gathered."""
+        ...
+
+    def result(self) -> Tree:
+        """Return the reduced value of what was taken in."""
+        ...
+
+
+class Reducer(Protocol):
+    """A way to reduce one named part."""
+
+    def start(self, cohort: int) -> Accumulator:
+        """Begin a reduction of at most `cohort` contributions."""
+        ...
+
+    def fault(self, part: Tree, weight: float) -> str | None:
+        """Say why this part cannot be taken in; None when it can."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Weighted mean, sum_k w_k x_k / sum_k w_k, of parts shaped like `like`.
+
+    Args:
+        like: a tree of floats with the names, shapes and dtypes that every client must send.
+        limit: the largest |w_k * x_k| that is admitted, in the units of the part.
+    """
+
+    like: Tree
+    limit: float = 2.0**16
+
+    def start(self, cohort: int) -> _FixedPoint:
+        """Begin a mean. Raises TypeError when `like` holds whole numbers, which have no mean."""
+        for path, leaf in tree.items(self.like):
+            if not leaf.is_floating_point():
+                raise TypeError(f"{path} is {tree.form(leaf)}; a Mean takes floats, use Sum")
+        return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=True)
+
+    def fault(self, part: Tree, weight: float) -> str | None:
+        """Say why this part cannot be averaged."""
+        return _fault(self.like, part, self.limit / weight)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Plain sum of parts shaped like `like`; whole numbers and floats. Weights play no role.
+
+    Args:
+        like: a tree with the names, shapes and dtypes that every client must send.
+        limit: the largest |x_k| that is admitted.
+    """
+
+    like: Tree
+    limit: float = 2.0**16
+
+    def start(self, cohort: int) -> _FixedPoint:
+        """Begin a sum."""
+        return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
+
+    def fault(self, part: Tree, weight: float) -> str | None:
+        """Say why this part cannot be summed."""
+        del weight
+        return _fault(self.like, part, self.limit)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Every client's part by client id, in the order of the ids.
+
+    Costs memory for each sender, and rules out secure sums.
+
+    Args:
+        like: the tree that every client must send, or None where the parts differ by client.
+    """
+
+    like: Tree | None = None
+
+    def start(self, cohort: int) -> _Gathered:
+        """Begin a collection."""
+        del cohort
+        return _Gathered()
+
+    def fault(self, part: Tree, weight: float) -> str | None:
+        """Say why this part cannot be kept."""
+        del weight
+        return _fault(part if self.like is None else self.like, part, math.inf)
+
+
+def _bits(limit: float, cohort: int) -> int:
+    return 62 - math.ceil(math.log2(limit)) - math.ceil(math.log2(max(cohort, 1)))
+
+
+def _fault(like: Tree, part: Tree, limit: float) -> str | None:
+    where = tree.difference(like, part)
+    if where:
+        return where
+    for path, leaf in tree.items(part):
+        if leaf.numel() == 0:
+            continue
+        low, high = (float(v) for v in torch.aminmax(leaf.detach()))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return f"{path} holds a value that is not finite"
+        if max(-low, high) > limit:
+            return (
+                f"{path} holds {max(-low, high):.3g}, above the {limit:.3g} that the sum "
+                "has room for"
+            )
+    return None
+
+
+class _FixedPoint:
+    """A running sum in whole numbers, and the exact sum of the weights."""
+
+    def __init__(self, like: Tree, bits: int, *, weighted: bool) -> None:
+        self.like, self.bits, self.weighted = like, bits, weighted
+        self.total = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.int64), like)
+        self.weight = Fraction(0)
+
+    def add(self, client: int, part: Tree, weight: float) -> None:
+        del client
+        scale = (weight if self.weighted else 1.0) * 2.0**self.bits
+
+        def take(total: Tensor, leaf: Tensor) -> None:
+            if leaf.is_floating_point():
+                total += (leaf.detach().double() * scale).round_().long()
+            else:
+                total += leaf
+
+        tree.map(take, self.total, part)
+        self.weight += Fraction(weight)
+
+    def merge(self, other: Accumulator) -> None:
+        if not isinstance(other, _FixedPoint) or other.bits != self.bits:
+            raise ValueError("only sums of the same reducer and cohort can be merged")
+        tree.map(lambda mine, theirs: mine.add_(theirs), self.total, other.total)
+        self.weight += other.weight
+
+    def result(self) -> Tree:
+        by = float(self.weight) if self.weighted else 1.0
+        if by == 0.0:
+            raise ValueError("the mean of no contributions is not defined")
+
+        def finish(total: Tensor, like: Tensor) -> Tensor:
+            if not like.is_floating_point():
+                return total.to(like.dtype)
+            return (total.double() * 2.0**-self.bits / by).to(like.dtype)
+
+        return tree.map(finish, self.total, self.like)
+
+
+class _Gathered:
+    """Parts by sender."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, Tree] = {}
+
+    def add(self, client: int, part: Tree, weight: float) -> None:
+        del weight
+        self.parts[client] = part
+
+    def merge(self, other: Accumulator) -> None:
+        if not isinstance(other, _Gathered):
+            raise ValueError("only collections can be merged with a collection")
+        self.parts.update(other.parts)
+
+    def result(self) -> dict[int, Tree]:
+        return dict(sorted(self.parts.items()))

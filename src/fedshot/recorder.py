@@ -1,0 +1,99 @@
+"""What a run leaves for people and programs to read: one record a round, the bytes, the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedshot import __version__, storage
+from fedshot.evaluation import Score
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round.
+
+    Args:
+        round: from 1; 0 is before training.
+        metrics: means over the cohort as the method reports them, such as loss in nats.
+        validation: score on the validation classes, in rounds that have one.
+        best_round: the round chosen so far.
+        bytes_down: sent to clients for training since the start.
+        bytes_up: received from clients for training since the start.
+        seconds: spent on this round, evaluation not counted.
+        faults: replies that did not count: client, kind, reason.
+        skipped: why the round did not count, or None.
+    """
+
+    round: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    validation: Score | None = None
+    best_round: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    faults: tuple[dict[str, Any], ...] = ()
+    skipped: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON-able values."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {
+            "validation": self.validation and self.validation.to_json(),
+            "faults": list(self.faults),
+        }
+
+
+class Recorder:
+    """Files of one run: metrics.jsonl, ledger.json, environment.json, result.json."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def append(self, record: Record) -> None:
+        """Add a line to metrics.jsonl."""
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record.to_json()) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl; a last line cut short by a crash is left out."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1] if line]
+
+    def rewind(self, round: int) -> None:
+        """Drop the lines after a round."""
+        kept = [r for r in self.records() if r["round"] <= round]
+        text = "".join(json.dumps(r) + "\n" for r in kept)
+        storage.write_bytes(self.folder / "metrics.jsonl", text.encode(), sync=True)
+
+    def write(self, name: str, content: Any) -> None:
+        """Replace a JSON file in one step."""
+        text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+        storage.write_bytes(self.folder / name, text.encode(), sync=False)
+
+
+def environment() -> dict[str, Any]:
+    """Describe what the figures were made with; no host name, no path, no user."""
+    return {
+        "fedshot": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "intra_op_threads": torch.get_num_threads(),
+        "byte_order": sys.byteorder,
+    }

@@ -1,0 +1,89 @@
+"""Trees on disk: safetensors, written whole or not at all, with a hash inside.
+
+A file is written under a temporary name, flushed to the disk, and renamed; a reader therefore
+sees the old file, the new one, or none. The SHA-256 of names, types, shapes, values and notes
+stands in the header and is checked on every read. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.errors import CheckpointError
+from fedshot.tree import Tree
+
+PARTIAL = ".partial"
+
+
+def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, sync: bool) -> str:
+    """Write a tree and JSON-able notes to `path`; return the content's hash.
+
+    Args:
+        path: the file; its folder must exist.
+        content: any tree.
+        notes: anything JSON can hold.
+        sync: flush to the disk before renaming. Without it the caller must `flush` the file
+            before anything relies on it.
+    """
+    flat = {name: leaf.detach().cpu().contiguous() for name, leaf in tree.items(content)}
+    text = json.dumps(dict(notes or {}), sort_keys=True)
+    sha = _hash(flat, text)
+    write_bytes(path, save(flat, metadata={"notes": text, "sha256": sha}), sync=sync)
+    return sha
+
+
+def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
+    """Replace the file at `path` by `data` in one step."""
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    with partial.open("wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.replace(path)
+    if sync:
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Read what `write` wrote: leaves by path, notes, and the content's hash.
+
+    Raises:
+        CheckpointError: the file is missing, cut short, or differs from its hash.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    text, sha = header.get("notes", "{}"), header.get("sha256")
+    if sha is None or _hash(flat, text) != sha:
+        raise CheckpointError(f"{path} is damaged: its content differs from the hash inside it")
+    return flat, json.loads(text), sha
+
+
+def _hash(flat: Mapping[str, Tensor], notes: str) -> str:
+    named = {path.replace("/", ">"): leaf for path, leaf in flat.items()}
+    return hashlib.sha256((tree.digest(named) + notes).encode()).hexdigest()

@@ -1,0 +1,169 @@
+"""Trees of tensors: a tensor, or a dict, tuple or named tuple of trees.
+
+Everything that travels, is averaged, or is stored is such a tree. A leaf is named by its path,
+`theta/body/conv1.weight`; the names are what checkpoints, messages and error texts use.
+Nothing here changes its arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+# A recursive alias would make every `tree["theta"]` an error under mypy; the module's text is
+# the type.
+Tree: TypeAlias = Any
+
+
+def _children(tree: Tree) -> Iterator[tuple[str, Tree]]:
+    if isinstance(tree, Mapping):
+        for name in sorted(tree):
+            if not isinstance(name, str) or "/" in name or not name:
+                raise TypeError(f"{name!r} cannot name a part of a tree: expected text without '/'")
+            yield name, tree[name]
+    else:
+        names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+        yield from zip(names, tree, strict=True)
+
+
+def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, tensor) of every leaf, in the order of the sorted names."""
+    if isinstance(tree, Tensor):
+        yield prefix or ".", tree
+    elif isinstance(tree, Mapping | tuple):
+        for name, child in _children(tree):
+            yield from items(child, f"{prefix}/{name}" if prefix else name)
+    else:
+        raise TypeError(
+            f"{prefix or 'the root'} is a {type(tree).__name__}; a tree holds tensors, dicts and "
+            "tuples. Wrap a number with torch.tensor(...)."
+        )
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """Return the leaves in the order of `items`."""
+    return [leaf for _, leaf in items(tree)]
+
+
+def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `fn` leaf by leaf; the result has the structure of the first tree.
+
+    Raises ValueError, naming the place, where the trees differ in structure.
+    """
+    return _map(fn, "", tree, *others)
+
+
+def _map(fn: Callable[..., Any], path: str, tree: Tree, *others: Tree) -> Tree:
+    if isinstance(tree, Tensor):
+        for other in others:
+            if not isinstance(other, Tensor):
+                raise ValueError(f"{path or 'the root'} is a tensor in one tree, not in the other")
+        return fn(tree, *others)
+    for other in others:
+        if type(other) is not type(tree) or _names(other) != _names(tree):
+            raise ValueError(
+                f"trees differ at {path or 'the root'}: {_names(tree)} against {_names(other)}"
+            )
+    done = {
+        name: _map(fn, f"{path}/{name}" if path else name, child, *rest)
+        for (name, child), *rest in zip(
+            _children(tree), *[[c for _, c in _children(o)] for o in others], strict=True
+        )
+    }
+    if isinstance(tree, Mapping):
+        return done
+    if hasattr(tree, "_fields"):
+        return type(tree)(**done)
+    return tuple(done.values())
+
+
+def _names(tree: Tree) -> list[str]:
+    if isinstance(tree, Mapping | tuple):
+        return [name for name, _ in _children(tree)]
+    return [type(tree).__name__]
+
+
+def rebuild(like: Tree, flat: Mapping[str, Tensor]) -> Tree:
+    """Return a tree of the structure of `like` with the leaves of `flat`, which are named by path.
+
+    Raises ValueError when a name, shape or dtype differs from `like`.
+    """
+    expected = dict(items(like))
+    missing, extra = expected.keys() - flat.keys(), flat.keys() - expected.keys()
+    if missing or extra:
+        raise ValueError(f"missing parts {sorted(missing)}, unknown parts {sorted(extra)}")
+    for path, leaf in expected.items():
+        if (leaf.shape, leaf.dtype) != (flat[path].shape, flat[path].dtype):
+            raise ValueError(f"{path} is {form(flat[path])}, expected {form(leaf)}")
+    ordered = iter([flat[path] for path, _ in items(like)])
+    return map(lambda _: next(ordered), like)
+
+
+def form(leaf: Tensor) -> str:
+    """Describe a tensor's type and shape, as in `float32[64, 3]`."""
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+
+
+def difference(like: Tree, other: Tree) -> str | None:
+    """Say where `other` departs from the names, shapes or dtypes of `like`; None if nowhere."""
+    try:
+        given = dict(items(other))
+    except TypeError as error:
+        return str(error)
+    expected = dict(items(like))
+    for path in sorted(expected.keys() | given.keys()):
+        if path not in given:
+            return f"{path} is missing"
+        if path not in expected:
+            return f"{path} is not expected"
+        if form(given[path]) != form(expected[path]):
+            return f"{path} is {form(given[path])}, expected {form(expected[path])}"
+    return None
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """Return a + b."""
+    return map(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """Return a - b."""
+    return map(torch.sub, a, b)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """Return a tree of zeros of the same shapes and dtypes."""
+    return map(torch.zeros_like, tree)
+
+
+def detach(tree: Tree) -> Tree:
+    """Return the same values, cut from any graph of gradients."""
+    return map(Tensor.detach, tree)
+
+
+def index(tree: Tree, i: int) -> Tree:
+    """Return entry `i` along the first axis of every leaf."""
+    return map(lambda leaf: leaf[i], tree)
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """Stack trees of equal shapes along a new first axis."""
+    return map(lambda *parts: torch.stack(parts), *trees)
+
+
+def nbytes(tree: Tree) -> int:
+    """Return the bytes of all leaves together."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def digest(tree: Tree) -> str:
+    """Return the SHA-256 of the paths, types, shapes and values, as hex."""
+    sha = hashlib.sha256()
+    for path, leaf in sorted(items(tree), key=lambda item: item[0]):
+        sha.update(f"{path}:{form(leaf)};".encode())
+        sha.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
