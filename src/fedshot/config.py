@@ -234,7 +234,7 @@ def _read(settings: Mapping[str, Any]) -> Config:
     _check_keys(parser, tree)
     try:
         found = parser.parse_object(tree)
-        made = parser.instantiate_classes(found)
+        made = parser.instantiate(found)
     except ArgumentError as error:
         raise ConfigError(_plain(str(error))) from None
     kept: Settings = {"name": name, "seed": seed, **_plain_values(found)}

@@ -125,6 +125,8 @@ class Experiment:
         else:
             folder.mkdir(parents=True, exist_ok=True)
             self.config.write(folder / "config.yaml")
+            self.store.rewind(-1)
+            self.recorder.rewind(-1)
         self.recorder.write("environment.json", environment())
 
     def run(self) -> Iterator[Record]:

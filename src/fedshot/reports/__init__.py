@@ -1,0 +1,31 @@
+"""Tables, figures and pages made from runs."""
+
+from fedshot.reports.page import write_page
+from fedshot.reports.plots import (
+    Series,
+    accuracy_curve,
+    class_histogram,
+    contact_sheet,
+    partition_picture,
+)
+from fedshot.reports.runs import Run
+from fedshot.reports.summary import summary
+from fedshot.reports.table import as_json, as_text, comparison
+from fedshot.reports.verdict import Row, Verdict, compare
+
+__all__ = [
+    "Row",
+    "Run",
+    "Series",
+    "Verdict",
+    "accuracy_curve",
+    "as_json",
+    "as_text",
+    "class_histogram",
+    "compare",
+    "comparison",
+    "contact_sheet",
+    "partition_picture",
+    "summary",
+    "write_page",
+]

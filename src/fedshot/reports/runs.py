@@ -1,0 +1,123 @@
+"""A run as it lies on disk: what was asked for, what happened each round, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedshot import experiment
+from fedshot.config import Settings, difference
+from fedshot.errors import CheckpointError
+from fedshot.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, read whole; nothing here can start or change it.
+
+    Args:
+        label: what tables and figures call it.
+        folder: where it lives.
+        settings: the whole configuration, defaults included.
+        records: one for each round, as in metrics.jsonl.
+        result: as in result.json; None while the run is unfinished.
+        environment: the versions and the machine.
+    """
+
+    label: str
+    folder: Path
+    settings: dict[str, Any]
+    records: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    environment: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path | str, label: str | None = None) -> Run:
+        """Read a run's folder.
+
+        Raises:
+            CheckpointError: the folder holds no run, or a file of it is damaged.
+        """
+        folder = Path(folder)
+        if not experiment.exists(folder):
+            raise CheckpointError(
+                f"{folder} holds no run: there is no config.yaml in it. Name the folder that "
+                "`fedshot run` wrote."
+            )
+        settings = _parsed(folder / "config.yaml")
+        result = folder / "result.json"
+        environment = folder / "environment.json"
+        return cls(
+            label=label or str(settings.get("name", folder.name)),
+            folder=folder,
+            settings=settings,
+            records=_records(folder),
+            result=_parsed(result) if result.exists() else None,
+            environment=_parsed(environment) if environment.exists() else {},
+        )
+
+    @property
+    def seed(self) -> int:
+        """The seed of training."""
+        return int(self.settings.get("seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """The last complete round."""
+        return int(self.records[-1]["round"]) if self.records else 0
+
+    @property
+    def planned(self) -> int:
+        """The rounds that were asked for."""
+        return int(self.settings.get("run", {}).get("rounds", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, evaluation not counted."""
+        return sum(float(record["seconds"]) for record in self.records)
+
+    @property
+    def test(self) -> dict[str, Any]:
+        """The test score. Raises CheckpointError when the run is unfinished."""
+        if self.result is None:
+            raise CheckpointError(
+                f"{self.folder} has no result: it stands at round {self.rounds} of "
+                f"{self.planned}. Resume it, or leave it out of the comparison."
+            )
+        return dict(self.result["test"])
+
+    def bytes(self, direction: str) -> int:
+        """Bytes sent ("down") or received ("up") for training, all clients together."""
+        last = self.result or (self.records[-1] if self.records else {})
+        return int(last.get(f"bytes_{direction}", 0))
+
+    def differs(self, other: Run) -> str | None:
+        """Say in which settings two runs differ, names and seeds aside; None in none."""
+        return difference(_shared(self.settings), _shared(other.settings))
+
+
+def _shared(settings: Settings) -> Settings:
+    return {key: value for key, value in settings.items() if key not in ("name", "seed")}
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a YAML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}; expected keys and values.")
+    return found
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return Recorder(folder).records()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'metrics.jsonl'} cannot be read: {error}") from None

@@ -1,0 +1,72 @@
+"""A contact sheet: what the images look like, a row for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from fedshot.data import Dataset
+from fedshot.data.dataset import Pixels
+from fedshot.errors import DataError
+from fedshot.reports.words import shortened
+
+_GAP = 4  # pixels between two images
+_TEXT = 13  # height of the names in pixels
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def contact_sheet(
+    dataset: Dataset, classes: Sequence[int], per_class: int = 10, scale: int = 4
+) -> Image.Image:
+    """Draw the first images of each class, its name to the left.
+
+    Args:
+        dataset: where the images are.
+        classes: class numbers, from top to bottom.
+        per_class: images in a row; fewer where a class has fewer.
+        scale: a pixel of an image becomes scale by scale pixels, not smoothed.
+
+    Raises:
+        DataError: nothing to draw, or images with 2 or more than 4 channels.
+    """
+    h, w, channels = dataset.shape
+    if channels not in _MODES:
+        raise DataError(f"{dataset.name}: images have {channels} channels; a sheet shows 1, 3 or 4")
+    if not classes or per_class < 1 or scale < 1:
+        raise DataError(
+            f"a sheet of {len(classes)} classes, {per_class} images of each, at scale {scale} is "
+            "empty; expected at least 1 of each"
+        )
+    font = ImageFont.truetype(_font(), _TEXT)
+    names = [shortened(dataset.class_names[c], 24) for c in classes]
+    left = round(max(font.getlength(name) for name in names)) + 3 * _GAP
+    cell_w, cell_h = w * scale + _GAP, max(h * scale, _TEXT + 3) + _GAP
+    sheet = Image.new(
+        "RGB", (left + per_class * cell_w + _GAP, len(classes) * cell_h + _GAP), "white"
+    )
+    pen = ImageDraw.Draw(sheet)
+    for row, (c, name) in enumerate(zip(classes, names, strict=True)):
+        top = _GAP + row * cell_h
+        pen.text((_GAP, top + (cell_h - _GAP) / 2), name, fill="#33363c", font=font, anchor="lm")
+        for column, i in enumerate(dataset.images_of([c])[:per_class].tolist()):
+            sheet.paste(_image(dataset.x[i], scale), (left + column * cell_w, top))
+    return sheet
+
+
+def _image(x: Pixels, scale: int) -> Image.Image:
+    h, w, channels = x.shape
+    pixels = np.ascontiguousarray(x[..., 0] if channels == 1 else x)
+    return (
+        Image.frombytes(_MODES[channels], (w, h), pixels.tobytes())
+        .convert("RGB")
+        .resize((w * scale, h * scale), Image.Resampling.NEAREST)
+    )
+
+
+def _font() -> str:
+    """Return a font that matplotlib brings along, so that a sheet looks alike everywhere."""
+    return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")

@@ -1,0 +1,141 @@
+"""The comparison: one row for each method, the floors in a section of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedshot.reports.verdict import Row, against_floor
+from fedshot.reports.words import megabytes, percent, printable, seconds
+
+__all__ = ["COLUMNS", "Row", "as_json", "as_text", "caption", "cells", "comparison", "remark"]
+
+COLUMNS = (
+    "method",
+    "accuracy ± 95 %",
+    "episodes",
+    "seeds",
+    "MB down",
+    "MB up",
+    "seconds",
+    "note",
+)
+
+
+def comparison(rows: Sequence[Row]) -> Table:
+    """Return the table for a terminal."""
+    table = Table(box=box.SIMPLE_HEAD, caption=Text(caption(rows)), caption_justify="left")
+    for name in COLUMNS:
+        words = name in ("method", "note")
+        table.add_column(
+            name, justify="left" if words else "right", overflow="fold", no_wrap=not words
+        )
+    for section in sections(rows):
+        for row in section:
+            # Text, not str: rich would read "[red]" in a label as markup.
+            table.add_row(*(Text(cell) for cell in cells(row, rows)))
+        table.add_section()
+    return table
+
+
+def as_text(rows: Sequence[Row], width: int = 110) -> str:
+    """Return the table as plain text, without colours."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, force_terminal=False)
+    console.print(comparison(rows))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """Return the table for programs: shares in [0, 1], bytes, seconds."""
+    return json.dumps([_values(row, rows) for row in rows], indent=1)
+
+
+def sections(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the methods and then the floors, without empty sections."""
+    parts = ([r for r in rows if not r.floor], [r for r in rows if r.floor])
+    return [part for part in parts if part]
+
+
+def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return what stands in each column."""
+    return (
+        printable(row.label),
+        percent(row.accuracy, row.interval),
+        f"{row.episodes}",
+        f"{row.seeds}",
+        megabytes(row.bytes_down),
+        megabytes(row.bytes_up),
+        seconds(row.seconds),
+        "; ".join(filter(None, (remark(row, rows), printable(row.note)))),
+    )
+
+
+def remark(row: Row, rows: Sequence[Row]) -> str:
+    """Say when a method does not beat the best floor, or sat other episodes than the first row."""
+    found = []
+    verdict = against_floor(row, rows)
+    if verdict and verdict.outcome != "above":
+        name = printable(verdict.other.label)
+        found.append(
+            f"below {name} ({verdict})"
+            if verdict.outcome == "below"
+            else f"does not beat {name} ({verdict})"
+        )
+    if row.tasks and rows[0].tasks and row.tasks != rows[0].tasks:
+        found.append(f"other test episodes than {printable(rows[0].label)}")
+    return "; ".join(found)
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """Say what the figures are."""
+    said = [
+        "Accuracy in percent: mean over test episodes, ± the half-width of its 95 % interval over "
+        "episodes."
+    ]
+    if any(row.seeds > 1 for row in rows):
+        said.append(
+            "Several seeds sit the same episodes: the accuracies are averaged over seeds episode "
+            "by episode, and the interval is over episodes of that mean. It does not tell how much "
+            "seeds differ; their standard deviation stands in the note. MB and seconds are the "
+            "mean of one run."
+        )
+    if any(row.floor for row in rows) and any(not row.floor for row in rows):
+        said.append(
+            "The last section holds the floors. A method beats them only if the 95 % interval of "
+            "the difference to the best one lies above 0, taken episode by episode where both sat "
+            "the same."
+        )
+    said.append("1 MB is 1,000,000 bytes, all clients together.")
+    return " ".join(said)
+
+
+def _values(row: Row, rows: Sequence[Row]) -> dict[str, object]:
+    verdict = against_floor(row, rows)
+    return {
+        "label": row.label,
+        "floor": row.floor,
+        "accuracy": row.accuracy,
+        "interval": row.interval,
+        "episodes": row.episodes,
+        "seeds": row.seeds,
+        "bytes_down": row.bytes_down,
+        "bytes_up": row.bytes_up,
+        "seconds": row.seconds,
+        "tasks": row.tasks,
+        "note": row.note,
+        "against_floor": verdict
+        and {
+            "floor": verdict.other.label,
+            "difference": verdict.difference,
+            "interval": verdict.interval,
+            "paired": verdict.paired,
+            "outcome": verdict.outcome,
+        },
+    }

@@ -1,0 +1,60 @@
+"""Text that comes from data, made safe to show, and numbers as they stand in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def printable(text: object) -> str:
+    """Return the text on one line, without control characters or halves of characters.
+
+    Names of classes are names of folders, so they may hold anything: an escape sequence would
+    recolour a terminal, a lone surrogate cannot be written as UTF-8.
+    """
+    line = " ".join(str(text).split())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+
+
+def shortened(text: object, length: int) -> str:
+    """Return the printable text, cut to `length` characters with an ellipsis."""
+    shown = printable(text)
+    return shown if len(shown) <= length else shown[: length - 1].rstrip() + "…"
+
+
+def percent(accuracy: float, interval: float) -> str:
+    """Return e.g. "57.64 ± 1.74" of shares in [0, 1]."""
+    return f"{100 * accuracy:.2f} ± {100 * interval:.2f}"
+
+
+def points(difference: float, interval: float) -> str:
+    """Return a difference of two shares in percentage points, e.g. "+1.20 ± 0.40 points"."""
+    sign = "\N{MINUS SIGN}" if difference < 0 else "+"
+    return f"{sign}{100 * abs(difference):.2f} ± {100 * interval:.2f} points"
+
+
+def megabytes(n: int) -> str:
+    """Return bytes in MB of 10^6 bytes."""
+    return _amount(n / 1e6)
+
+
+def seconds(s: float) -> str:
+    """Return seconds, without more digits than a reader compares."""
+    return _amount(s)
+
+
+def _amount(value: float) -> str:
+    if value == 0:
+        return "0"
+    if value < 0.01:
+        return "<0.01"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+
+def count(n: int, one: str, many: str | None = None) -> str:
+    """Return e.g. "1 seed" or "3 seeds"."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return e.g. "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

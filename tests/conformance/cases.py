@@ -1,0 +1,56 @@
+"""The methods and the fleets, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.patchwork import Patchwork
+from conformance.small import CLASSES, CLIENTS, SHAPE, Home
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.fleets import Sequential
+from fedshot.keys import Key
+from fedshot.methods import FedFSLNaive, FLProto, FSLLocal
+from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, draw_lessons
+from fedshot.protocol import Fleet, Method
+
+EPISODE = EpisodeSpec(way=3, shot=1, query=2)
+BODY = Model(Conv4(width=16, dropout=0.1), None, SHAPE)  # norm_policy "running"
+HEADED = Model(Conv4(width=16, dropout=0.1), LinearHead(way=3), SHAPE)
+INNER = InnerLoop(steps=1, test_steps=2)
+
+
+class UnevenProto(FLProto):
+    """FL-Proto where larger clients take more episodes, so that the weights differ."""
+
+    def draw(self, data: ClientData, key: Key) -> Lessons:
+        return draw_lessons(data, self.episode, 1 + data.n // 16 % 3, 1, key)
+
+
+@dataclass(frozen=True)
+class FleetCase:
+    """A fleet, and how closely it follows the reference.
+
+    `exact`: it runs the same kernel on a CPU, so the bits agree. Where the arithmetic is regrouped
+    they agree to `rtol` and `atol` after one round.
+    """
+
+    name: str
+    build: Callable[[Home], Fleet]
+    exact: bool = True
+    rtol: float = 0.0
+    atol: float = 0.0
+
+
+METHODS: dict[str, Method[Any]] = {
+    "fl_proto": FLProto(BODY, EPISODE, local_steps=2),
+    "fl_proto, unequal weights": UnevenProto(BODY, EPISODE),
+    "fedfsl_naive": FedFSLNaive(HEADED, EPISODE, INNER, local_steps=2),
+    "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
+    "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
+    "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
+}
+
+REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
+FLEETS: tuple[FleetCase, ...] = (REFERENCE,)

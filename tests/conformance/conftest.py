@@ -1,0 +1,51 @@
+"""Every test of this folder runs for each method on each fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conformance.cases import FLEETS, METHODS, FleetCase
+from conformance.federation import COHORT, Federation
+from fedshot.protocol import Method
+
+Begin = Callable[..., Federation]
+
+
+@pytest.fixture(scope="session", params=FLEETS, ids=lambda case: case.name)
+def where(request: pytest.FixtureRequest) -> FleetCase:
+    return request.param
+
+
+@pytest.fixture(scope="session", params=METHODS)
+def named(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def method(named: str) -> Method[Any]:
+    return METHODS[named]
+
+
+@pytest.fixture(scope="session")
+def begin(method: Method[Any], where: FleetCase, tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """Start a run of the method on the fleet, or on the one that `on` names."""
+
+    def start(*, on: FleetCase = where, **options: Any) -> Federation:
+        return Federation(method, on, tmp_path_factory.mktemp("run"), **options)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def undisturbed(begin: Begin) -> Federation:
+    """Two rounds; for reading only."""
+    return begin().play(2)
+
+
+@pytest.fixture(scope="session")
+def quiet(begin: Begin) -> Federation:
+    """Two rounds of one cohort, nothing going wrong; for reading only."""
+    return begin().play(2, choose=COHORT)

@@ -1,0 +1,209 @@
+"""A run of one method on one fleet, open to inspection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from conformance.cases import FleetCase
+from conformance.small import CLIENTS, Home, exam
+from fedshot import tree
+from fedshot.fleets import Guard, Meter, Trouble, Unreliable
+from fedshot.fleets.wrapper import Wrapper
+from fedshot.keys import Key
+from fedshot.protocol import (
+    Answer,
+    Arrival,
+    Clients,
+    Exchange,
+    Fault,
+    Fleet,
+    Method,
+    Outcome,
+    Reply,
+)
+from fedshot.tree import Tree
+
+LATE = (10**6, 0)  # after every version
+
+# Of four and of three contributions a sum has the same room (powers of two), hence the same bits.
+COHORT, VICTIM, OTHERS = (5, 0, 3, 2), 3, (0, 2, 5)
+
+
+class Visit(NamedTuple):
+    """One client's part in one exchange: what it was given, and what it sent."""
+
+    exchange: Exchange
+    client: int
+    down: Tree
+    private: Tree
+    drawn: Tree
+    reply: Reply
+
+
+class Watched(Wrapper):
+    """A fleet whose visits are recorded."""
+
+    def __init__(self, fleet: Fleet, home: Home) -> None:
+        super().__init__(fleet)
+        self.host = home.host
+        self.visits: list[Visit] = []
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        private = {c: self.host.private(c, exchange.version) for c in exchange.to}
+        for arrival in self.fleet.replies(exchange):
+            c = arrival.client
+            if arrival.reply is not None:
+                drawn = exchange.work.draw(self.host.data(c), exchange.client_key(c))
+                self.visits.append(
+                    Visit(exchange, c, exchange.message(c), private[c], drawn, arrival.reply)
+                )
+            yield arrival
+
+
+class Shuffled(Wrapper):
+    """A fleet whose replies arrive in an order of chance."""
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        super().__init__(fleet)
+        self.seed = seed
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        arrivals = list(self.fleet.replies(exchange))
+        rng = Key(self.seed).at(*exchange.version).numpy()
+        for i in rng.permutation(len(arrivals)):
+            yield arrivals[i]
+
+
+def strike(
+    trouble: Trouble, client: int = VICTIM, when: Callable[[Exchange], bool] = lambda _: True
+) -> Callable[[Fleet], Fleet]:
+    """Let one client meet with trouble, always or only in some exchanges."""
+
+    def plan(exchange: Exchange, c: int) -> Trouble | None:
+        return trouble if c == client and when(exchange) else None
+
+    return lambda fleet: Unreliable(fleet, plan)
+
+
+class Chosen(Clients):
+    """Clients whose cohort a test can choose, and whose outcomes it can read."""
+
+    def __init__(self, *args: Any, choose: Sequence[int] | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.choose = choose
+        self.outcomes: list[Outcome] = []
+
+    def sample(self, key: Key) -> tuple[int, ...]:
+        return super().sample(key) if self.choose is None else tuple(self.choose)
+
+    def exchange(self, *args: Any, **kwargs: Any) -> Outcome:
+        self.outcomes.append(super().exchange(*args, **kwargs))
+        return self.outcomes[-1]
+
+
+class Federation:
+    """A method on a fleet, behind the meter and the guard, as in a run.
+
+    `around` wraps the bare fleet, as trouble on the way would.
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        where: FleetCase,
+        folder: Path,
+        *,
+        seed: int = 0,
+        around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
+    ) -> None:
+        self.method, self.key = method, Key(seed)
+        self.home = Home(method, folder, self.key)
+        self.watched = Watched(where.build(self.home), self.home)
+        self.meter = Meter(around(self.watched))
+        self.fleet = Guard(self.meter)
+        self.server: Tree = method.init(self.key.at("init"))
+        self.round = 0
+        self.outcomes: list[Outcome] = []
+        self.metrics: dict[str, float] = {}
+        self.faults: list[tuple[int, Fault]] = []
+
+    @property
+    def visits(self) -> list[Visit]:
+        return self.watched.visits
+
+    def play(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
+        """Train some rounds further, each sealed as a checkpoint would."""
+        for _ in range(rounds):
+            self.play_unsealed(choose)
+            self.home.store.seal(range(self.round + 1))
+        return self
+
+    def play_unsealed(self, choose: Sequence[int] | None = None) -> None:
+        self.round += 1
+        clients = Chosen(
+            self.fleet, range(CLIENTS), cohort=len(COHORT), round=self.round, choose=choose
+        )
+        try:
+            key = self.key.at("round", self.round)
+            self.server, metrics = self.method.round(self.server, clients, key)
+            self.metrics |= {f"{self.round}/{name}": value for name, value in metrics.items()}
+        finally:
+            self.outcomes += clients.outcomes
+            self.faults += clients.faults
+
+    def answer(self, n: int = 5) -> list[Answer]:
+        """Sit a test of n questions."""
+        clients = Chosen(
+            self.fleet, range(CLIENTS), round=self.round, phase="evaluate", choose=None
+        )
+        key = self.key.at("round", self.round, "exam")
+        answers = self.method.evaluate(self.server, clients, exam(n), key)
+        self.outcomes += clients.outcomes
+        return answers
+
+    def private(self, client: int) -> Tree:
+        """Return what the client remembers now."""
+        return self.home.host.private(client, LATE)
+
+    def privates(self) -> dict[int, str]:
+        """Return a hash of what each client remembers now."""
+        return {c: tree.digest(self.private(c)) for c in range(CLIENTS)}
+
+    def everything(self) -> dict[str, Tensor]:
+        """Return all that came of the run, by name."""
+        whole = {
+            "server": self.server,
+            "private": {str(c): self.private(c) for c in range(CLIENTS)},
+            "outcomes": {str(i): _as_tree(outcome) for i, outcome in enumerate(self.outcomes)},
+        }
+        numbers = {f"metrics/{k}": torch.tensor(v).double() for k, v in self.metrics.items()}
+        return dict(tree.items(whole)) | numbers
+
+
+def _as_tree(outcome: Outcome) -> Tree:
+    """Return the parts, with the senders of gathered ones named by text."""
+    parts = {
+        name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
+        for name, part in outcome.items()
+    }
+    accepted = torch.tensor(outcome.accepted)
+    return {"parts": parts, "accepted": accepted, "weight": torch.tensor(outcome.weight)}
+
+
+def assert_same(
+    found: dict[str, Tensor], expected: dict[str, Tensor], where: FleetCase | None = None
+) -> None:
+    """Assert equal names and equal bits, or what the fleet promises in their place."""
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        other = found[name]
+        assert tree.form(other) == tree.form(leaf), name
+        if where is None or where.exact:
+            assert tree.digest(other) == tree.digest(leaf), f"the bits of {name} differ"
+        else:
+            torch.testing.assert_close(other, leaf, rtol=where.rtol, atol=where.atol, msg=name)

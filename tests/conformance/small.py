@@ -1,0 +1,63 @@
+"""A small federation: data with something to learn, six unequal clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshot.data import Dataset, EpisodeSpec, Partition, Tasks
+from fedshot.evaluation import Exam
+from fedshot.fleets import Host, PrivateStore
+from fedshot.keys import Key
+from fedshot.protocol import Method
+
+SHAPE = (8, 8, 1)
+CLASSES, CLIENTS = 6, 6
+_PER_CLASS = (3, 4, 5, 5, 6, 7)  # images of each class that client 0, 1, ... holds
+
+
+def _dataset() -> Dataset:
+    """Each class is a pattern of its own under noise."""
+    rng = Key(0).at("patterns").numpy()
+    patterns = rng.integers(40, 216, (CLASSES, 1, *SHAPE))
+    noise = rng.integers(-40, 40, (CLASSES, sum(_PER_CLASS), *SHAPE))
+    x = (patterns + noise).astype(np.uint8).reshape(-1, *SHAPE)
+    y = np.repeat(np.arange(CLASSES), sum(_PER_CLASS))
+    return Dataset("patterns", x, y, tuple("abcdef"))
+
+
+DATASET = _dataset()
+_ENDS = np.cumsum((0, *_PER_CLASS))
+PARTITION = Partition.of(
+    [
+        np.concatenate([c * sum(_PER_CLASS) + np.arange(*_ENDS[k : k + 2]) for c in range(CLASSES)])
+        for k in range(CLIENTS)
+    ]
+)
+
+
+def exam(n: int = 5) -> Exam:
+    """Return n test questions."""
+    spec = EpisodeSpec(way=3, shot=1, query=3)
+    return Exam(DATASET, Tasks.draw(DATASET, range(CLASSES), spec, n, Key(0).at("exam")))
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a fleet is built from: a method, and a folder for the clients' private states."""
+
+    method: Method[Any]
+    folder: Path
+    key: Key
+
+    @cached_property
+    def store(self) -> PrivateStore:
+        return PrivateStore(self.folder / "clients")
+
+    @cached_property
+    def host(self) -> Host:
+        return Host(self.method, DATASET, PARTITION, self.store, self.key.at("clients"))

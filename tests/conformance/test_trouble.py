@@ -1,0 +1,79 @@
+"""No silent poison: what is lost or unsound is named, and the rest goes on without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.conftest import Begin
+from conformance.federation import COHORT, OTHERS, VICTIM, Federation, assert_same, strike
+from fedshot import tree
+from fedshot.errors import QuorumError
+from fedshot.fleets import CORRUPT, Trouble, Unreliable
+from fedshot.protocol import Exchange
+
+
+@pytest.fixture(scope="module")
+def without(begin: Begin) -> Federation:
+    """One round in which the victim was never asked."""
+    return begin().play(1, choose=OTHERS)
+
+
+@pytest.mark.parametrize("trouble", ["drop", *CORRUPT])
+def test_the_round_is_as_if_the_victim_had_not_been_asked(
+    begin: Begin, without: Federation, trouble: Trouble
+) -> None:
+    run = begin(around=strike(trouble)).play(1, choose=COHORT)
+    assert_same(run.everything(), without.everything())
+    assert run.faults
+    kind = "lost" if trouble == "drop" else "refused"
+    assert {(client, fault.kind) for client, fault in run.faults} == {(VICTIM, kind)}
+    assert len(run.faults) == len(run.outcomes)  # once an exchange
+    assert all(fault.reason for _, fault in run.faults)
+    floats = [leaf for leaf in tree.leaves(run.server) if leaf.is_floating_point()]
+    assert all(leaf.isfinite().all() for leaf in floats)
+
+
+def test_a_delayed_reply_counts_as_any_other(begin: Begin, quiet: Federation) -> None:
+    run = begin(around=strike("delay")).play(2, choose=COHORT)
+    assert_same(run.everything(), quiet.everything())
+    assert not run.faults
+
+
+def test_trouble_that_is_over_leaves_no_trace_but_the_lost_work(begin: Begin) -> None:
+    """After a bad round the victim trains on from where it was."""
+    run = begin(around=strike("nan", when=lambda exchange: exchange.version[0] == 1))
+    run.play(1, choose=COHORT).play(1, choose=COHORT)
+    expected = begin().play(1, choose=OTHERS).play(1, choose=COHORT)
+    assert_same(run.everything(), expected.everything())
+
+
+def test_below_the_quorum_the_round_fails_and_can_be_voided(begin: Begin) -> None:
+    run = begin()
+    last = len(run.play(1).outcomes) - 1  # number of the last exchange of a round
+    before, server = run.privates(), tree.digest(run.server)
+
+    def plan(exchange: Exchange, client: int) -> Trouble | None:
+        hit = {0: "drop", 2: "zero_weight", 3: "drop"} if exchange.version == (2, last) else {}
+        return hit.get(client)
+
+    bad = Unreliable(run.meter.fleet, plan)
+    run.meter.fleet = bad
+    with pytest.raises(QuorumError) as error:
+        run.play(1, choose=COHORT)
+    for part in (
+        "round 2: 1 of 4 clients gave a usable reply, the quorum is 2",
+        "client 0: lost, dropped by plan",
+        "client 2: refused, the weight is 0.0, expected a finite number above 0",
+        "client 3: lost, dropped by plan",
+    ):
+        assert part in str(error.value)
+    assert "client 5" not in str(error.value)
+    run.fleet.void(2)
+    assert run.privates() == before
+    assert tree.digest(run.server) == server
+
+    run.play(1)
+    skipped = begin().play(1)
+    skipped.round = 2
+    assert tree.digest(run.server) == tree.digest(skipped.play(1).server)
+    assert run.privates() == skipped.privates()

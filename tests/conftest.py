@@ -1,0 +1,17 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Promises are of bits, so a failing example must fail again: the examples are the same each time.
+settings.register_profile("fedshot", deadline=None, derandomize=True, database=None)
+settings.load_profile("fedshot")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Sums inside an operator are split by the thread count, so it is part of every expectation."""
+    torch.set_num_threads(1)

@@ -1,0 +1,212 @@
+"""Exams and scores against brute force, and against scikit-learn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import NearestCentroid
+from torch import Tensor
+
+from fedshot.data import Dataset, EpisodeSpec
+from fedshot.errors import ConfigError, DataError
+from fedshot.evaluation import Exam, ExamOptions, pixel_logits, score, worst_tenth
+from fedshot.keys import Key
+from fedshot.nn import Question
+from fedshot.protocol import Answer, answer_at_server
+
+SPEC = EpisodeSpec(way=3, shot=2, query=4)
+
+
+def dataset() -> Dataset:
+    rng = np.random.Generator(np.random.Philox(0))
+    y = np.repeat(np.arange(6), 12)
+    x = 30 * y[:, None, None, None] + rng.integers(0, 100, (len(y), 5, 5, 1))
+    return Dataset("shades", x.astype(np.uint8), y, tuple("abcdef"))
+
+
+def exam(episodes: int = 8, seed: int = 0, classes: tuple[int, ...] = (1, 2, 3, 5)) -> Exam:
+    return Exam.draw(dataset(), classes, SPEC, episodes, Key(seed))
+
+
+def random_logits(u: int, client: int = 0) -> Tensor:
+    return torch.randn(12, 3, generator=Key(u).at(client).torch())
+
+
+def share_right(logits: Tensor, truth: Tensor) -> float:
+    right = [int(row.tolist().index(max(row.tolist())) == y) for row, y in zip(logits, truth)]  # noqa: B905
+    return sum(right) / len(right)
+
+
+def test_a_score_is_the_mean_over_episodes_with_its_interval() -> None:
+    e = exam()
+    found = score([Answer(u, None, random_logits(u)) for u in range(8)], e)
+    each = [share_right(random_logits(u), e.labels(u)) for u in range(8)]
+    assert len(set(each)) > 2
+    assert found.per_episode == pytest.approx(each, rel=1e-15)
+    assert found.accuracy == pytest.approx(np.mean(each), rel=1e-14)
+    assert found.interval == pytest.approx(1.96 * np.std(each, ddof=1) / math.sqrt(8), rel=1e-13)
+    assert (found.episodes, found.unanswered, found.clients) == (8, 0, {})
+    assert found.worst_tenth is None
+    assert found.tasks == e.digest
+
+
+def test_an_episode_that_every_client_answered_counts_once_with_their_mean() -> None:
+    e, clients = exam(4), (2, 5, 9)
+    found = score([Answer(u, k, random_logits(u, k)) for k in clients for u in range(4)], e)
+    table = np.array(
+        [[share_right(random_logits(u, k), e.labels(u)) for k in clients] for u in range(4)]
+    )
+    assert found.episodes == 4
+    assert found.per_episode == pytest.approx(table.mean(1), rel=1e-14)
+    assert found.accuracy == pytest.approx(table.mean(), rel=1e-14)
+    assert found.interval == pytest.approx(
+        1.96 * table.mean(1).std(ddof=1) / math.sqrt(4), rel=1e-13
+    )
+    assert found.clients == pytest.approx(dict(zip(clients, table.mean(0), strict=True)), rel=1e-14)
+    assert found.worst_tenth == pytest.approx(table.mean(0).min(), rel=1e-14)
+
+
+def test_clients_that_take_turns_are_scored_on_their_own_episodes() -> None:
+    e = exam(7)
+    found = score([Answer(u, u % 3, random_logits(u)) for u in range(7)], e)
+    each = [share_right(random_logits(u), e.labels(u)) for u in range(7)]
+    assert found.accuracy == pytest.approx(np.mean(each), rel=1e-14)
+    assert found.clients == pytest.approx({k: np.mean(each[k::3]) for k in range(3)}, rel=1e-14)
+
+
+def test_the_order_of_the_answers_does_not_matter() -> None:
+    answers = [Answer(u, k, random_logits(u, k)) for k in (0, 1) for u in range(8)]
+    assert score(answers, exam()) == score(answers[::-1], exam())
+
+
+def test_unanswered_episodes_are_counted_and_left_out_of_the_mean() -> None:
+    e = exam()
+    found = score([Answer(u, 0, random_logits(u)) for u in (1, 4, 6)], e)
+    each = [share_right(random_logits(u), e.labels(u)) for u in (1, 4, 6)]
+    assert (found.episodes, found.unanswered) == (3, 5)
+    assert found.accuracy == pytest.approx(np.mean(each), rel=1e-14)
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+def test_fewer_than_two_answers_are_no_score(answered: int) -> None:
+    with pytest.raises(ValueError, match=f"{answered} episodes were answered"):
+        score([Answer(u, None, random_logits(u)) for u in range(answered)], exam())
+
+
+def test_a_score_says_whether_it_is_transductive() -> None:
+    answers = [Answer(u, None, random_logits(u)) for u in range(8)]
+    assert not score(answers, exam()).transductive
+    assert score(answers, exam(), transductive=True).transductive
+
+
+def test_the_worst_tenth_is_the_mean_of_the_lowest_values() -> None:
+    values = np.random.Generator(np.random.Philox(1)).random(37)
+    assert worst_tenth(values.tolist()) == pytest.approx(np.sort(values)[:3].mean(), rel=1e-15)
+    assert worst_tenth([0.4, 0.2, 0.9]) == 0.2
+
+
+def test_logits_that_are_not_numbers_are_not_scored_as_guesses() -> None:
+    # argmax of a row of NaN is 0, which would pass a diverged model off as one that guesses.
+    nan = torch.full((12, 3), math.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        score([Answer(u, None, nan) for u in range(8)], exam())
+
+
+# Exams
+
+
+def test_a_question_has_no_answers_and_the_examiner_has_them() -> None:
+    e = exam()
+    assert Question._fields == ("support_x", "support_y", "query_x", "classes")
+    for u, q in enumerate(e):
+        assert type(q) is Question
+        assert q.support_x.shape == (6, 5, 5, 1)
+        assert q.query_x.shape == (12, 5, 5, 1)
+        assert torch.bincount(e.labels(u)).tolist() == [4, 4, 4]
+
+
+def test_the_order_of_the_queries_does_not_give_their_labels_away() -> None:
+    in_order = torch.arange(3).repeat_interleave(4)
+    assert not all(torch.equal(exam().labels(u), in_order) for u in range(8))
+
+
+def test_labels_are_those_of_the_images() -> None:
+    e, data = exam(), dataset()
+    where = {data.x[i].tobytes(): int(data.y[i]) for i in range(len(data))}
+    for u, q in enumerate(e):
+        for images, y in ((q.support_x, q.support_y), (q.query_x, e.labels(u))):
+            for image, label in zip(images, y.tolist(), strict=True):
+                assert where[image.numpy().tobytes()] == int(q.classes[label])
+        assert set(q.classes.tolist()) <= {1, 2, 3, 5}
+
+
+def test_no_query_is_also_a_support() -> None:
+    for q in exam():
+        support = {image.numpy().tobytes() for image in q.support_x}
+        assert not support & {image.numpy().tobytes() for image in q.query_x}
+
+
+def test_one_seed_is_one_exam_and_another_seed_another() -> None:
+    first, same, other = exam(), exam(), exam(seed=1)
+    assert first.digest == same.digest != other.digest
+    assert all(torch.equal(a.query_x, b.query_x) for a, b in zip(first, same, strict=True))
+    assert not all(torch.equal(a.query_x, b.query_x) for a, b in zip(first, other, strict=True))
+    assert torch.equal(first[3].query_x, first[3].query_x)
+
+
+def test_the_digest_tells_data_classes_shape_and_number_apart() -> None:
+    data = dataset()
+    brighter = Dataset("shades", data.x + 1, data.y, data.class_names)
+    digests = [
+        exam().digest,
+        exam(7).digest,
+        exam(classes=(0, 1, 2, 3)).digest,
+        Exam.draw(data, (1, 2, 3, 5), EpisodeSpec(3, 2, 3), 8, Key(0)).digest,
+        Exam.draw(brighter, (1, 2, 3, 5), SPEC, 8, Key(0)).digest,
+    ]
+    assert len(set(digests)) == 5
+
+
+def test_a_shorter_exam_is_the_beginning_of_a_longer_one() -> None:
+    short, long = exam(3), exam(8)
+    assert all(torch.equal(short[u].support_x, long[u].support_x) for u in range(3))
+    assert all(torch.equal(a.query_x, b.query_x) for a, b in zip(short, long[:3], strict=True))
+    assert len(long[2:5]) == 3
+
+
+def test_a_class_that_is_too_small_is_refused_with_the_exam() -> None:
+    with pytest.raises(DataError, match="needs"):
+        Exam.draw(dataset(), (0, 1, 2), EpisodeSpec(3, 5, 15), 4, Key(0))
+
+
+@pytest.mark.parametrize("name", ["episodes", "validation_episodes"])
+def test_one_episode_is_not_a_test(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"test.{name} is 1"):
+        ExamOptions(**{name: 1})
+
+
+def test_a_test_has_a_thousand_episodes_of_fifteen_queries_by_default() -> None:
+    options = ExamOptions()
+    assert (options.episodes, options.way, options.shot, options.query) == (1000, 5, 1, 15)
+
+
+# The floor
+
+
+def test_pixel_logits_predict_as_nearest_centroids_of_scikit_learn() -> None:
+    e = exam(20)
+    for u, q in enumerate(e):
+        floor = NearestCentroid().fit(q.support_x.flatten(1).numpy() / 255, q.support_y.numpy())
+        want = floor.predict(q.query_x.flatten(1).numpy() / 255)
+        assert pixel_logits(q).argmax(1).tolist() == want.tolist()
+        assert 0 <= share_right(pixel_logits(q), e.labels(u)) <= 1
+
+
+def test_the_floor_is_above_chance_where_pixels_tell_the_classes() -> None:
+    e = exam(20)
+    found = score(answer_at_server(pixel_logits, e), e)
+    assert found.accuracy > 0.8
+    assert found.episodes == 20

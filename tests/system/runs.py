@@ -1,0 +1,74 @@
+"""Small real runs on scikit-learn's digits, in this process or through the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedshot.checkpoint import Checkpoints
+from fedshot.config import Config
+from fedshot.experiment import Experiment, Setting
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "data": {"name": "digits"},
+    "partition": {"name": "dirichlet", "clients": 6, "alpha": 10.0},
+    "episode": {"way": 5, "shot": 1, "query": 5},
+    "model": {"backbone": {"name": "mlp", "hidden": [16]}},
+    "method": {"name": "fsl_local", "learner_name": "proto", "local_steps": 2},
+    "run": {"rounds": 4, "cohort": 4},
+    "test": {"episodes": 20, "validation_episodes": 10},
+}
+"""A method with private state, partial participation, no validation classes."""
+
+CHOOSING: dict[str, Any] = {
+    "split": {"base": ["0-4"], "validation": ["5", "6"], "novel": ["7-9"]},
+    "test": {"episodes": 20, "validation_episodes": 10, "way": 2},
+}
+"""With validation classes, so that an earlier round may be chosen."""
+
+
+def merged(*trees: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of all trees; later ones win."""
+    out: dict[str, Any] = {}
+    for tree in trees:
+        for key, value in tree.items():
+            below = isinstance(value, dict) and isinstance(out.get(key), dict)
+            other_kind = below and "name" in value and value["name"] != out[key].get("name")
+            out[key] = merged(out[key], value) if below and not other_kind else value
+    return out
+
+
+def experiment(folder: Path, *changes: dict[str, Any]) -> Experiment:
+    """Open an experiment on `folder` with SMALL and the changes."""
+    return Experiment(Setting(Config.of(merged(SMALL, *changes))), folder)
+
+
+def finished(folder: Path, *changes: dict[str, Any]) -> Experiment:
+    """Run an experiment to its end."""
+    made = experiment(folder, *changes)
+    for _ in made.run():
+        pass
+    return made
+
+
+def last_hash(folder: Path) -> str:
+    """Return the hash of the last checkpoint: server, ledger, and the chain of private states."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    return checkpoints.hash(checkpoints.rounds()[-1])
+
+
+def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the real command line and wait for it."""
+    return subprocess.run(
+        line(*arguments), capture_output=True, text=True, timeout=100, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, **options,
+    )  # fmt: skip
+
+
+def line(*arguments: object) -> list[str]:
+    """Return the words that start fedshot in a process of its own."""
+    return [sys.executable, "-m", "fedshot.cli", *map(str, arguments)]

@@ -1,0 +1,144 @@
+"""Promise 2: kill a run at any instant, resume it, and it ends in the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedshot import storage
+from fedshot.fleets.private import PrivateStore
+from .runs import CHOOSING, SMALL, command, experiment, finished, last_hash, line, merged
+
+LONGER = merged(SMALL, {"run": {"rounds": 60}, "method": {"local_steps": 10}})
+
+
+class Crash(BaseException):
+    """Nobody catches this: the process is gone."""
+
+
+class Fuse:
+    """Lets `n` disk operations through, then crashes, before or in the middle of the next one."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def burn(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Crash
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, fuse: Fuse) -> None:
+    """Make every write, rename, flush and deletion of a run go through the fuse."""
+    write, flush, unlink = Path.write_bytes, storage.flush, Path.unlink
+
+    def torn(path: Path, data: bytes, *, sync: bool) -> None:
+        partial = path.with_name(f"{path.name}{storage.PARTIAL}")
+        write(partial, data[: len(data) // 2])
+        fuse.burn()  # dies with half of the file written
+        write(partial, data)
+        fuse.burn()  # dies between writing and renaming
+        partial.replace(path)
+
+    def flushed(path: Path) -> None:
+        fuse.burn()
+        flush(path)
+
+    def unlinked(path: Path, **options: Any) -> None:
+        fuse.burn()
+        unlink(path, **options)
+
+    monkeypatch.setattr(storage, "write_bytes", torn)
+    monkeypatch.setattr(storage, "flush", flushed)
+    monkeypatch.setattr(Path, "unlink", unlinked)
+
+
+@pytest.mark.parametrize("changes", [{}, CHOOSING], ids=["last round", "chosen round"])
+def test_a_crash_at_any_disk_operation_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    short = merged({"run": {"rounds": 3}}, changes)
+    whole = finished(tmp_path / "whole", short)
+    expected, scored = last_hash(tmp_path / "whole"), whole.result()
+    crashes = 0
+    while True:
+        folder = tmp_path / "cut"
+        shutil.rmtree(folder, ignore_errors=True)
+        with monkeypatch.context() as patch:
+            plant(patch, Fuse(3 * crashes))
+            try:
+                finished(folder, short)
+                break  # the fuse was longer than the run
+            except Crash:
+                crashes += 1
+        resumed = finished(folder, short)
+        assert last_hash(folder) == expected
+        assert resumed.result() == scored
+        assert private_states(folder) == private_states(tmp_path / "whole")
+        assert len(resumed.recorder.records()) == 4  # rounds 0 to 3, none twice
+    assert crashes > 20
+
+
+def private_states(folder: Path) -> list[str]:
+    """Return the hash of the newest state of every client."""
+    store = PrivateStore(folder / "clients")
+    clients = sorted(int(path.name) for path in store.folder.iterdir())
+    newest = [max(store.folder.joinpath(f"{c:06d}").glob("*.safetensors")) for c in clients]
+    return [storage.read(path)[2] for path in newest]
+
+
+def kill_and_resume(folder: Path, config: Path, kills: int, rng: random.Random) -> None:
+    """Start a run, then kill and resume it at random instants, most of them in its rounds."""
+    for life in range(kills):
+        words = ("resume", folder) if (folder / "config.yaml").exists() else (
+            "run", "--config", config, "--out", folder.parent)  # fmt: skip
+        process = subprocess.Popen(
+            line(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert process.stderr is not None
+        if life % 5:  # every fifth life ends anywhere, start-up included
+            for text in process.stderr:
+                if text.startswith("round") and not text.startswith("round 0/"):
+                    break
+            time.sleep(rng.uniform(0, 0.25))
+        else:
+            time.sleep(rng.uniform(0.5, 4))
+        ended = process.poll() is not None
+        process.kill()
+        process.communicate()
+        assert not ended, "the run ended before it could be killed; make it longer"
+
+
+@pytest.mark.parametrize(
+    "kills", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(
+    tmp_path: Path, kills: int
+) -> None:
+    settings = merged(LONGER, {"run": {"rounds": 12 * kills}})
+    finished(tmp_path / "whole", settings)
+    config = tmp_path / "small.yaml"
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    folder = tmp_path / "out" / "small"
+    folder.parent.mkdir()
+    kill_and_resume(folder, config, kills, random.Random(7))
+    ended = command("resume", folder)
+    assert ended.returncode == 0, ended.stderr
+    assert last_hash(folder) == last_hash(tmp_path / "whole")
+    assert private_states(folder) == private_states(tmp_path / "whole")
+
+
+def test_a_finished_run_resumes_to_the_same_result(tmp_path: Path) -> None:
+    first = finished(tmp_path / "run").result()
+    again = experiment(tmp_path / "run")
+    assert list(again.run()) == []
+    assert again.result() == first

@@ -1,0 +1,201 @@
+"""Promise 7: what cannot work is refused before round 1, in words, with exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from fedshot.cli import main
+from .runs import SMALL, finished, merged
+
+
+def refusal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *changes: dict[str, Any], extra: Any = ()
+) -> str:
+    """Start a run that must be refused; return what the person reads."""
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(merged(SMALL, *changes)), encoding="utf-8")
+    code = main(["run", "--config", str(config), "--out", str(tmp_path / "runs"), *extra])
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.startswith("fedshot: error: ")
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs" / "small" / "metrics.jsonl").exists(), "round 0 was begun"
+    return err
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"episode": {"way": 6}, "model": {"head": "none"}},
+            ["client 0 has 5 classes", "a 6-way episode needs 6", "Lower episode.way"],
+        ),
+        (
+            {"episode": {"shot": 40}},
+            ["6 of 6 clients cannot form a 5-way 40-shot", "with at least 45 images"],
+        ),
+        (
+            {"test": {"way": 7}, "model": {"head": "none"}},
+            ["novel classes cannot fill the test", "needs 7 classes; there are 5"],
+        ),
+        ({"test": {"shot": 170}}, ["novel classes", "images; a 5-way 170-shot", "needs 185 of"]),
+        (
+            {"method": {"name": "fl_proto", "local_stps": 3}},
+            ["there is no option 'method.local_stps'", "Did you mean 'method.local_steps'?"],
+        ),
+        ({"method": {"name": "fed_proto"}}, ["method.name is 'fed_proto'", "'fl_proto'"]),
+        ({"data": {"name": "didgits"}}, ["data.name is 'didgits'", "Did you mean 'digits'?"]),
+        ({"episode": {"shot": "one"}}, ["episode.shot", "one"]),
+        ({"run": {"rounds": 0}}, ["run.rounds is 0", "expected at least 1"]),
+        ({"run": {"quorum": 1.5}}, ["run.quorum is 1.5", "[0, 1]"]),
+        ({"name": "../up"}, ["name is '../up'", "names a folder"]),
+        ({"partition": {"name": "dirichlet", "clients": 0}}, ["clients is 0"]),
+        ({"partition": {"name": "shards"}}, ["partition.clients"]),
+        ({"split": {"base": ["0-3"], "novel": ["3-9"]}}, ["class number 3", "disjoint"]),
+        ({"split": {"base": ["0-4"], "novel": ["ten"]}}, ["'ten'"]),
+        (
+            {"method": {"name": "fedfsl_naive"}, "model": {"head": {"way": 3}}},
+            ["model.head.way is 3", "the widest episode has 5 classes", "Set model.head.way to 5"],
+        ),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
+)
+def test_impossible_requests_name_the_value_and_the_fix(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    expected: list[str],
+) -> None:
+    text = refusal(capsys, tmp_path, changes)
+    for words in expected:
+        assert words in text
+
+
+def test_an_option_of_the_command_line_is_checked_like_one_of_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = refusal(capsys, tmp_path, extra=["--method.optimiser.lr", "0.1"])
+    assert "there is no option 'method.optimiser.lr'" in text
+    assert "method.optimizer.lr" in text
+    assert "Did you mean --config?" in refusal(capsys, tmp_path, extra=["--confg", "x"])
+    assert "has no value" in refusal(capsys, tmp_path, extra=["--seed"])
+
+
+def test_a_client_without_data_is_named_or_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "three.npz"
+    users = np.repeat([0, 1, 2], 40)
+    y = np.tile(np.arange(4), 30)
+    users[users == 1] = np.where(np.arange(40) < 1, 1, 0)  # client 1 holds a single image
+    np.savez(data, x=np.zeros((120, 6, 6), np.uint8), y=y, users=users)
+    changes = {
+        "data": {"name": "npz", "path": str(data)},
+        "split": {"base": ["0", "1"], "novel": ["2", "3"]},
+        "partition": {"name": "users"},
+        "episode": {"way": 2},
+        "test": {"way": 2, "query": 3},
+        "run": {"cohort": 2, "rounds": 1},
+    }
+    text = refusal(capsys, tmp_path, changes)
+    assert "1 of 3 clients cannot form a 2-way 1-shot" in text
+    assert "client 1 has 0 classes with at least 6 images" in text
+    assert "run.unable" in text
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
+    words = ["run", "--config", str(config), "--out", str(tmp_path / "runs")]
+    assert main([*words, "--run.unable", "leave_out"]) == 0
+    assert "left out: client 1 has 0 classes" in capsys.readouterr().err
+
+
+def test_an_unreadable_image_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("ash", "oak", "yew", "fir"):
+        folder = tmp_path / "trees" / name
+        folder.mkdir(parents=True)
+        for i in range(8):
+            Image.new("RGB", (6, 6), (i, i, i)).save(folder / f"{i}.png")
+    (tmp_path / "trees" / "oak" / "3.png").write_bytes(b"\x89PNG\r\n\x1a\nnot really")
+    changes = {
+        "data": {"name": "folder", "path": str(tmp_path / "trees")},
+        "split": {"base": ["ash", "oak"], "novel": ["yew", "fir"]},
+    }
+    text = refusal(capsys, tmp_path, changes)
+    assert "oak/3.png" in text
+
+
+def test_a_damaged_checkpoint_is_named_with_the_way_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    finished(tmp_path / "run", {"method": {"name": "fl_proto"}})
+    last = tmp_path / "run" / "checkpoints" / "round-000004.safetensors"
+    data = bytearray(last.read_bytes())
+    data[-1] ^= 1
+    last.write_bytes(data)
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    text = capsys.readouterr().err
+    assert "round-000004.safetensors is damaged" in text
+    assert "Delete it, and the run resumes from round 3" in text
+    last.unlink()
+    assert main(["resume", str(tmp_path / "run")]) == 0
+
+
+def test_a_config_edited_between_run_and_resume_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    finished(tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("local_steps: 2", "local_steps: 3"))
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    text = capsys.readouterr().err
+    assert "method.local_steps was 2, is 3" in text
+    assert "Put it back" in text
+
+
+def test_other_data_under_the_same_configuration_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "four.npz"
+    changes = {
+        "data": {"name": "npz", "path": str(data)},
+        "split": {"base": ["0", "1"], "novel": ["2", "3"]},
+        "partition": {"name": "iid", "clients": 2},
+        "episode": {"way": 2},
+        "test": {"way": 2, "query": 3},
+    }
+    x, y = np.zeros((120, 6, 6), np.uint8), np.tile(np.arange(4), 30)
+    np.savez(data, x=x, y=y)
+    finished(tmp_path / "run", changes)
+    np.savez(data, x=x + 1, y=y)
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert "started on other data" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_no_run_and_one_that_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    finished(tmp_path / "runs" / "small")
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 2
+    text = capsys.readouterr().err
+    assert "holds a run already" in text
+    assert "fedshot resume" in text
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1\n- 2\n", ""])
+def test_a_config_that_is_no_tree_of_settings_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text(content)
+    assert main(["run", "--config", str(config)]) == 2
+    assert "bad.yaml" in capsys.readouterr().err

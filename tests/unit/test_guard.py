@@ -1,0 +1,233 @@
+"""The guard: each kind of unsound reply is refused in words that say what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fedshot import tree
+from fedshot.fleets import Guard
+from fedshot.keys import Key
+from fedshot.protocol import (
+    Arrival,
+    Clients,
+    ClientWork,
+    Exchange,
+    Fault,
+    Gather,
+    Mean,
+    Reply,
+    Sum,
+    client_work,
+)
+
+LIKE = {"body": {"w": torch.zeros(2, 3)}, "b": torch.zeros(3)}
+GOOD = {"delta": LIKE, "seen": torch.tensor([1, 2])}
+REDUCE = {"delta": Mean(LIKE), "seen": Sum(torch.zeros(2, dtype=torch.int64))}
+
+
+class Nobody:
+    @client_work()
+    def work(self, down: Any, private: Any, drawn: Any) -> Reply:
+        raise AssertionError("the tests make the replies")
+
+
+class Given:
+    """A fleet of ready-made arrivals."""
+
+    def __init__(self, *arrivals: Arrival) -> None:
+        self.arrivals, self.settled = arrivals, []
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        yield from self.arrivals
+
+    def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
+        self.settled.append(accepted)
+
+    def void(self, round: int) -> None:
+        raise AssertionError
+
+
+def exchange(to: tuple[int, ...] = (7,), reduce: Any = REDUCE) -> Exchange:
+    return Exchange(ClientWork(Nobody(), "work"), {}, to, reduce, Key(0), (1, 0))
+
+
+def judge(
+    up: Any = GOOD, weight: Any = 2.0, metrics: Any = None, reduce: Any = REDUCE
+) -> str | None:
+    """Return why the guard refuses this reply of client 7; None when it passes it on."""
+    reply = Reply(up, {}, weight, {} if metrics is None else metrics)
+    (arrival,) = Guard(Given(Arrival(7, reply))).replies(exchange(reduce=reduce))
+    assert arrival.client == 7
+    if arrival.fault is None:
+        assert arrival.reply is reply
+        return None
+    assert arrival.reply is None
+    assert arrival.fault.kind == "refused"
+    return arrival.fault.reason
+
+
+def having(**changes: Any) -> Any:
+    """GOOD with other leaves in part delta."""
+    return GOOD | {"delta": LIKE | changes}
+
+
+def test_a_sound_reply_passes_untouched() -> None:
+    before = tree.digest(GOOD)
+    assert judge() is None
+    assert judge(weight=torch.tensor(3), metrics={"loss": torch.tensor(0.5)}) is None
+    assert judge(weight=1, metrics={"loss": torch.tensor([0.5])}) is None
+    assert tree.digest(GOOD) == before
+
+
+NOT_FINITE = "part 'delta': b holds a value that is not finite"
+
+
+@pytest.mark.parametrize(
+    ("up", "reason"),
+    [
+        (having(b=torch.tensor([0.0, math.nan, 0.0])), NOT_FINITE),
+        (having(b=torch.tensor([0.0, math.inf, 0.0])), NOT_FINITE),
+        (having(b=torch.tensor([0.0, -math.inf, 0.0])), NOT_FINITE),
+        (having(b=torch.zeros(4)), "part 'delta': b is float32[4], expected float32[3]"),
+        (having(b=torch.zeros(1, 3)), "part 'delta': b is float32[1, 3], expected float32[3]"),
+        (having(b=torch.zeros(3).double()), "part 'delta': b is float64[3], expected float32[3]"),
+        (having(b=torch.zeros(3).int()), "part 'delta': b is int32[3], expected float32[3]"),
+        (having(body={}), "part 'delta': body/w is missing"),
+        (having(head=torch.zeros(1)), "part 'delta': head is not expected"),
+        (having(b=[0.0, 0.0, 0.0]), "part 'delta': b is a list; a tree holds tensors"),
+        ({"delta": LIKE}, "the parts are ['delta'], expected ['delta', 'seen']"),
+        ({}, "the parts are [], expected ['delta', 'seen']"),
+        (
+            GOOD | {"extra": LIKE},
+            "the parts are ['delta', 'extra', 'seen'], expected ['delta', 'seen']",
+        ),
+        (
+            {"Delta": LIKE, "seen": GOOD["seen"]},
+            "the parts are ['Delta', 'seen'], expected ['delta', 'seen']",
+        ),
+        (
+            having(b=torch.tensor([0.0, -40000.0, 0.0])),
+            "part 'delta': b holds 4e+04, above the 3.28e+04 that the sum has room for",
+        ),
+        (
+            GOOD | {"seen": torch.tensor([0, 70000])},
+            "part 'seen': . holds 7e+04, above the 6.55e+04 that the sum has room for",
+        ),
+        (GOOD | {"seen": torch.ones(2)}, "part 'seen': . is float32[2], expected int64[2]"),
+    ],
+)
+def test_an_unsound_part_is_refused_with_the_reason(up: Any, reason: str) -> None:
+    found = judge(up)
+    assert found is not None
+    assert found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [
+        (0.0, "the weight is 0.0, expected a finite number above 0"),
+        (-1, "the weight is -1.0, expected a finite number above 0"),
+        (math.nan, "the weight is nan, expected a finite number above 0"),
+        (torch.tensor(math.inf), "the weight is inf, expected a finite number above 0"),
+        (None, "the weight is None, expected one number"),
+        ("many", "the weight is 'many', expected one number"),
+        (torch.ones(2), "the weight is tensor([1., 1.]), expected one number"),
+        (torch.ones(0), "the weight is tensor([]), expected one number"),
+        pytest.param(10**400, "the weight is ", id="10**400"),
+    ],
+)
+def test_an_unsound_weight_is_refused_with_the_reason(weight: Any, reason: str) -> None:
+    found = judge(weight=weight)
+    assert found is not None
+    assert found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor(math.nan), torch.tensor([math.inf]), torch.ones(2), torch.ones(0)]
+)
+def test_a_metric_that_is_not_one_finite_number_is_refused(value: torch.Tensor) -> None:
+    found = judge(metrics={"loss": value})
+    assert found == f"metric 'loss' is {value!r}, expected one finite number"
+
+
+@pytest.mark.parametrize("value", [None, "low", {"a": torch.ones(1)}])
+def test_a_metric_that_is_no_tensor_is_refused_without_a_crash(value: Any) -> None:
+    assert judge(metrics={"loss": value}) is not None
+
+
+@pytest.mark.parametrize("up", [None, [LIKE], LIKE["b"]])
+def test_uploads_that_are_not_named_parts_are_refused_without_a_crash(up: Any) -> None:
+    assert judge(up) is not None
+
+
+def test_gathered_parts_are_looked_through_too() -> None:
+    reduce = {"logits": Gather()}
+    assert judge({"logits": {"3": torch.ones(2)}}, reduce=reduce) is None
+    found = judge({"logits": {"3": torch.tensor([math.nan])}}, reduce=reduce)
+    assert found == "part 'logits': 3 holds a value that is not finite"
+
+
+def test_a_reply_by_a_stranger_does_not_count() -> None:
+    reply = Reply(GOOD, {}, 1.0)
+    guard = Guard(Given(Arrival(9, reply), Arrival(7, reply)))
+    assert [a.client for a in guard.replies(exchange())] == [7]
+
+
+def test_of_two_replies_by_one_client_the_first_counts() -> None:
+    first, second = Reply(GOOD, {}, 1.0), Reply(GOOD, {}, 1e6)
+    guard = Guard(Given(Arrival(7, first), Arrival(7, second), Arrival(7, None)))
+    (arrival,) = guard.replies(exchange())
+    assert arrival.reply is first
+
+
+def test_a_refused_reply_cannot_be_sent_again() -> None:
+    bad, good = Reply(GOOD, {}, 0.0), Reply(GOOD, {}, 1.0)
+    (arrival,) = Guard(Given(Arrival(7, bad), Arrival(7, good))).replies(exchange())
+    assert arrival.reply is None
+
+
+def test_a_client_that_is_silent_is_lost() -> None:
+    guard = Guard(Given(Arrival(7, Reply(GOOD, {}, 1.0))))
+    found = {a.client: a.fault for a in guard.replies(exchange(to=(8, 7, 2)))}
+    assert found == {7: None, 2: Fault("lost", "no reply"), 8: Fault("lost", "no reply")}
+
+
+def test_a_fault_of_the_fleet_is_passed_on() -> None:
+    arrival = Arrival(7, None, Fault("lost", "timeout after 60 s"))
+    assert list(Guard(Given(arrival)).replies(exchange())) == [arrival]
+
+
+def test_the_round_goes_on_with_the_sound_replies() -> None:
+    three = {"delta": tree.map(lambda leaf: leaf + 3, LIKE), "seen": torch.tensor([1, 1])}
+    fleet = Given(
+        Arrival(1, Reply(three, {}, 1.0)),
+        Arrival(2, Reply(three, {}, math.nan)),
+        Arrival(3, Reply(tree.map(lambda leaf: leaf * 3, three), {}, 1.0)),
+    )
+    clients = Clients(Guard(fleet), range(9), round=4)
+    got = clients.exchange(Nobody().work, {}, to=(1, 2, 3), reduce=REDUCE, key=Key(0))
+    assert got["delta"]["b"].tolist() == [6.0] * 3
+    assert got["seen"].tolist() == [4, 4]
+    assert clients.faults == [
+        (2, Fault("refused", "the weight is nan, expected a finite number above 0"))
+    ]
+    assert fleet.settled == [frozenset({1, 3})]
+
+
+def test_what_passes_the_guard_does_not_break_the_sum() -> None:
+    """The right leaves in other containers: refused or reduced, but the round must not fall."""
+    sound = Reply(GOOD, {}, 1.0)
+    for odd in (
+        having(body=(torch.zeros(2, 3),)),
+        having(nothing={}),
+        {"delta": LIKE, "seen": torch.tensor([1, 2])},
+    ):
+        fleet = Given(Arrival(1, sound), Arrival(2, Reply(odd, {}, 1.0)))
+        clients = Clients(Guard(fleet), range(9))
+        got = clients.exchange(Nobody().work, {}, to=(1, 2), reduce=REDUCE, key=Key(0))
+        assert 1 in got.accepted

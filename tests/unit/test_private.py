@@ -1,0 +1,157 @@
+"""Private states on disk: versions, sealing, going back, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedshot.errors import CheckpointError
+from fedshot.fleets import PrivateStore
+from fedshot.tree import Tree
+
+LATE = (10**6, 0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PrivateStore:
+    return PrivateStore(tmp_path / "clients")
+
+
+def state(value: float) -> Tree:
+    return {"w": {"x": torch.full((2,), float(value))}}
+
+
+def value(store: PrivateStore, client: int, upto: tuple[int, int] = LATE) -> float | None:
+    held = store.load(client, upto)
+    return None if held is None else float(held["w/x"][0])
+
+
+def files(store: PrivateStore) -> list[str]:
+    return sorted(str(p.relative_to(store.folder)) for p in store.folder.rglob("*") if p.is_file())
+
+
+def test_a_client_that_kept_nothing_has_no_state(store: PrivateStore) -> None:
+    assert store.load(3, LATE) is None
+    assert not store.folder.exists()
+    assert store.seal([]) == ""
+
+
+def test_the_newest_version_not_after_the_asked_one_is_loaded(store: PrivateStore) -> None:
+    for version in ((1, 0), (1, 1), (3, 0), (10, 0), (10, 100)):
+        store.save(17, version, state(version[0] + version[1] / 1000))
+    assert files(store)[0] == "000017/r000001-00.safetensors"
+    asked = [(0, 99), (1, 0), (1, 5), (2, 0), (3, 0), (9, 9), (10, 99), (10, 100), LATE]
+    assert [value(store, 17, upto) for upto in asked] == pytest.approx(
+        [None, 1.0, 1.001, 1.001, 3.0, 3.0, 10.0, 10.1, 10.1]
+    )
+    assert value(store, 1) is None
+
+
+def test_a_dropped_version_gives_way_to_the_one_before(store: PrivateStore) -> None:
+    store.save(1, (1, 0), state(1))
+    store.save(1, (2, 0), state(2))
+    store.drop(1, (2, 0))
+    store.drop(1, (2, 0))  # twice is no harm
+    store.drop(9, (2, 0))  # nor is one that never was
+    assert value(store, 1) == 1.0
+
+
+def test_a_sealed_version_is_not_dropped(store: PrivateStore) -> None:
+    store.save(1, (1, 0), state(1))
+    store.seal([1])
+    store.drop(1, (1, 0))
+    store.void(1)
+    assert value(store, 1) == 1.0
+
+
+def test_a_void_round_leaves_the_others_alone(store: PrivateStore) -> None:
+    for client in (1, 2):
+        store.save(client, (1, 0), state(1))
+        store.save(client, (2, 0), state(2))
+        store.save(client, (2, 1), state(3))
+    store.void(2)
+    assert [value(store, c) for c in (1, 2)] == [1.0, 1.0]
+    assert len(files(store)) == 2
+
+
+def test_sealing_keeps_what_somebody_may_return_to(store: PrivateStore) -> None:
+    """The newest, and for each round that is kept the newest version not after it."""
+    for round in range(1, 8):
+        store.save(1, (round, 0), state(round))
+        if round % 2:
+            store.save(2, (round, 0), state(round))
+    store.seal(keep=[2, 4])
+    assert files(store) == [
+        "000001/r000002-00.safetensors",
+        "000001/r000004-00.safetensors",
+        "000001/r000007-00.safetensors",
+        "000002/r000001-00.safetensors",
+        "000002/r000003-00.safetensors",
+        "000002/r000007-00.safetensors",
+    ]
+
+
+def test_rewinding_deletes_later_versions_and_half_written_ones(store: PrivateStore) -> None:
+    for round in (1, 2, 3):
+        store.save(1, (round, 0), state(round))
+    partial = store.folder / "000001" / "r000002-00.safetensors.partial"
+    partial.write_bytes(b"half")
+    store.rewind(2)
+    assert files(store) == ["000001/r000001-00.safetensors", "000001/r000002-00.safetensors"]
+    assert value(store, 1) == 2.0
+
+
+def test_a_half_written_version_is_never_read(store: PrivateStore) -> None:
+    store.save(1, (1, 0), state(1))
+    (store.folder / "000001" / "r000002-00.safetensors.partial").write_bytes(b"half")
+    assert value(store, 1) == 1.0
+
+
+def test_rewinding_an_empty_store_is_no_error(store: PrivateStore) -> None:
+    store.rewind(3)
+
+
+def test_a_damaged_version_is_refused_by_name(store: PrivateStore) -> None:
+    store.save(1, (1, 0), state(1))
+    path = store.folder / "000001" / "r000001-00.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"000001/r000001-00\.safetensors is damaged"):
+        store.load(1, LATE)
+
+
+def test_the_digest_chains_contents_and_not_the_order_of_writing(tmp_path: Path) -> None:
+    def run(name: str, order: tuple[int, ...], second: float = 2.0) -> list[str]:
+        store = PrivateStore(tmp_path / name)
+        digests = []
+        for round, number in ((1, 1.0), (2, second)):
+            for client in order:
+                store.save(client, (round, 0), state(number + client))
+            digests.append(store.seal([]))
+        return digests
+
+    first = run("a", (1, 2, 3))
+    assert run("b", (3, 1, 2)) == first
+    assert run("c", (1, 2, 3), second=2.5)[0] == first[0]
+    assert run("d", (1, 2, 3), second=2.5)[1] != first[1]
+    assert run("e", (1, 2))[0] != first[0]
+
+
+def test_a_round_that_wrote_nothing_leaves_the_digest_as_it_was(store: PrivateStore) -> None:
+    store.save(1, (1, 0), state(1))
+    digest = store.seal([])
+    assert store.seal([]) == digest == store.digest
+
+
+def test_another_store_on_the_same_folder_goes_on(store: PrivateStore, tmp_path: Path) -> None:
+    store.save(1, (1, 0), state(1))
+    digest = store.seal([1])
+    again = PrivateStore(store.folder, digest)
+    assert value(again, 1) == 1.0
+    store.save(1, (2, 0), state(2))
+    expected = store.seal([1])
+    again.rewind(1)
+    assert value(again, 1) == 1.0
+    again.save(1, (2, 0), state(2))
+    assert again.seal([1]) == expected

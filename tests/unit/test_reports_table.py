@@ -1,0 +1,235 @@
+"""Figures of a comparison by hand, several seeds, and what is said of a method below the floor."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from fedshot.errors import CheckpointError, ConfigError
+from fedshot.evaluation import Score
+from fedshot.reports import Row, Run, as_json, as_text, compare, comparison, summary
+from fedshot.reports.words import megabytes, printable, seconds
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def score(marks: tuple[float, ...], tasks: str = "t", **more: Any) -> dict[str, Any]:
+    mean = sum(marks) / len(marks)
+    variance = sum((m - mean) ** 2 for m in marks) / (len(marks) - 1)
+    return {
+        "accuracy": mean,
+        "interval": 1.96 * math.sqrt(variance / len(marks)),
+        "episodes": len(marks),
+        "unanswered": 0,
+        "tasks": tasks,
+        "transductive": False,
+        "per_episode": list(marks),
+    } | more
+
+
+def run(marks: tuple[float, ...], seed: int = 0, tasks: str = "t", **settings: Any) -> Run:
+    return Run(
+        label=f"run-{seed}",
+        folder=Path(f"run-{seed}"),
+        settings={"name": f"run-{seed}", "seed": seed, "run": {"rounds": 2}, **settings},
+        records=[{"round": r, "seconds": 1.5, "metrics": {}, "validation": None} for r in range(3)],
+        result={"test": score(marks, tasks), "bytes_down": 3_000_000 + seed, "bytes_up": 500_000},
+        environment={},
+    )
+
+
+def test_one_seed_keeps_the_figures_of_its_test():
+    row = Row.of_runs("a", [run((0.2, 0.4, 0.6))])
+    assert row.accuracy == pytest.approx(0.4)
+    assert row.interval == pytest.approx(1.96 * 0.2 / math.sqrt(3))
+    assert (row.episodes, row.seeds, row.seconds) == (3, 1, 4.5)
+    assert (row.bytes_down, row.bytes_up, row.note) == (3_000_000, 500_000, "")
+
+
+def test_several_seeds_are_averaged_episode_by_episode_before_the_interval_is_taken():
+    row = Row.of_runs("a", [run((0.2, 0.4, 0.9), 0), run((0.4, 0.6, 0.5), 2)])
+    # Means over seeds are 0.3, 0.5, 0.7: mean 0.5, standard deviation 0.2.
+    assert row.accuracy == pytest.approx(0.5)
+    assert row.interval == pytest.approx(1.96 * 0.2 / math.sqrt(3))
+    assert row.per_episode == pytest.approx((0.3, 0.5, 0.7))
+    assert row.seeds == 2
+    assert row.bytes_down == 3_000_001
+    assert row.note == "std over seeds 0.00 points"
+
+
+def test_the_note_gives_the_standard_deviation_over_seeds():
+    row = Row.of_runs("a", [run((0.4, 0.6), 0), run((0.6, 0.8), 1)])
+    assert row.note == "std over seeds 14.14 points"  # of 0.5 and 0.7
+
+
+def test_the_order_of_seeds_does_not_matter():
+    runs = [run((0.1, 0.5, 0.6), s) for s in range(3)]
+    assert Row.of_runs("a", runs) == Row.of_runs("a", runs[::-1])
+
+
+def test_seeds_whose_episodes_cannot_be_matched_take_the_mean_interval():
+    lost = run((0.4, 0.6), 1)
+    assert lost.result is not None
+    lost.result["test"] |= {"unanswered": 1}
+    whole = run((0.2, 0.4, 0.6), 0)
+    row = Row.of_runs("a", [whole, lost])
+    halves = [whole.test["interval"], lost.test["interval"]]
+    assert row.interval == pytest.approx(sum(halves) / 2)
+    assert row.per_episode == ()
+    assert "1 unanswered" in row.note
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([], "has no runs"),
+        ([run((0.1, 0.2)), run((0.1, 0.2))], "seed 0 occurs twice"),
+        ([run((0.1, 0.2)), run((0.1, 0.2), 1, "other")], "different test episodes"),
+        ([run((0.1, 0.2)), run((0.1, 0.2), 1, data="b")], "data was 'not set', is 'b'"),
+    ],
+)
+def test_runs_that_are_not_seeds_of_one_thing_are_refused(runs, message):
+    with pytest.raises(ConfigError, match=message):
+        Row.of_runs("a", runs)
+
+
+def test_a_score_and_its_dict_make_the_same_row():
+    found = Score(0.5, 0.1, 2, 0, "t", False, {}, None, (0.4, 0.6))
+    one, other = Row("a", found), Row("a", found.to_json())
+    for name in ("accuracy", "interval", "episodes", "tasks", "per_episode"):
+        assert getattr(one, name) == getattr(other, name)
+
+
+def test_rows_on_the_same_episodes_are_compared_episode_by_episode():
+    better = Row("a", score((0.30, 0.61, 0.90)))
+    floor = Row("floor", score((0.20, 0.50, 0.80)), floor=True)
+    verdict = compare(better, floor)
+    assert verdict.paired
+    assert verdict.outcome == "above"
+    assert verdict.difference == pytest.approx(0.31 / 3)
+    apart = compare(Row("a", score((0.30, 0.61, 0.90), "other")), floor)
+    assert not apart.paired
+    assert apart.outcome == "unclear"
+    assert apart.interval == pytest.approx(math.hypot(better.interval, floor.interval))
+
+
+def test_a_method_that_does_not_beat_the_best_floor_is_told_so():
+    rows = [
+        Row("good", score((0.9, 0.92, 0.95)), note="kept"),
+        Row("even", score((0.3, 0.5, 0.9))),
+        Row("bad", score((0.1, 0.2, 0.3))),
+        Row("raw pixels", score((0.4, 0.5, 0.6)), floor=True),
+        Row("chance", score((0.2, 0.2, 0.2)), floor=True),
+    ]
+    text = as_text(rows, 160)
+    by_name = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert by_name["good"].rstrip().endswith("kept")
+    assert "does not beat raw pixels" in by_name["even"]
+    assert f"below raw pixels ({MINUS}30.00 ± 0.00 points)" in by_name["bad"]
+    assert text.index("bad") < text.index("chance")
+    outcomes = [
+        r["against_floor"] and r["against_floor"]["outcome"] for r in json.loads(as_json(rows))
+    ]
+    assert outcomes == ["above", "unclear", "below", None, None]
+
+
+def test_rows_of_other_episodes_are_marked():
+    text = as_text([Row("a", score((0.1, 0.3))), Row("b", score((0.1, 0.3), "u"))], 160)
+    assert "other test episodes than a" in text
+
+
+def test_the_table_shows_percent_and_megabytes():
+    head, _, line, *_ = as_text([Row.of_runs("m", [run((0.5, 0.6))])]).splitlines()
+    assert "MB down" in head
+    assert line.split() == ["m", "55.00", "±", "9.80", "2", "1", "3.00", "0.50", "4.50"]
+
+
+def test_markup_and_escape_sequences_in_a_label_are_shown_not_obeyed():
+    out = io.StringIO()
+    Console(file=out, width=140, force_terminal=True).print(
+        comparison([Row("[red]a[/red]\x1b[31m", score((0.5, 0.5)))])
+    )
+    assert "[red]a[/red]\ufffd[31m" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0"), (1, "<0.01"), (3_328_000, "3.33"), (123_456_000, "123.5"), (5_000_000_000, "5,000")],
+)
+def test_megabytes(amount, text):
+    assert megabytes(amount) == text
+
+
+def test_zero_seconds_are_zero():
+    assert seconds(0.0) == "0"
+
+
+def test_a_lone_surrogate_can_be_written():
+    assert printable("a\udcff\n b").encode() == "a\ufffd b".encode()
+
+
+def test_the_summary_says_plainly_that_the_floor_was_not_beaten():
+    rows = [
+        Row("FL-Proto", score((0.1, 0.2, 0.4))),
+        Row("raw pixels", score((0.5, 0.6, 0.7)), floor=True),
+    ]
+    text = summary(rows)
+    assert f"FL-Proto ({MINUS}36.67 ± 6.53 points) does not beat raw pixels here." in text
+    assert "one seed does not tell" in text
+
+
+def test_the_summary_does_not_call_a_small_lead_a_lead():
+    rows = [Row("a", score((0.1, 0.5, 0.9))), Row("b", score((0.2, 0.4, 0.8)))]
+    assert "The lead of a over b" in summary(rows)
+    assert "too small to tell from chance" in summary(rows)
+    assert summary([]) == "No method has a result yet."
+
+
+def write_run(folder: Path, result: bool = True) -> Path:
+    folder.mkdir()
+    one = run((0.4, 0.6))
+    (folder / "config.yaml").write_text(yaml.safe_dump(one.settings))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in one.records))
+    if result:
+        (folder / "result.json").write_text(json.dumps(one.result))
+        (folder / "environment.json").write_text('{"python": "3.11"}')
+    return folder
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path):
+    found = Run.read(write_run(tmp_path / "r"))
+    assert (found.label, found.seed, found.rounds, found.planned) == ("run-0", 0, 2, 2)
+    assert found.environment == {"python": "3.11"}
+    assert found.test["episodes"] == 2
+    assert Run.read(tmp_path / "r", "mine").label == "mine"
+
+
+def test_an_unfinished_run_is_read_but_has_no_row(tmp_path):
+    folder = write_run(tmp_path / "r", result=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "se')  # cut short by a crash
+    found = Run.read(folder)
+    assert found.result is None
+    assert found.rounds == 2
+    with pytest.raises(CheckpointError, match="stands at round 2 of 2"):
+        Row.of_runs("a", [found])
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no run"):
+        Run.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    folder = write_run(tmp_path / "r")
+    (folder / name).write_text("{: [\n")
+    with pytest.raises(CheckpointError, match=name):
+        Run.read(folder)

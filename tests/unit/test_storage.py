@@ -1,0 +1,200 @@
+"""Storage: whole or not at all, and never believed without its hash."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from fedshot import storage, tree
+from fedshot.errors import CheckpointError
+from fedshot.nn import OptState
+
+CONTENT = {
+    "w": torch.tensor([[1.0, -0.0], [float("nan"), float("inf")]]),
+    "state": OptState(torch.tensor(7), {"m": torch.ones(2).double()}, {}),
+    "pair": (torch.tensor([True, False]), torch.zeros(0, 3, dtype=torch.uint8)),
+}
+NOTES = {"round": 3, "text": "ä → /", "list": [1, 2.5, None]}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.safetensors"
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_is_written_is_read_to_the_bit(path: Path, sync: bool) -> None:
+    sha = storage.write(path, CONTENT, NOTES, sync=sync)
+    flat, notes, found = storage.read(path)
+    assert tree.digest(tree.rebuild(CONTENT, flat)) == tree.digest(CONTENT)
+    assert (notes, found) == (NOTES, sha)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    hnp.arrays(
+        st.sampled_from(["f4", "f8", "f2", "i8", "i4", "u1", "?"]),
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
+    )
+)
+def test_every_type_and_shape_round_trips(path: Path, array: np.ndarray) -> None:
+    leaf = torch.from_numpy(array)
+    storage.write(path, {"x": leaf}, sync=False)
+    flat, _, _ = storage.read(path)
+    assert tree.digest(flat["x"]) == tree.digest(leaf)
+
+
+@pytest.mark.parametrize("empty", [{}, (), {"a": {}}])
+def test_an_empty_tree_round_trips(path: Path, empty: Any) -> None:
+    storage.write(path, empty, {"round": 0}, sync=False)
+    flat, notes, _ = storage.read(path)
+    assert tree.rebuild(empty, flat) == empty
+    assert notes == {"round": 0}
+
+
+def test_views_and_repeated_tensors_round_trip(path: Path) -> None:
+    """Leaves may be pieces of one memory, or the same tensor twice."""
+    block = torch.arange(12.0).reshape(3, 4)
+    content = {
+        "row": block[0],
+        "same": block[0],
+        "column": block[:, 1],
+        "wide": torch.ones(1).expand(4),
+        "pixels": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    }
+    storage.write(path, content, sync=False)
+    flat, _, _ = storage.read(path)
+    assert tree.digest(flat) == tree.digest(content)
+
+
+def test_gradients_do_not_matter(path: Path) -> None:
+    storage.write(path, {"w": torch.ones(2, requires_grad=True)}, sync=False)
+    assert not storage.read(path)[0]["w"].requires_grad
+
+
+def test_the_hash_is_of_content_and_notes(path: Path) -> None:
+    w = torch.ones(2)
+    hashes = [
+        storage.write(path, {"w": w}, {"round": 1}, sync=False),
+        storage.write(path, {"w": w}, {"round": 2}, sync=False),
+        storage.write(path, {"w": 2 * w}, {"round": 1}, sync=False),
+        storage.write(path, {"v": w}, {"round": 1}, sync=False),
+    ]
+    assert len(set(hashes)) == 4
+    assert storage.write(path, {"w": w}, {"round": 1}, sync=False) == hashes[0]
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    with pytest.raises(CheckpointError) as error:
+        storage.read(path)
+    assert str(error.value) == f"{path} does not exist"
+
+
+def damaged(path: Path) -> str:
+    with pytest.raises(CheckpointError) as error:
+        storage.read(path)
+    assert str(error.value).startswith(f"{path} is damaged: ")
+    return str(error.value)
+
+
+def test_a_file_cut_short_anywhere_is_refused(path: Path) -> None:
+    storage.write(path, {"w": torch.arange(5.0)}, {"round": 1}, sync=False)
+    whole = path.read_bytes()
+    for n in range(len(whole)):
+        path.write_bytes(whole[:n])
+        damaged(path)
+    path.write_bytes(whole)
+    storage.read(path)
+
+
+def test_bytes_behind_the_end_are_refused(path: Path) -> None:
+    storage.write(path, CONTENT, NOTES, sync=False)
+    path.write_bytes(path.read_bytes() + b"\0")
+    damaged(path)
+
+
+@pytest.mark.parametrize("bit", [0, 5])
+def test_a_flipped_bit_anywhere_is_refused(path: Path, bit: int) -> None:
+    storage.write(path, {"w": torch.arange(5.0), "v": torch.tensor(1)}, {"r": "ä"}, sync=False)
+    whole = path.read_bytes()
+    for i in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[i] ^= 1 << bit
+        path.write_bytes(bytes(flipped))
+        damaged(path)
+
+
+def test_edited_notes_are_refused(path: Path) -> None:
+    storage.write(path, {"w": torch.ones(2)}, {"round": 1}, sync=False)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    save_file(load_file(path), path, metadata=header | {"notes": '{"round": 2}'})
+    assert damaged(path).endswith("its content differs from the hash inside it")
+
+
+def test_a_file_of_somebody_else_is_refused(path: Path) -> None:
+    save_file({"w": torch.ones(2)}, path)
+    damaged(path)
+
+
+def test_a_pickle_is_never_opened(path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(path.parent / "exploded"),)
+
+    path.write_bytes(pickle.dumps(Bomb()))
+    damaged(path)
+    torch.save({"w": Bomb()}, path)
+    damaged(path)
+    assert not (path.parent / "exploded").exists()
+
+
+def test_no_source_file_unpickles() -> None:
+    """Nothing in fedshot imports pickle or calls torch.load."""
+    source = Path(storage.__file__).parent
+    for file in source.rglob("*.py"):
+        code = file.read_text()
+        for word in ("import pickle", "from pickle", "torch.load(", "allow_pickle=True"):
+            assert word not in code, f"{file} has {word!r}"
+
+
+def test_a_process_that_dies_while_writing_leaves_the_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write(path, {"w": torch.ones(2)}, {"round": 1}, sync=True)
+
+    def die(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", die)
+    with pytest.raises(KeyboardInterrupt):
+        storage.write(path, {"w": torch.zeros(2)}, {"round": 2}, sync=True)
+    monkeypatch.undo()
+    assert path.with_name(f"{path.name}.partial").exists()
+    assert storage.read(path)[1] == {"round": 1}
+    storage.write(path, {"w": torch.zeros(2)}, {"round": 3}, sync=True)
+    assert storage.read(path)[1] == {"round": 3}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_names_that_look_alike_are_kept_apart_by_the_hash(path: Path) -> None:
+    """A name may hold any sign but '/'."""
+    hashes = {
+        storage.write(path, {"a": {"b": torch.tensor(x)}, "a>b": torch.tensor(y)}, sync=False)
+        for x in (0, 1)
+        for y in (0, 1)
+    }
+    assert len(hashes) == 4
+    storage.read(path)
