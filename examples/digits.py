@@ -3,8 +3,8 @@
     python examples/digits.py --out runs/demo
 
 Trains FSL-local, FL-Proto and FedFSL-naive on scikit-learn's handwritten digits (8 x 8 pixels),
-each with three seeds, and prints them beside two floors: raw pixels and an untrained encoder. Writes
-OUT/report.html. Started again after an interruption, it repeats nothing that was finished.
+each with three seeds, and prints them beside two floors: raw pixels and an untrained encoder.
+Writes OUT/report.html. Started again after an interruption, it repeats no finished round.
 
 The width of the encoder, the step size and the number of rounds were chosen by holding out pairs of
 the digits 0 to 4; the digits 5 to 9 chose nothing.
@@ -103,7 +103,9 @@ def main() -> int:
                     )
                 )
             if label == "FL-Proto":
-                untrained = Experiment(setting, out / setting.config.name).at_start()
+                untrained = Experiment(setting, out / setting.config.name).answer_untrained(
+                    setting.test
+                )
     rows += floors(setting, untrained)
     console.print(reports.comparison(rows))
     page = out / "report.html"

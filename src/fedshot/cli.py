@@ -253,7 +253,10 @@ def _show(options: argparse.Namespace) -> int:
     from fedshot.experiment import Setting
 
     setting = Setting(_settings(options), options.data_dir)
-    return reports.show(setting, options.out)
+    print("\n".join(reports.facts(setting)))
+    for path in reports.pictures(setting, options.out):
+        print(f"wrote {path}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -28,8 +28,19 @@ class CheckpointError(FedshotError):
     """A checkpoint that is missing, damaged, or of another run."""
 
 
+class DivergedError(FedshotError, ValueError):
+    """A model whose answers are no longer numbers."""
+
+
 class QuorumError(FedshotError):
     """Too few clients gave a usable reply for the round to count."""
+
+
+def check_word(name: str, value: str, valid: Iterable[str]) -> None:
+    """Raise ConfigError unless an option's value is one of the words it takes."""
+    options = list(valid)
+    if value not in options:
+        raise ConfigError(f"{name} is {value!r}. {nearest(str(value), options)}")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -13,13 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from fedshot.data import Dataset, EpisodeSpec, Tasks
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, DivergedError
 from fedshot.keys import Key
 from fedshot.nn import Question, class_means, prototype_logits
 from fedshot.protocol import Answer
+from fedshot.tree import form
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,11 @@ class Score:
 def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) -> Score:
     """Mark the answers.
 
-    An episode that several clients answered counts once, with their mean. Raises ValueError when
-    fewer than two episodes were answered.
+    An episode that several clients answered counts once, with their mean.
+
+    Raises:
+        DivergedError: logits that are not finite; they are not scored as guesses.
+        ValueError: logits that do not fit the queries, or fewer than two episodes answered.
     """
     by_episode: dict[int, list[float]] = defaultdict(list)
     by_client: dict[int, list[float]] = defaultdict(list)
@@ -140,6 +145,7 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
     for u, client, logits in answers:
         if u not in truth:
             truth[u] = exam.labels(u)
+        _check_logits(u, logits, truth[u])
         right = float((logits.argmax(-1) == truth[u]).double().mean())
         by_episode[u].append(right)
         if client is not None:
@@ -159,6 +165,16 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
         worst_tenth=worst_tenth(list(clients.values())) if clients else None,
         per_episode=tuple(marks),
     )
+
+
+def _check_logits(u: int, logits: Tensor, truth: Tensor) -> None:
+    if logits.ndim != 2 or len(logits) != len(truth):
+        raise ValueError(f"question {u} has {len(truth)} queries; the logits are {form(logits)}")
+    if not bool(torch.isfinite(logits).all()):
+        raise DivergedError(
+            f"question {u}: logits are not finite, so the model has diverged. Lower the step sizes "
+            "(method.optimizer.lr, method.inner.lr), and start again."
+        )
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:

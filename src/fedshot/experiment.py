@@ -154,6 +154,10 @@ class Experiment:
         )
         return found
 
+    def answer_untrained(self, exam: Exam) -> Score:
+        """Let the method sit an exam with what it starts from: a floor."""
+        return self._sit(exam, self.method.init(self.setting.key.at("init")), 0)
+
     def answer(self, exam: Exam) -> Score:
         """Let the chosen round sit an exam: the best on validation, else the last."""
         server, _ = self.checkpoints.read(self.best_round, self.server)

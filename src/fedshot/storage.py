@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -35,7 +36,11 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
         sync: flush to the disk before renaming. Without it the caller must `flush` the file
             before anything relies on it.
     """
-    flat = {name: leaf.detach().cpu().contiguous() for name, leaf in tree.items(content)}
+    # A copy of each leaf: leaves may be pieces of one memory, which safetensors refuses.
+    flat = {
+        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, leaf in tree.items(content)
+    }
     text = json.dumps(dict(notes or {}), sort_keys=True)
     sha = _hash(flat, text)
     write_bytes(path, save(flat, metadata={"notes": text, "sha256": sha}), sync=sync)
@@ -85,5 +90,4 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 
 
 def _hash(flat: Mapping[str, Tensor], notes: str) -> str:
-    named = {path.replace("/", ">"): leaf for path, leaf in flat.items()}
-    return hashlib.sha256((tree.digest(named) + notes).encode()).hexdigest()
+    return hashlib.sha256((tree.digest_of(flat.items()) + notes).encode()).hexdigest()

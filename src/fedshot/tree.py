@@ -8,7 +8,7 @@ Nothing here changes its arguments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -20,8 +20,8 @@ Tree: TypeAlias = Any
 
 
 def _children(tree: Tree) -> Iterator[tuple[str, Tree]]:
-    if isinstance(tree, Mapping):
-        for name in sorted(tree):
+    if isinstance(tree, dict | Mapping):
+        for name in sorted(tree, key=str):
             if not isinstance(name, str) or "/" in name or not name:
                 raise TypeError(f"{name!r} cannot name a part of a tree: expected text without '/'")
             yield name, tree[name]
@@ -34,7 +34,7 @@ def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield (path, tensor) of every leaf, in the order of the sorted names."""
     if isinstance(tree, Tensor):
         yield prefix or ".", tree
-    elif isinstance(tree, Mapping | tuple):
+    elif isinstance(tree, dict | Mapping | tuple):  # dict first: the others are slow to tell
         for name, child in _children(tree):
             yield from items(child, f"{prefix}/{name}" if prefix else name)
     else:
@@ -68,8 +68,14 @@ def _map(fn: Callable[..., Any], path: str, tree: Tree, *others: Tree) -> Tree:
             raise ValueError(
                 f"trees differ at {path or 'the root'}: {_names(tree)} against {_names(other)}"
             )
+    below = f"{path}/" if path else ""
+    if type(tree) is dict:  # nearly every tree, so it goes the short way
+        return {
+            name: _map(fn, f"{below}{name}", tree[name], *[other[name] for other in others])
+            for name in _names(tree)
+        }
     done = {
-        name: _map(fn, f"{path}/{name}" if path else name, child, *rest)
+        name: _map(fn, f"{below}{name}", child, *rest)
         for (name, child), *rest in zip(
             _children(tree), *[[c for _, c in _children(o)] for o in others], strict=True
         )
@@ -82,6 +88,8 @@ def _map(fn: Callable[..., Any], path: str, tree: Tree, *others: Tree) -> Tree:
 
 
 def _names(tree: Tree) -> list[str]:
+    if type(tree) is dict:
+        return sorted(tree, key=str)
     if isinstance(tree, Mapping | tuple):
         return [name for name, _ in _children(tree)]
     return [type(tree).__name__]
@@ -122,6 +130,10 @@ def difference(like: Tree, other: Tree) -> str | None:
             return f"{path} is not expected"
         if form(given[path]) != form(expected[path]):
             return f"{path} is {form(given[path])}, expected {form(expected[path])}"
+    try:  # the same leaves may sit in other containers, or beside empty ones
+        map(lambda leaf, _: leaf, like, other)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -162,8 +174,15 @@ def nbytes(tree: Tree) -> int:
 
 def digest(tree: Tree) -> str:
     """Return the SHA-256 of the paths, types, shapes and values, as hex."""
+    return digest_of(items(tree))
+
+
+def digest_of(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the digest of a tree whose leaves are named by path."""
     sha = hashlib.sha256()
-    for path, leaf in sorted(items(tree), key=lambda item: item[0]):
+    for path, leaf in sorted(named, key=lambda item: item[0]):
         sha.update(f"{path}:{form(leaf)};".encode())
-        sha.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        if leaf.numel():  # an empty tensor may have strides that cannot be viewed as bytes
+            flat = leaf.detach().cpu().contiguous().view(-1)
+            sha.update(flat.view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

@@ -15,6 +15,7 @@ import yaml
 
 from fedshot import storage
 from fedshot.fleets.private import PrivateStore
+
 from .runs import CHOOSING, SMALL, command, experiment, finished, last_hash, line, merged
 
 LONGER = merged(SMALL, {"run": {"rounds": 60}, "method": {"local_steps": 10}})

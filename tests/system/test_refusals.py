@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 from fedshot.cli import main
+
 from .runs import SMALL, finished, merged
 
 

@@ -84,7 +84,10 @@ class ClientData:
         return classes, rows, counts.astype(np.int64, copy=False)
 
     def _draw(self, spec: EpisodeSpec, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-        """Return (classes, support rows, query rows)."""
+        """Return (classes, support rows by class, query rows in random order).
+
+        The order of the queries must not tell their labels.
+        """
         classes, rows, counts = self._by_class
         able = np.flatnonzero(counts >= spec.needed)
         if len(able) < spec.max_way:
@@ -100,7 +103,7 @@ class ClientData:
             drawn = rows[c][rng.choice(int(counts[c]), n, replace=False)]
             support.append(drawn[: spec.shot])
             query.append(drawn[spec.shot :])
-        return classes[chosen], np.concatenate(support), np.concatenate(query)
+        return classes[chosen], np.concatenate(support), rng.permutation(np.concatenate(query))
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ _UNREADABLE = (
     struct.error,
     zlib.error,
 )
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, struct.error)
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, struct.error)
 
 
 def workers() -> ThreadPoolExecutor:
@@ -90,7 +90,8 @@ def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise DataError(
-            f"{path} is not a whole zip file ({error}). It was probably cut off; download it again."
+            f"{path} is not a whole zip file ({error}). It was probably cut off; fetch or write it "
+            "again."
         ) from error

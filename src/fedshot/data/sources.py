@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,8 +11,11 @@ import numpy as np
 
 from fedshot.data.dataset import ClassSplit, Dataset, Ints
 from fedshot.data.folder import ImageFolder
+from fedshot.data.images import DAMAGE, opened_zip
 from fedshot.data.omniglot import Omniglot
 from fedshot.errors import DataError
+
+_ARRAYS = ("x", "y", "class_names", "users")
 
 
 class Source(Protocol):
@@ -60,12 +62,6 @@ class Npz:
         """Read and check the arrays; `path` is relative to the working folder."""
         del data_dir
         arrays = _read_npz(Path(self.path).expanduser())
-        missing = [name for name in ("x", "y") if name not in arrays]
-        if missing:
-            raise DataError(
-                f"{self.path} has no array {' and no array '.join(map(repr, missing))}; it has "
-                f"{sorted(arrays)}. Write it with np.savez(path, x=images, y=labels)."
-            )
         x = arrays["x"]
         if x.dtype != np.uint8:
             raise DataError(
@@ -104,13 +100,20 @@ class Npz:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays we know by name; others in the file are not read."""
     if not path.is_file():
         raise DataError(f"{path} is not a file; expected an .npz file. Check `path`.")
+    with opened_zip(path):  # anything else numpy would take for a pickle
+        pass
     try:
         with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is a single array; expected an .npz file with x and y")
-            return {name: stored[name] for name in stored.files}
+            missing = [name for name in ("x", "y") if name not in stored.files]
+            if missing:
+                raise DataError(
+                    f"{path} has no array {' and no array '.join(map(repr, missing))}; it has "
+                    f"{sorted(stored.files)}. Write it with np.savez(path, x=images, y=labels)."
+                )
+            arrays = {name: stored[name] for name in _ARRAYS if name in stored.files}
     except ValueError as error:
         if "pickle" in str(error).lower():
             raise DataError(
@@ -118,8 +121,12 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
                 "(uint8 images, whole-number labels, texts without dtype=object)."
             ) from error
         raise DataError(f"{path} cannot be read as .npz ({error}). Write it again.") from error
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         raise DataError(f"{path} cannot be read as .npz ({error}). Write it again.") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # a zip file may hold anything under any name
+            raise DataError(f"{path}: {name} is no numpy array. Write the file with np.savez.")
+    return arrays
 
 
 def find_data_dir(option: str | None) -> Path | None:

@@ -7,7 +7,9 @@ on the order of arrival.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
 
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol import Arrival, Exchange, Fault, Reply
@@ -33,17 +35,19 @@ def fault(exchange: Exchange, reply: Reply) -> str | None:
     """Say why `reply` cannot be taken in; None when it can."""
     try:
         weight = float(reply.weight)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return f"the weight is {reply.weight!r}, expected one number"
     if not (math.isfinite(weight) and weight > 0):
         return f"the weight is {weight}, expected a finite number above 0"
-    if reply.up.keys() != exchange.reduce.keys():
-        return f"the parts are {sorted(reply.up)}, expected {sorted(exchange.reduce)}"
+    named = isinstance(reply.up, Mapping)
+    sent = sorted(reply.up, key=str) if named else type(reply.up).__name__
+    if sent != sorted(exchange.reduce):
+        return f"the parts are {sent}, expected {sorted(exchange.reduce)}"
     for name, reducer in exchange.reduce.items():
         reason = reducer.fault(reply.up[name], weight)
         if reason:
             return f"part {name!r}: {reason}"
     for name, value in reply.metrics.items():
-        if value.numel() != 1 or not math.isfinite(float(value)):
+        if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
             return f"metric {name!r} is {value!r}, expected one finite number"
     return None

@@ -58,6 +58,12 @@ class Host:
         private = self.private(client, exchange.version)
         drawn = exchange.work.draw(self.data(client), exchange.client_key(client))
         reply = exchange.work(exchange.message(client), private, drawn)
+        changed = tree.difference(private, reply.private)
+        if changed:
+            raise ValueError(
+                f"{exchange.work.name} returned a private state of another form than init_client "
+                f"gives: {changed}"
+            )
         if exchange.phase == "train" and tree.leaves(reply.private) and _finite(reply.private):
             self.store.save(client, exchange.version, tree.detach(reply.private))
         return reply._replace(up=tree.detach(dict(reply.up)), private={})

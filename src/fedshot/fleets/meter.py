@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedshot import tree
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol import Arrival, Exchange, Fleet
+from fedshot.protocol import Arrival, Exchange, Fleet, PerClient
 from fedshot.tree import Tree
 
 Line = tuple[str, str, str, str]
@@ -21,8 +22,8 @@ class Meter(Wrapper):
     """A fleet that counts.
 
     `bytes` and `messages` are keyed by (phase, work, direction, part): phase "train" or
-    "evaluate", direction "down" or "up". A reply that the guard refuses later was sent all the
-    same and counts.
+    "evaluate", direction "down" or "up". A message counts when it is sent, answered or not; a reply
+    that the guard refuses later was sent all the same and counts.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -32,8 +33,13 @@ class Meter(Wrapper):
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the fleet unchanged."""
-        for arrival in self.fleet.replies(exchange):
-            self._count(exchange, "down", _parts(exchange.message(arrival.client)))
+
+        def send(client: int) -> Tree:
+            message = exchange.message(client)
+            self._count(exchange, "down", _parts(message))
+            return message
+
+        for arrival in self.fleet.replies(replace(exchange, down=PerClient(send))):
             if arrival.reply is not None:
                 self._count(exchange, "up", arrival.reply.up)
             yield arrival

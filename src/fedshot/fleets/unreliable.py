@@ -78,9 +78,14 @@ def _corrupt(reply: Reply, trouble: Trouble) -> Reply:
         return reply._replace(weight=math.nan)
     if trouble == "missing":
         return reply._replace(up=dict(list(reply.up.items())[1:]))
+    # Whole numbers have no NaN; as floats they are refused for their type.
     change: dict[str, Callable[[Tensor], Tensor]] = {
-        "nan": lambda leaf: torch.full_like(leaf, math.nan),
+        "nan": lambda leaf: torch.full_like(_floating(leaf), math.nan),
         "shape": lambda leaf: leaf.unsqueeze(0),
-        "overflow": lambda leaf: torch.full_like(leaf, 1e30),
+        "overflow": lambda leaf: torch.full_like(_floating(leaf), 1e30),
     }
     return reply._replace(up=tree.map(change[trouble], dict(reply.up)))
+
+
+def _floating(leaf: Tensor) -> Tensor:
+    return leaf if leaf.is_floating_point() else leaf.float()

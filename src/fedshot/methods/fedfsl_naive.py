@@ -3,11 +3,12 @@
 Each client minimises the loss of its queries after adapting to its supports, from the server's
 weights; the server averages the weights. At test the averaged model adapts to the support.
 
-Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, eqs. (4)-(7) of the
-first version. w' = w - a grad f_S(w) (inner step); l_T(w) = f_Q(w') (task loss);
+Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, eqs. (4)-(7), (9)
+and (10) of the first version. w' = w - a grad f_S(w) (inner step); l_T(w) = f_Q(w') (task loss);
 L_k(w) = 1/|B_k| sum_T l_T(w) (local objective); w <- sum_k |B_k| w_k / |B| (server).
 Symbols: w backbone and head; a = inner.lr; |B_k| the episodes that client k used.
 Departures from the paper: several inner steps by default (the paper writes one: inner.steps=1);
+every local step draws fresh episodes and uses them once, where eq. (9) has one fixed batch B_k;
 clients upload w_k - w, which averages to the same; the Adam state starts afresh at every visit.
 """
 

@@ -2,11 +2,12 @@
 
 The floor of every federated table: what does a client reach alone?
 
-Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, section 4 (baseline
-FSL-local), and "Local" of Wang et al., KDD 2023. The learner is the one that the federated method
-of the table uses: MAML for FedFSL, prototypes for FL-Proto.
+Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, section 5.4
+(baseline FSL-local), and "Local" of Wang et al., KDD 2023. The learner is the one that the
+federated method of the table uses: MAML for FedFSL, prototypes for FL-Proto.
 Departures from the papers: test question u goes to client u mod K; the papers give every question
-to every client (answer_by="all"), which has the same expectation and costs K times as much.
+to every client (answer_by="all"), which costs K times as much and has the same expectation when K
+divides the number of questions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from fedshot.data import ClientData, EpisodeSpec
+from fedshot.errors import check_word
 from fedshot.keys import Key
 from fedshot.nn import (
     InnerLoop,
@@ -70,6 +72,8 @@ class FSLLocal:
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
+        check_word("learner_name", self.learner_name, ("maml", "proto"))
+        check_word("answer_by", self.answer_by, ("turns", "all"))
 
     @property
     def learner(self) -> Learner:

@@ -21,7 +21,8 @@ def value_and_grad(
         fn: called once.
         params: the point; leaves that `fn` does not use get a gradient of zero.
         differentiable: keep the graph, so that the gradient can be differentiated again with
-            respect to what `params` was computed from. Without it everything comes back detached.
+            respect to what `params` was computed from. Without it value and gradient come back
+            detached; `extra` is as `fn` made it.
 
     `torch.func.grad` gives the same numbers; on a CPU it costs 5 % more for a Conv4 and a third
     more for a small net.
@@ -60,15 +61,15 @@ def descend(
             constant: its derivative with respect to `params` is the identity (first-order MAML).
     """
     start = params
-    if not second_order:
+    if second_order:  # a leaf that nobody differentiates may still be one that adapts
+        params = tree.map(lambda w: w if w.requires_grad else w.detach().requires_grad_(), params)
+    else:
         params = tree.detach(params)
     for step in range(steps):
 
         def at(w: Tree, step: int = step) -> tuple[Tensor, None]:
             return loss(w, step), None
 
-        if second_order and not all(leaf.requires_grad for leaf in tree.leaves(params)):
-            params = tree.map(lambda leaf: leaf.detach().requires_grad_(), params)
         _, _, grad = value_and_grad(at, params, differentiable=second_order)
         params = tree.map(lambda w, g: w - lr * g, params, grad)
     if second_order or steps == 0:

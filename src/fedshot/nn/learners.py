@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedshot.data import Episode
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import accuracy, cross_entropy
@@ -132,6 +132,8 @@ class InnerLoop:
                 f"inner.steps is {self.steps} and inner.test_steps is {self.test_steps}; expected "
                 "whole numbers from 0."
             )
+        check_word("inner.order", self.order, ("first", "second"))
+        check_word("inner.adapts", self.adapts, ("all", "head"))
 
 
 @dataclass(frozen=True)

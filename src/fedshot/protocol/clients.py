@@ -84,6 +84,8 @@ class Clients:
             QuorumError: fewer usable replies than the quorum asks for.
         """
         asked = ClientWork.of(work)
+        if len(set(to)) != len(to):
+            raise ValueError(f"{asked.name!r} is asked of a client twice; each client once")
         if (key, asked.name) in self._keys:
             raise ValueError(
                 f"a second exchange of {asked.name!r} in one round with the same key would draw "

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from fedshot.errors import check_word
 from fedshot.keys import Key
 from fedshot.nn import Question
 from fedshot.protocol.clients import Clients
@@ -88,6 +89,7 @@ def answer_at_clients(
         key: of this evaluation.
         by: "turns" gives question u to client u mod K; "all" gives every question to every client.
     """
+    check_word("by", by, ("turns", "all"))
     n = len(questions)
     everyone = list(clients.ids)
     if by == "all":

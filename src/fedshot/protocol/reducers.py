@@ -23,6 +23,9 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.tree import Tree
 
+# A lighter contribution would vanish in the rounding of the sum, a heavier one be the mean alone.
+LIGHTEST, HEAVIEST = 2.0**-16, 2.0**32
+
 
 class Accumulator(Protocol):
     """A reduction under way."""
@@ -73,6 +76,11 @@ class Mean:
 
     def fault(self, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be averaged."""
+        if not LIGHTEST <= weight <= HEAVIEST:
+            return (
+                f"the weight is {weight:.3g}; a mean takes {LIGHTEST:.3g} to {HEAVIEST:.3g}. Count "
+                "examples or episodes"
+            )
         return _fault(self.like, part, self.limit / weight)
 
 
@@ -109,6 +117,7 @@ class Gather:
     """
 
     like: Tree | None = None
+    limit: float = 2.0**32
 
     def start(self, cohort: int) -> _Gathered:
         """Begin a collection."""
@@ -118,7 +127,7 @@ class Gather:
     def fault(self, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be kept."""
         del weight
-        return _fault(part if self.like is None else self.like, part, math.inf)
+        return _fault(part if self.like is None else self.like, part, self.limit)
 
 
 def _bits(limit: float, cohort: int) -> int:
@@ -165,7 +174,10 @@ class _FixedPoint:
         self.weight += Fraction(weight)
 
     def merge(self, other: Accumulator) -> None:
-        if not isinstance(other, _FixedPoint) or other.bits != self.bits:
+        if not isinstance(other, _FixedPoint) or (other.bits, other.weighted) != (
+            self.bits,
+            self.weighted,
+        ):
             raise ValueError("only sums of the same reducer and cohort can be merged")
         tree.map(lambda mine, theirs: mine.add_(theirs), self.total, other.total)
         self.weight += other.weight

@@ -1,5 +1,6 @@
 """Tables, figures and pages made from runs."""
 
+from fedshot.reports.inspect import facts, pictures
 from fedshot.reports.page import write_page
 from fedshot.reports.plots import (
     Series,
@@ -25,7 +26,9 @@ __all__ = [
     "compare",
     "comparison",
     "contact_sheet",
+    "facts",
     "partition_picture",
+    "pictures",
     "summary",
     "write_page",
 ]

@@ -29,17 +29,20 @@ COLUMNS = (
 
 
 def comparison(rows: Sequence[Row]) -> Table:
-    """Return the table for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, caption=Text(caption(rows)), caption_justify="left")
-    for name in COLUMNS:
-        words = name in ("method", "note")
-        table.add_column(
-            name, justify="left" if words else "right", overflow="fold", no_wrap=not words
-        )
+    """Return the table for a terminal; the notes stand below it, so that it fits 80 columns."""
+    shown = [(row, cells(row, rows)) for row in rows]
+    notes = [f"{printable(row.label)}: {note}." for row, (*_, note) in shown if note]
+    text = Text("\n".join([*notes, caption(rows)]))
+    table = Table(
+        box=box.SIMPLE_HEAD, caption=text, caption_justify="left", pad_edge=False, padding=(0, 1)
+    )
+    for name in COLUMNS[:-1]:
+        left = name == "method"
+        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=True)
     for section in sections(rows):
         for row in section:
             # Text, not str: rich would read "[red]" in a label as markup.
-            table.add_row(*(Text(cell) for cell in cells(row, rows)))
+            table.add_row(*(Text(cell) for cell in cells(row, rows)[:-1]))
         table.add_section()
     return table
 
@@ -101,16 +104,14 @@ def caption(rows: Sequence[Row]) -> str:
     ]
     if any(row.seeds > 1 for row in rows):
         said.append(
-            "Several seeds sit the same episodes: the accuracies are averaged over seeds episode "
-            "by episode, and the interval is over episodes of that mean. It does not tell how much "
-            "seeds differ; their standard deviation stands in the note. MB and seconds are the "
-            "mean of one run."
+            "Several seeds sit the same episodes: accuracies are averaged over seeds episode by "
+            "episode, and the interval is over episodes of that mean. How much seeds differ stands "
+            "in the notes. MB and seconds are the mean of one run."
         )
     if any(row.floor for row in rows) and any(not row.floor for row in rows):
         said.append(
             "The last section holds the floors. A method beats them only if the 95 % interval of "
-            "the difference to the best one lies above 0, taken episode by episode where both sat "
-            "the same."
+            "the difference to the best one, episode by episode, lies above 0."
         )
     said.append("1 MB is 1,000,000 bytes, all clients together.")
     return " ".join(said)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedshot.data import ClassSplit, Dataset
+from fedshot.errors import DataError
+from fedshot.keys import Key
+
+
+def made(n: int = 12, classes: int = 4, **changes) -> Dataset:
+    parts = {
+        "name": "made",
+        "x": np.arange(n * 8, dtype=np.uint8).reshape(n, 2, 4, 1),
+        "y": np.arange(n, dtype=np.int64) % classes,
+        "class_names": tuple(f"class{c}" for c in range(classes)),
+    }
+    return Dataset(**{**parts, **changes})
+
+
+def test_a_dataset_tells_its_shape_classes_and_rows():
+    dataset = made()
+    assert dataset.shape == (2, 4, 1)
+    assert dataset.n_classes == 4
+    assert len(dataset) == 12
+    assert dataset.images_of([2, 0]).tolist() == [0, 2, 4, 6, 8, 10]
+    assert dataset.images_of([]).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"x": np.zeros((12, 2, 4, 1), np.float32)}, r"float32\[12, 2, 4, 1\].*expected uint8"),
+        ({"x": np.zeros((12, 2, 4), np.uint8)}, r"expected uint8\[n, H, W, C\]"),
+        ({"x": np.zeros((12, 2, 4, 3), np.uint8)[:, :, ::2]}, "ascontiguousarray"),
+        ({"x": np.zeros((0, 2, 4, 1), np.uint8)}, "at least one image"),
+        ({"y": np.zeros(11, np.int64)}, r"int64\[11\]; expected int64\[12\]"),
+        ({"y": np.zeros(12, np.int32)}, "labels are int32"),
+        ({"y": np.full(12, 4)}, r"from 4 to 4; with 4 class names .* 0\.\.3"),
+        ({"y": np.full(12, -1)}, "from -1 to -1"),
+        ({"class_names": ("a", "b", "a", "c")}, "'a' occurs twice"),
+        ({"users": np.zeros(3, np.int64)}, r"users are int64\[3\]"),
+        ({"users": np.full(12, -2)}, "user number -2 is negative"),
+        ({"standard": ClassSplit((0,), (), (9,))}, "novel names class number 9; made has 4"),
+    ],
+)
+def test_a_wrong_dataset_is_refused_with_what_was_expected(changes, said):
+    with pytest.raises(DataError, match=said):
+        made(**changes)
+
+
+def test_the_digest_depends_on_every_part_and_on_nothing_else(monkeypatch):
+    whole = made().digest
+    assert made(name="other").digest == whole
+    monkeypatch.setattr("fedshot.data.dataset._CHUNK", 24)  # three images at a time
+    assert made().digest == whole
+    x = made().x.copy()
+    x[-1, -1, -1] += 1
+    others = [
+        made(x=x),
+        made(x=made().x.reshape(12, 4, 2, 1)),
+        made(y=np.zeros(12, np.int64)),
+        made(users=np.zeros(12, np.int64)),
+        made(class_names=("a", "b", "c", "d")),
+    ]
+    assert len({whole, *(other.digest for other in others)}) == 6
+
+
+def test_a_memory_map_serves_as_images(tmp_path):
+    np.save(tmp_path / "x.npy", made().x)
+    mapped = made(x=np.load(tmp_path / "x.npy", mmap_mode="r"))
+    assert mapped.digest == made().digest
+
+
+def test_a_split_reads_names_numbers_and_ranges():
+    split = ClassSplit.from_names(made(classes=6), ["class5", "0-2"], ["3"], ["4"])
+    assert split == ClassSplit((0, 1, 2, 5), (3,), (4,))
+
+
+def test_a_class_name_wins_over_a_number():
+    dataset = made(classes=3, class_names=("2", "0-1", "0"))
+    assert ClassSplit.from_names(dataset, ["2"], ["0-1"], ["0"]) == ClassSplit((0,), (1,), (2,))
+
+
+def test_an_unknown_class_is_answered_with_the_nearest_name():
+    with pytest.raises(DataError, match=r"base: made has no class 'clas3'\. Did you mean 'class3'"):
+        ClassSplit.from_names(made(), ["clas3"], [], ["class0"])
+
+
+def test_many_classes_are_not_all_listed_in_an_error():
+    dataset = made(classes=100)
+    with pytest.raises(DataError, match=r"Closest: .*It has 100 classes") as caught:
+        ClassSplit.from_names(dataset, ["klass17"], [], ["class0"])
+    assert "class17" in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ((["0-9"], [], ["1"]), r"'0-9' is not a class or range .* 0\.\.3"),
+        ((["2-1"], [], ["0"]), "smaller end first"),
+        ((["0-2"], ["2"], ["3"]), r"class number 2 occurs twice .*base, validation\).*disjoint"),
+        ((["0", "0"], [], ["3"]), "class number 0 occurs twice"),
+        (([], [], ["3"]), "no base classes"),
+        ((["0"], [], []), "no novel classes"),
+    ],
+)
+def test_an_impossible_split_is_refused(parts, said):
+    with pytest.raises(DataError, match=said):
+        ClassSplit.from_names(made(), *parts)
+
+
+def test_a_random_split_is_disjoint_repeats_under_its_key_and_differs_under_another():
+    dataset = made(n=40, classes=40)
+    split = ClassSplit.at_random(dataset, 20, 5, 15, Key(1))
+    assert [len(part) for part in (split.base, split.validation, split.novel)] == [20, 5, 15]
+    assert sorted(split.base + split.validation + split.novel) == list(range(40))
+    assert split == ClassSplit.at_random(dataset, 20, 5, 15, Key(1))
+    assert split != ClassSplit.at_random(dataset, 20, 5, 15, Key(2))
+
+
+def test_a_random_split_of_too_many_classes_is_refused():
+    with pytest.raises(DataError, match="3 base, 1 validation and 1 novel classes; it has 4"):
+        ClassSplit.at_random(made(), 3, 1, 1, Key(0))

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedshot.data import ClientData, Dataset, EpisodeSpec, Tasks
+from fedshot.errors import DataError
+from fedshot.keys import Key
+
+
+def numbered(counts: list[int]) -> Dataset:
+    """Images that show their own row number, so that drawn images can be told apart."""
+    y = np.repeat(np.arange(len(counts)), counts)
+    y = np.random.default_rng(0).permutation(y).astype(np.int64)
+    rows = np.arange(len(y))
+    x = np.stack([rows // 256, rows % 256], axis=1).astype(np.uint8).reshape(-1, 1, 2, 1)
+    return Dataset("numbered", x, y, tuple(f"c{c}" for c in range(len(counts))))
+
+
+def rows_of(x: torch.Tensor) -> list[int]:
+    return (x[:, 0, 0, 0].long() * 256 + x[:, 0, 1, 0].long()).tolist()
+
+
+def everything(dataset: Dataset) -> ClientData:
+    return ClientData(dataset, np.arange(len(dataset)))
+
+
+def test_an_episode_has_distinct_images_right_labels_and_exact_shapes():
+    dataset = numbered([30] * 8)
+    rng = Key(0).numpy()
+    for _ in range(50):
+        e = everything(dataset).episode(EpisodeSpec(5, 3, 4), rng)
+        assert e.support_x.shape == (15, 1, 2, 1)
+        assert e.query_x.shape == (20, 1, 2, 1)
+        assert e.support_x.dtype == e.query_x.dtype == torch.uint8
+        assert e.support_y.tolist() == [c for c in range(5) for _ in range(3)]
+        assert e.query_y.bincount().tolist() == [4] * 5
+        rows = rows_of(e.support_x) + rows_of(e.query_x)
+        assert len(set(rows)) == 35
+        labels = torch.cat([e.support_y, e.query_y])
+        assert e.classes[labels].tolist() == dataset.y[rows].tolist()
+        assert len(set(e.classes.tolist())) == 5
+
+
+def test_the_order_of_the_queries_does_not_tell_their_labels():
+    client = everything(numbered([30] * 5))
+    rng = Key(0).numpy()
+    first = [int(client.episode(EpisodeSpec(5, 1, 4), rng).query_y[0]) for _ in range(300)]
+    assert np.bincount(first, minlength=5).min() > 30  # 60 expected, 30 is 4 deviations off
+
+
+def test_a_client_only_shows_its_own_images():
+    dataset = numbered([20] * 4)
+    mine = np.flatnonzero(np.arange(80) % 2 == 0)
+    client = ClientData(dataset, mine)
+    assert client.n == 40
+    e = client.episode(EpisodeSpec(2, 1, 2), Key(0).numpy())
+    x, y = client.batch(40, Key(1).numpy())
+    assert set(rows_of(e.support_x) + rows_of(e.query_x)) <= set(mine.tolist())
+    assert sorted(rows_of(x)) == mine.tolist()
+    assert y.tolist() == dataset.y[rows_of(x)].tolist()
+
+
+def test_a_batch_repeats_images_only_when_it_must():
+    client = everything(numbered([5, 5]))
+    assert len(set(rows_of(client.batch(10, Key(0).numpy())[0]))) == 10
+    assert len(client.batch(25, Key(0).numpy())[0]) == 25
+
+
+def test_the_batch_of_an_empty_client_is_refused():
+    client = ClientData(numbered([5]), np.zeros(0, np.int64))
+    assert client.classes.tolist() == []
+    with pytest.raises(DataError, match="batch of 3 from 0 images"):
+        client.batch(3, Key(0).numpy())
+
+
+def test_changing_an_episode_leaves_the_dataset_alone():
+    dataset = numbered([10] * 5)
+    before = dataset.x.copy()
+    e = everything(dataset).episode(EpisodeSpec(5, 1, 1), Key(0).numpy())
+    e.support_x.zero_()
+    assert (dataset.x == before).all()
+
+
+def test_random_way_takes_every_value_of_its_range_and_no_other():
+    client = everything(numbered([4] * 8))
+    rng = Key(0).numpy()
+    ways = [len(client.episode(EpisodeSpec((3, 7), 1, 1), rng).classes) for _ in range(500)]
+    counts = np.bincount(ways, minlength=8)
+    assert set(ways) == {3, 4, 5, 6, 7}
+    assert counts[3:].min() > 60  # 100 expected; 60 is 4.5 standard deviations off
+
+
+def test_classes_are_chosen_uniformly_whatever_their_size():
+    client = everything(numbered([2, 4, 8, 16, 32, 64, 1]))  # the last is too small
+    rng = Key(3).numpy()
+    seen = np.zeros(7)
+    for _ in range(600):
+        seen[client.episode(EpisodeSpec(2, 1, 1), rng).classes.numpy()] += 1
+    assert seen[6] == 0
+    chi_square = ((seen[:6] - 200) ** 2 / 200).sum()
+    assert chi_square < 20.5  # 5 degrees of freedom, 1 in 1000
+
+
+def test_up_to_gives_each_class_what_it_has_left():
+    dataset = numbered([3, 4, 20])
+    e = everything(dataset).episode(EpisodeSpec(3, 2, 5, "up_to"), Key(0).numpy())
+    queries = dict(zip(e.classes.tolist(), e.query_y.bincount().tolist(), strict=True))
+    assert queries == {0: 1, 1: 2, 2: 5}
+    rows = rows_of(e.support_x) + rows_of(e.query_x)
+    assert len(set(rows)) == len(rows) == 14
+    assert e.classes[e.query_y].tolist() == dataset.y[rows_of(e.query_x)].tolist()
+
+
+def test_a_client_too_small_for_an_episode_says_by_how_much():
+    client = everything(numbered([6, 6, 6, 5, 5, 5]))
+    with pytest.raises(
+        DataError, match=r"3 classes with at least 6 images, a 5-way episode needs 5\. Lower"
+    ):
+        client.episode(EpisodeSpec(5, 1, 5), Key(0).numpy())
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "needed"),
+    [
+        (EpisodeSpec(), "5-way 1-shot, 15 queries", 16),
+        (EpisodeSpec((3, 7), 5, 1), "3-to-7-way 5-shot, 1 query", 6),
+        (EpisodeSpec(2, 3, 15, "up_to"), "2-way 3-shot, up to 15 queries", 4),
+    ],
+)
+def test_a_spec_reads_aloud_and_knows_what_a_class_needs(spec, text, needed):
+    assert str(spec) == text
+    assert spec.needed == needed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"way": 0}, "way is 0; expected at least 1"),
+        ({"way": (7, 3)}, r"way is \(7, 3\).*smaller end"),
+        ({"way": (1, 2, 3)}, "a pair such as"),
+        ({"shot": 0}, "shot is 0"),
+        ({"query": -1}, "query is -1"),
+        ({"queries": "all"}, "'all'; expected 'exact' or 'up_to'"),
+    ],
+)
+def test_an_impossible_spec_is_refused(options, said):
+    with pytest.raises(DataError, match=said):
+        EpisodeSpec(**options)
+
+
+def test_tasks_repeat_under_a_key_and_fewer_are_the_first_of_more():
+    dataset = numbered([20] * 10)
+    spec, classes = EpisodeSpec(5, 1, 5), range(4, 10)
+    tasks = Tasks.draw(dataset, classes, spec, 20, Key(0))
+    again = Tasks.draw(dataset, classes, spec, 20, Key(0))
+    fewer = Tasks.draw(dataset, classes, spec, 7, Key(0))
+    assert len(tasks) == 20
+    assert tasks.support.shape == (20, 5)
+    assert tasks.query.shape == (20, 25)
+    assert tasks.classes.shape == (20, 5)
+    assert (tasks.support[:7] == fewer.support).all()
+    assert tasks.digest(dataset) == again.digest(dataset)
+    others = [fewer, Tasks.draw(dataset, classes, spec, 20, Key(1))]
+    assert tasks.digest(dataset) not in {other.digest(dataset) for other in others}
+    assert tasks.digest(dataset) != tasks.digest(numbered([21] * 10))
+
+
+def test_a_task_holds_only_the_classes_asked_for():
+    dataset = numbered([20] * 10)
+    tasks = Tasks.draw(dataset, [1, 3, 5], EpisodeSpec(2, 1, 5), 10, Key(0))
+    for i in range(10):
+        e = tasks.episode(dataset, i)
+        assert set(e.classes.tolist()) < {1, 3, 5}
+        assert rows_of(e.support_x) == tasks.support[i].tolist()
+        assert e.classes[e.support_y].tolist() == dataset.y[tasks.support[i]].tolist()
+        assert e.classes[e.query_y].tolist() == dataset.y[tasks.query[i]].tolist()
+
+
+def test_random_way_tasks_are_ragged_and_not_padded():
+    dataset = numbered([20] * 10)
+    tasks = Tasks.draw(dataset, range(10), EpisodeSpec((2, 6), 2, 3), 30, Key(0))
+    assert isinstance(tasks.support, tuple)
+    for i in range(30):
+        e = tasks.episode(dataset, i)
+        way = len(e.classes)
+        assert (len(e.support_x), len(e.query_x)) == (2 * way, 3 * way)
+    assert tasks.digest(dataset)
+
+
+@pytest.mark.parametrize(
+    ("classes", "spec", "n", "said"),
+    [
+        (range(3), EpisodeSpec(5, 1, 1), 5, "5-way episode needs 5 classes; there are 3"),
+        (range(6), EpisodeSpec(5, 5, 15), 5, "class 'c0' has 10 images; .* needs 20 of each"),
+        (range(6), EpisodeSpec(5, 1, 1), 0, "cannot draw 0 tasks"),
+        ([0, 1, 2, 3, 17], EpisodeSpec(5, 1, 1), 5, "class number 17 does not exist"),
+        ([0, 0, 0, 0, 0], EpisodeSpec(5, 1, 1), 5, "has 1 class with"),
+    ],
+)
+def test_impossible_tasks_are_refused(classes, spec, n, said):
+    with pytest.raises(DataError, match=said):
+        Tasks.draw(numbered([10] * 6), classes, spec, n, Key(0))
+
+
+def test_episodes_come_from_a_memory_map(tmp_path):
+    dataset = numbered([10] * 5)
+    np.save(tmp_path / "x.npy", dataset.x)
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    mapped = Dataset("numbered", x, dataset.y, dataset.class_names)
+    tasks = Tasks.draw(dataset, range(5), EpisodeSpec(5, 1, 1), 1, Key(0))
+    a, b = tasks.episode(dataset, 0), tasks.episode(mapped, 0)
+    assert all(torch.equal(one, other) for one, other in zip(a, b, strict=True))

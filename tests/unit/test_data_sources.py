@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import os
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedshot.data import SOURCES, ClassSplit, Digits, ImageFolder, Npz, Omniglot, find_data_dir
+from fedshot.errors import DataError
+
+
+def test_every_source_has_a_name_and_a_one_line_docstring():
+    assert sorted(SOURCES) == ["digits", "folder", "npz", "omniglot"]
+    assert all((source.__doc__ or "").strip() for source in SOURCES.values())
+
+
+def test_digits_come_with_scikit_learn_and_use_the_whole_range():
+    dataset = Digits().load(None)
+    assert dataset.x.shape == (1797, 8, 8, 1)
+    assert (dataset.x.min(), dataset.x.max()) == (0, 255)
+    assert dataset.class_names == tuple("0123456789")
+    assert Digits().split(dataset) == ClassSplit((0, 1, 2, 3, 4), (), (5, 6, 7, 8, 9))
+
+
+# --- a folder of pictures ---
+
+
+def picture(path: Path, colour=(255, 0, 0), size=(6, 4), mode="RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)
+    return path
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    root = tmp_path / "pets"
+    picture(root / "dog" / "1.png", (0, 255, 0))
+    picture(root / "cat" / "b.bmp", (0, 0, 255))
+    picture(root / "cat" / "a.PNG")
+    (root / "cat" / "notes.txt").write_text("not a picture")
+    (root / "cat" / ".hidden.png").write_text("hidden")
+    (root / ".git").mkdir()
+    return root
+
+
+def test_a_folder_is_read_by_class_in_the_order_of_names(pets):
+    dataset = ImageFolder(str(pets)).load(None)
+    assert dataset.name == "pets"
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.y.tolist() == [0, 0, 1]
+    assert dataset.shape == (4, 6, 3)
+    assert dataset.x[:, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255], [0, 255, 0]]
+    assert ImageFolder(str(pets)).split(dataset) is None
+
+
+def test_pictures_are_scaled_and_made_grey_on_request(pets):
+    picture(pets / "dog" / "2.png", 200, (50, 70), "L")
+    dataset = ImageFolder(str(pets), size=5, channels=1).load(None)
+    assert dataset.x.shape == (4, 5, 5, 1)
+    assert dataset.x[3].tolist() == [[[200]] * 5] * 5
+
+
+def test_folders_called_base_and_novel_tell_the_split(tmp_path):
+    for place in ("base/zebra", "base/ant", "novel/cat", "validation/bee"):
+        picture(tmp_path / place / "1.png")
+    source = ImageFolder(str(tmp_path))
+    dataset = source.load(None)
+    assert dataset.class_names == ("ant", "bee", "cat", "zebra")
+    assert source.split(dataset) == ClassSplit((0, 3), (1,), (2,))
+
+
+def test_a_class_in_two_parts_of_the_split_is_refused(tmp_path):
+    for place in ("base/ant", "novel/ant"):
+        picture(tmp_path / place / "1.png")
+    with pytest.raises(DataError, match="'ant' lies in both base and novel"):
+        ImageFolder(str(tmp_path)).load(None)
+
+
+@pytest.mark.parametrize("data", [b"", b"not a picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+def test_an_unreadable_picture_is_named(pets, data):
+    (pets / "dog" / "broken.png").write_bytes(data)
+    with pytest.raises(DataError, match=r"dog/broken\.png cannot be read .*Replace it"):
+        ImageFolder(str(pets), size=4).load(None)
+
+
+def test_a_picture_that_was_cut_off_is_named(pets):
+    path = pets / "dog" / "cut.jpg"
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:-800])
+    with pytest.raises(DataError, match=r"dog/cut\.jpg cannot be read"):
+        ImageFolder(str(pets), size=4).load(None)
+
+
+def test_pictures_of_different_sizes_are_refused_with_the_fix(pets):
+    picture(pets / "dog" / "2.png", size=(9, 9))
+    with pytest.raises(DataError) as caught:
+        ImageFolder(str(pets)).load(None)
+    assert "cat/a.PNG is 6x4" in str(caught.value)
+    assert "dog/2.png is 9x9" in str(caught.value)
+    assert "Set `size`" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("limit", [5000, 1000])  # Pillow warns at once, and raises at twice
+def test_a_decompression_bomb_is_refused(pets, monkeypatch, limit):
+    picture(pets / "dog" / "huge.png", size=(80, 80))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with pytest.raises(DataError, match=r"huge\.png .*safety limit.*scale it down"):
+        ImageFolder(str(pets), size=4).load(None)
+
+
+def test_deep_pixels_are_refused(pets):
+    Image.fromarray(np.full((4, 6), 40_000, np.uint16)).save(pets / "dog" / "deep.png")
+    with pytest.raises(DataError, match=r"deep\.png has pixels of mode I.*8 bits"):
+        ImageFolder(str(pets)).load(None)
+
+
+def test_a_class_without_pictures_is_named(pets):
+    (pets / "fish").mkdir()
+    with pytest.raises(DataError, match=r"class folder .*fish holds no picture"):
+        ImageFolder(str(pets)).load(None)
+
+
+def test_links_that_leave_the_folder_are_refused(pets, tmp_path):
+    outside = picture(tmp_path / "secret" / "x.png")
+    link = pets / "dog" / "x.png"
+    link.symlink_to(outside)
+    with pytest.raises(DataError, match=r"dog/x\.png is a link to .*secret/x\.png, outside"):
+        ImageFolder(str(pets)).load(None)
+    link.unlink()
+    (pets / "owl").symlink_to(outside.parent, target_is_directory=True)
+    with pytest.raises(DataError, match=r"owl is a link to .*secret, outside"):
+        ImageFolder(str(pets)).load(None)
+
+
+def test_links_within_the_folder_are_followed(pets):
+    (pets / "dog" / "2.png").symlink_to(pets / "dog" / "1.png")
+    assert len(ImageFolder(str(pets)).load(None)) == 4
+
+
+def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        ImageFolder(str(tmp_path / "nowhere")).load(None)
+    with pytest.raises(DataError, match="holds no folders"):
+        ImageFolder(str(tmp_path)).load(None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"channels": 4}, "channels is 4"), ({"size": 0}, "size is 0")]
+)
+def test_impossible_folder_options_are_refused(options, said):
+    with pytest.raises(DataError, match=said):
+        ImageFolder(".", **options)
+
+
+# --- arrays ---
+
+
+def saved(path: Path, **arrays) -> Npz:
+    arrays = {"x": np.zeros((3, 2, 2), np.uint8), "y": np.array([0, 1, 1]), **arrays}
+    np.savez(path / "toy.npz", **{k: v for k, v in arrays.items() if v is not None})
+    return Npz(str(path / "toy.npz"))
+
+
+def test_an_npz_file_gains_a_channel_class_names_and_renumbered_users(tmp_path):
+    plain = saved(tmp_path).load(None)
+    assert plain.name == "toy"
+    assert plain.x.shape == (3, 2, 2, 1)
+    assert plain.class_names == ("0", "1")
+    assert plain.users is None
+    full = saved(
+        tmp_path,
+        x=np.ones((3, 2, 2, 3), np.uint8),
+        y=np.array([0, 1, 1], np.uint8),
+        class_names=np.array(["cat", "dog"]),
+        users=np.array([900, 7, 900]),
+    )
+    dataset = full.load(None)
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.users is not None
+    assert dataset.users.tolist() == [1, 0, 1]
+    assert full.split(dataset) is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"y": np.array([0, "a", None], dtype=object)}, "Python objects, which could run code"),
+        ({"x": np.zeros((3, 2, 2), np.float32)}, r"images are float32, expected uint8.*0\.\.255"),
+        ({"x": None}, r"no array 'x'; it has \['y'\]"),
+        ({"x": None, "y": None, "z": np.zeros(1)}, "no array 'x' and no array 'y'"),
+        ({"y": np.array([0.0, 1.0, 1.0])}, r"y is float64\[3\]; expected one whole number"),
+        ({"y": np.array([0, 1])}, r"labels are int64\[2\]; expected int64\[3\]"),
+        ({"users": np.zeros((3, 1), np.int64)}, r"users is int64\[3, 1\]"),
+        ({"class_names": np.array([1, 2])}, "class_names is int64"),
+        ({"class_names": np.array(["only"])}, "from 0 to 1; with 1 class names"),
+    ],
+)
+def test_a_wrong_npz_file_is_refused_in_plain_words(tmp_path, arrays, said):
+    with pytest.raises(DataError, match=said):
+        saved(tmp_path, **arrays).load(None)
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path):
+    source = saved(tmp_path, y=None)
+    with zipfile.ZipFile(source.path, "a") as archive:
+        archive.writestr("y", "hello")
+    with pytest.raises(DataError, match="y is no numpy array"):
+        source.load(None)
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path):
+    cut = Path(saved(tmp_path).path)
+    cut.write_bytes(cut.read_bytes()[:-30])
+    (tmp_path / "text.npz").write_text("hello")
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    for name, said in [
+        ("toy.npz", "not a whole zip file"),
+        ("text.npz", "not a whole zip file"),
+        ("single.npy", "not a whole zip file"),
+        ("none.npz", "is not a file"),
+    ]:
+        with pytest.raises(DataError, match=said):
+            Npz(str(tmp_path / name)).load(None)
+
+
+# --- Omniglot ---
+
+
+def drawing(side: int = 105) -> bytes:
+    paper = np.full((side, side), 255, np.uint8)
+    paper[:, : side // 2] = 0  # ink on the left
+    out = BytesIO()
+    Image.fromarray(paper).convert("1").save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    folder = tmp_path / "omniglot"
+    (folder / "splits_vinyals").mkdir(parents=True)
+    for name, letters in [
+        ("background", {"Greek/character01": "train", "Greek/character02": "val"}),
+        ("evaluation", {"Angelic/character01": "test"}),
+    ]:
+        with zipfile.ZipFile(folder / f"images_{name}.zip", "w") as archive:
+            for letter, part in letters.items():
+                for i in (1, 2):
+                    archive.writestr(f"images_{name}/{letter}/0001_0{i}.png", drawing())
+                (folder / "splits_vinyals" / f"{part}.txt").write_text(letter + "\n")
+    return tmp_path
+
+
+def test_a_small_omniglot_is_read_with_its_split_and_ink_bright(small):
+    source = Omniglot(size=14)
+    dataset = source.load(small)
+    assert dataset.class_names == ("Angelic/character01", "Greek/character01", "Greek/character02")
+    assert dataset.y.tolist() == [0, 0, 1, 1, 2, 2]
+    assert dataset.shape == (14, 14, 1)
+    assert (dataset.x[:, :, :6] == 255).all()
+    assert (dataset.x[:, :, 8:] == 0).all()
+    assert source.split(dataset) == ClassSplit((1,), (2,), (0,))
+
+
+def test_a_missing_omniglot_file_is_named_with_its_place(small):
+    with pytest.raises(DataError, match=r"Set \$FEDSHOT_DATA"):
+        Omniglot().load(None)
+    (small / "omniglot" / "splits_vinyals" / "val.txt").unlink()
+    with pytest.raises(DataError, match=r"Put the file splits_vinyals/val\.txt into .*omniglot"):
+        Omniglot().load(small)
+    (small / "omniglot" / "images_background.zip").unlink()
+    with pytest.raises(DataError, match=r"Put the file images_background\.zip into"):
+        Omniglot().load(small)
+
+
+def test_a_cut_off_omniglot_zip_is_named(small):
+    path = small / "omniglot" / "images_evaluation.zip"
+    path.write_bytes(path.read_bytes()[:-60])
+    with pytest.raises(DataError, match=r"images_evaluation\.zip is not a whole zip file.*again"):
+        Omniglot().load(small)
+
+
+def test_a_zip_with_spoilt_bytes_is_named(small):
+    path = small / "omniglot" / "images_evaluation.zip"
+    data = bytearray(path.read_bytes())
+    data[100:140] = bytes(value ^ 255 for value in data[100:140])
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"images_evaluation\.zip is not a whole zip file"):
+        Omniglot().load(small)
+
+
+def test_a_zip_of_something_else_and_a_broken_drawing_are_refused(small):
+    path = small / "omniglot" / "images_evaluation.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("images_evaluation/Angelic/character01/0001_01.png", b"no drawing")
+    with pytest.raises(DataError, match=r"Angelic/character01/0001_01\.png cannot be read"):
+        Omniglot().load(small)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(DataError, match=r"images_evaluation\.zip holds no drawings"):
+        Omniglot().load(small)
+
+
+def test_a_split_that_names_an_unknown_character_is_refused(small):
+    (small / "omniglot" / "splits_vinyals" / "val.txt").write_text("Klingon/character01")
+    with pytest.raises(DataError, match=r"val\.txt names 'Klingon/character01'"):
+        Omniglot().load(small)
+
+
+@pytest.mark.data
+def test_omniglot_has_1623_characters_of_20_drawings_and_the_split_of_vinyals():
+    folder = os.environ.get("FEDSHOT_DATA")
+    if not folder or not (Path(folder) / "omniglot").is_dir():
+        pytest.skip("needs omniglot below $FEDSHOT_DATA")
+    dataset = Omniglot().load(Path(folder))
+    assert dataset.x.shape == (32_460, 28, 28, 1)
+    assert np.bincount(dataset.y).tolist() == [20] * 1623
+    split = Omniglot().split(dataset)
+    assert split is not None
+    assert [len(part) for part in (split.base, split.validation, split.novel)] == [1028, 172, 423]
+    assert 0.05 < dataset.x.mean() / 255 < 0.15  # ink is bright, and there is little of it
+    assert "Angelic/character01" in dataset.class_names
+
+
+# --- the folder of datasets ---
+
+
+def test_the_data_folder_is_the_option_then_the_environment_then_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSHOT_DATA", str(tmp_path))
+    (tmp_path / "other").mkdir()
+    assert find_data_dir(None) == tmp_path
+    assert find_data_dir(str(tmp_path / "other")) == tmp_path / "other"
+    with pytest.raises(DataError, match="data_dir is 'missing', which is not a folder"):
+        find_data_dir("missing")
+    monkeypatch.setenv("FEDSHOT_DATA", "gone")
+    with pytest.raises(DataError, match=r"\$FEDSHOT_DATA is 'gone'"):
+        find_data_dir(None)
+    monkeypatch.delenv("FEDSHOT_DATA")
+    assert find_data_dir(None) is None
