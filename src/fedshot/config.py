@@ -90,6 +90,29 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class Chances:
+    """A rehearsal of failing clients: the probability, per reply in training, of each trouble.
+
+    Args:
+        drop: the reply is lost.
+        delay: it comes after all the others.
+        corrupt: it comes with NaN, wrong shapes, a part missing, or a weight that cannot be.
+    """
+
+    drop: float = 0.0
+    delay: float = 0.0
+    corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = (self.drop, self.delay, self.corrupt)
+        if not (all(share >= 0 for share in shares) and sum(shares) <= 1):
+            raise ConfigError(
+                f"run.unreliable is drop {self.drop}, delay {self.delay}, corrupt {self.corrupt}; "
+                "expected probabilities that add up to 1 at most."
+            )
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """How long, how many, and what to do when clients fail.
 
@@ -102,6 +125,7 @@ class RunOptions:
         validate_every: rounds between two looks at the validation classes; the last round always.
         checkpoint_every: rounds between two checkpoints; the best and the last round always.
         threads: intra-op threads of torch. Bits may differ between two values, never within one.
+        unreliable: rehearse failing clients.
     """
 
     rounds: int = 100
@@ -112,6 +136,7 @@ class RunOptions:
     validate_every: int = 10
     checkpoint_every: int = 1
     threads: int = 1
+    unreliable: Chances = Chances()
 
     def __post_init__(self) -> None:
         for name in ("rounds", "validate_every", "checkpoint_every", "threads"):

@@ -15,11 +15,19 @@ from typing import Any
 import torch
 
 from fedshot.checkpoint import Checkpoints
-from fedshot.config import Config, difference
+from fedshot.config import Chances, Config, difference
 from fedshot.data import Deal, find_data_dir, unable
 from fedshot.errors import CheckpointError, ConfigError, DataError, QuorumError
 from fedshot.evaluation import Exam, ExamOptions, Score, score
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
+from fedshot.fleets import (
+    Guard,
+    Host,
+    Meter,
+    PrivateStore,
+    Sequential,
+    Unreliable,
+    by_chance,
+)
 from fedshot.keys import Key
 from fedshot.protocol import Clients, Fleet, Method
 from fedshot.recorder import Record, Recorder, environment
@@ -116,7 +124,7 @@ class Experiment:
             self.method, setting.dataset, setting.deal.train, self.store, setting.key.at("clients")
         )
         self.meter = Meter(Sequential(host))
-        self.fleet: Fleet = Guard(self.meter)
+        self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
         self._best_accuracy = -1.0
@@ -162,6 +170,14 @@ class Experiment:
         """Let the chosen round sit an exam: the best on validation, else the last."""
         server, _ = self.checkpoints.read(self.best_round, self.server)
         return self._sit(exam, server, self.best_round)
+
+    def _rehearsed(self, fleet: Fleet) -> Fleet:
+        trouble = self.config.run.unreliable
+        if trouble == Chances():
+            return fleet
+        key = self.setting.key.at("unreliable")
+        plan = by_chance(key, drop=trouble.drop, delay=trouble.delay, corrupt=trouble.corrupt)
+        return Unreliable(fleet, plan)
 
     def _one_round(self) -> Record:
         run, round = self.config.run, self.round

@@ -26,9 +26,14 @@ CORRUPT: tuple[Trouble, ...] = get_args(Trouble)[2:]
 
 
 def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:
-    """Return a plan that strikes each reply with the given probabilities, decided by the key."""
+    """Return a plan that strikes each reply in training with these probabilities.
+
+    The key decides: the same replies meet the same trouble each time.
+    """
 
     def plan(exchange: Exchange, client: int) -> Trouble | None:
+        if exchange.phase != "train":
+            return None
         rng = key.at(*exchange.version, exchange.work.name, client).numpy()
         roll = rng.random()
         if roll < drop:

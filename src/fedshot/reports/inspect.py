@@ -36,7 +36,9 @@ def pictures(setting: Setting, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     sheet = folder / f"{data.name}-classes.png"
     scale = max(1, 56 // max(data.shape[:2]))
-    contact_sheet(data, setting.split.base[:_ROWS], scale=scale).save(sheet)
+    base = setting.split.base
+    some = [base[i] for i in np.linspace(0, len(base) - 1, min(_ROWS, len(base))).astype(int)]
+    contact_sheet(data, some, scale=scale).save(sheet)
     figures = {
         "histogram": class_histogram(data.y, data.class_names, setting.split),
         "partition": partition_picture(setting.deal.train, data.y, data.class_names),
