@@ -218,6 +218,8 @@ def _print_score(score: Score, options: argparse.Namespace, experiment: Experime
     extra = "" if score.worst_tenth is None else f", worst tenth {100 * score.worst_tenth:.2f} %"
     marks = " (transductive)" if score.transductive else ""
     lost = f", {score.unanswered} unanswered" if score.unanswered else ""
+    if score.diverged:
+        lost += f", {score.diverged} of them diverged and count as wrong"
     print(
         f"{experiment.method.name}: {score}{marks} on novel classes, {score.episodes} episodes"
         f"{lost}{extra}, round {experiment.best_round}, tasks {score.tasks[:12]}"

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fedshot import storage
 from fedshot.data import PARTITIONS, SOURCES, ClassSplit, Dataset, Dealer, EpisodeSpec, Source
+from fedshot.data.tokens import Tokens
 from fedshot.errors import ConfigError, nearest
 from fedshot.evaluation import ExamOptions
 from fedshot.keys import Key
@@ -67,7 +69,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model before it knows the shape of the images."""
+    """A model before it knows the data."""
 
     backbone: Backbone
     head: Head | None
@@ -76,16 +78,18 @@ class ModelOptions:
     pixel_mean: float = 0.5
     pixel_std: float = 0.5
 
-    def build(self, shape: tuple[int, int, int]) -> Model:
-        """Return the model for images of (height, width, channels)."""
+    def build(self, dataset: Dataset) -> Model:
+        """Return the model for the images of a dataset, or for its texts and their vectors."""
+        x = dataset.x
         return Model(
             self.backbone,
             self.head,
-            shape,
+            dataset.shape,
             self.norm_policy,
             self.dtype,
             self.pixel_mean,
             self.pixel_std,
+            torch.tensor(x.table) if isinstance(x, Tokens) else None,
         )
 
 
@@ -327,7 +331,7 @@ def _parser(names: Mapping[str, str]) -> Any:
     for place, (kinds, _) in _KINDS.items():
         if names[place] != _NO_HEAD:
             skip = {"model", "episode"} if place == "method" else set()
-            # The method is built later, when the shape of the images is known.
+            # The method is built later, when the data is known.
             parser.add_class_arguments(
                 kinds[names[place]], place, skip=skip, instantiate=place != "method"
             )

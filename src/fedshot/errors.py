@@ -28,10 +28,6 @@ class CheckpointError(FedshotError):
     """A checkpoint that is missing, damaged, or of another run."""
 
 
-class DivergedError(FedshotError, ValueError):
-    """A model whose answers are no longer numbers."""
-
-
 class QuorumError(FedshotError):
     """Too few clients gave a usable reply for the round to count."""
 

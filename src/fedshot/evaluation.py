@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedshot.data import Dataset, EpisodeSpec, Tasks
-from fedshot.errors import ConfigError, DivergedError
+from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn import Question, class_means, prototype_logits
 from fedshot.protocol import Answer
@@ -104,6 +104,7 @@ class Score:
         interval: half-width of the 95 % interval over episodes, 1.96 s / sqrt(n).
         episodes: how many were answered.
         unanswered: how many were not, because their client was lost.
+        diverged: answers with logits that are not finite; such queries count as wrong.
         tasks: hash of the episodes.
         transductive: whether predictions may depend on other queries.
         clients: mean accuracy of each client over the episodes it answered, by client id; empty
@@ -116,6 +117,7 @@ class Score:
     interval: float
     episodes: int
     unanswered: int
+    diverged: int
     tasks: str
     transductive: bool
     clients: dict[int, float]
@@ -136,17 +138,21 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
     An episode that several clients answered counts once, with their mean.
 
     Raises:
-        DivergedError: logits that are not finite; they are not scored as guesses.
         ValueError: logits that do not fit the queries, or fewer than two episodes answered.
     """
     by_episode: dict[int, list[float]] = defaultdict(list)
     by_client: dict[int, list[float]] = defaultdict(list)
     truth: dict[int, Tensor] = {}
+    diverged = 0
     for u, client, logits in answers:
         if u not in truth:
             truth[u] = exam.labels(u)
-        _check_logits(u, logits, truth[u])
-        right = float((logits.argmax(-1) == truth[u]).double().mean())
+        if logits.ndim != 2 or len(logits) != len(truth[u]):
+            raise ValueError(f"question {u} has {len(truth[u])} queries, not logits {form(logits)}")
+        # argmax of NaN is class 0: what is no number is wrong, not a guess.
+        sound = torch.isfinite(logits).all(-1)
+        diverged += not bool(sound.all())
+        right = float(((logits.argmax(-1) == truth[u]) & sound).double().mean())
         by_episode[u].append(right)
         if client is not None:
             by_client[client].append(right)
@@ -159,22 +165,13 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
         interval=1.96 * statistics.stdev(marks) / math.sqrt(len(marks)),
         episodes=len(marks),
         unanswered=len(exam) - len(marks),
+        diverged=diverged,
         tasks=exam.digest,
         transductive=transductive,
         clients=clients,
         worst_tenth=worst_tenth(list(clients.values())) if clients else None,
         per_episode=tuple(marks),
     )
-
-
-def _check_logits(u: int, logits: Tensor, truth: Tensor) -> None:
-    if logits.ndim != 2 or len(logits) != len(truth):
-        raise ValueError(f"question {u} has {len(truth)} queries; the logits are {form(logits)}")
-    if not bool(torch.isfinite(logits).all()):
-        raise DivergedError(
-            f"question {u}: logits are not finite, so the model has diverged. Lower the step sizes "
-            "(method.optimizer.lr, method.inner.lr), and start again."
-        )
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:

@@ -50,7 +50,7 @@ class Setting:
         self.dataset = config.data.load(find_data_dir(data_dir))
         self.split = config.split.of(self.dataset, config.data.split(self.dataset), self.key)
         self.split.check(self.dataset)
-        self.method: Method[Any] = config.method(config.model.build(self.dataset.shape))
+        self.method: Method[Any] = config.method(config.model.build(self.dataset))
         _check_way(self.method, config)
         base = self.dataset.images_of(self.split.base)
         self.deal: Deal = config.partition.deal(

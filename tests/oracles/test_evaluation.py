@@ -111,8 +111,20 @@ def test_the_worst_tenth_is_the_mean_of_the_lowest_values() -> None:
 def test_logits_that_are_not_numbers_are_not_scored_as_guesses() -> None:
     # argmax of a row of NaN is 0, which would pass a diverged model off as one that guesses.
     nan = torch.full((12, 3), math.nan)
-    with pytest.raises(ValueError, match="not finite"):
-        score([Answer(u, None, nan) for u in range(8)], exam())
+    found = score([Answer(u, None, nan) for u in range(8)], exam())
+    assert (found.accuracy, found.diverged) == (0.0, 8)
+
+
+def test_only_the_queries_that_diverged_count_as_wrong() -> None:
+    e = exam()
+    answers = []
+    for u in range(8):
+        logits = torch.nn.functional.one_hot(e.labels(u), 3).double()
+        logits[0] = math.inf
+        answers.append(Answer(u, None, logits))
+    found = score(answers, e)
+    assert found.accuracy == pytest.approx(11 / 12)
+    assert found.diverged == 8
 
 
 # Exams

@@ -498,19 +498,19 @@ def test_a_maml_answer_adapts_on_the_support_by_the_policy(policy: str, adapts: 
     _, stats = trained(conv4())
     start, parts = params, ["body", "head"] if adapts == "all" else ["head"]
 
-    def logits(w: Tree, x: Tensor) -> Tensor:
+    def logits(w: Tree, x: Tensor, policy: str) -> Tensor:
         h = by_hand(w, stats, e.support_x, x, policy)[1]
         return F.linear(h, w["head"]["weight"], w["head"]["bias"])
 
     for _ in range(3):
         some = {part: params[part] for part in parts}
         grad = torch.func.grad(
-            lambda s, w: F.cross_entropy(logits(w | s, e.support_x), e.support_y)
+            lambda s, w: F.cross_entropy(logits(w | s, e.support_x, "support"), e.support_y)
         )(some, params)
         params = params | tree.map(lambda w, g: w - 0.2 * g, some, grad)
     learner = Maml(model, InnerLoop(lr=0.2, steps=9, test_steps=3, adapts=adapts))
     got = learner.answer(start, stats if policy == "running" else {}, question(e))
-    torch.testing.assert_close(got, logits(params, e.query_x), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(got, logits(params, e.query_x, policy), rtol=1e-9, atol=1e-11)
 
 
 def test_lessons_pass_the_dropout_of_steps_and_queries_with_seeds_of_their_own() -> None:

@@ -14,7 +14,8 @@ from fedshot.errors import DataError
 
 
 def test_every_source_has_a_name_and_a_one_line_docstring():
-    assert sorted(SOURCES) == ["digits", "folder", "npz", "omniglot"]
+    assert list(SOURCES) == sorted(SOURCES)
+    assert {"digits", "folder", "news20", "npz", "omniglot", "texts"} <= SOURCES.keys()
     assert all((source.__doc__ or "").strip() for source in SOURCES.values())
 
 

@@ -234,5 +234,8 @@ def test_values_that_make_no_sense_are_refused(make: Any, text: str) -> None:
 def test_registries_build_with_their_defaults() -> None:
     for backbone in BACKBONES.values():
         for head in HEADS.values():
-            params, _ = Model(backbone(), head(), (8, 8, 1)).init(Key(0))
+            data: Any = {"shape": (8, 8, 1)}
+            if backbone.takes == "text":
+                data = {"shape": (9, 3), "table": torch.zeros(4, 3)}
+            params, _ = Model(backbone(), head(), **data).init(Key(0))
             assert set(params) == {"body", "head"}

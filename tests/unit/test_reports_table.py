@@ -101,7 +101,7 @@ def test_runs_that_are_not_seeds_of_one_thing_are_refused(runs, message):
 
 
 def test_a_score_and_its_dict_make_the_same_row():
-    found = Score(0.5, 0.1, 2, 0, "t", False, {}, None, (0.4, 0.6))
+    found = Score(0.5, 0.1, 2, 0, 0, "t", False, {}, None, (0.4, 0.6))
     one, other = Row("a", found), Row("a", found.to_json())
     for name in ("accuracy", "interval", "episodes", "tasks", "per_episode"):
         assert getattr(one, name) == getattr(other, name)

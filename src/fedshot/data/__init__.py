@@ -1,18 +1,33 @@
 """Datasets, partitions over clients, and episodes."""
 
+from fedshot.data.augment import Augment
+from fedshot.data.cifar import Cifar10, Cifar100
 from fedshot.data.dataset import ClassSplit, Dataset
 from fedshot.data.deals import PARTITIONS, Dirichlet, Iid, Shards, Users, WholeClasses
 from fedshot.data.episodes import ClientData, Episode, Tasks
 from fedshot.data.folder import ImageFolder
+from fedshot.data.hf import HF
+from fedshot.data.huffpost import HuffPost
+from fedshot.data.mini_imagenet import MiniImageNet
+from fedshot.data.mnist import FashionMnist, Mnist
+from fedshot.data.news import News20
 from fedshot.data.omniglot import Omniglot
 from fedshot.data.partition import Deal, Dealer, Partition, unable
 from fedshot.data.personal import Clusters, Pathological
+from fedshot.data.sent140 import Sent140, split_users
 from fedshot.data.sources import SOURCES, Digits, Npz, Source, find_data_dir
 from fedshot.data.spec import EpisodeSpec
+from fedshot.data.texts import Texts
+from fedshot.data.tiered_imagenet import TieredImageNet
+from fedshot.data.tokens import Tokens
 
 __all__ = [
+    "HF",
     "PARTITIONS",
     "SOURCES",
+    "Augment",
+    "Cifar10",
+    "Cifar100",
     "ClassSplit",
     "ClientData",
     "Clusters",
@@ -23,17 +38,27 @@ __all__ = [
     "Dirichlet",
     "Episode",
     "EpisodeSpec",
+    "FashionMnist",
+    "HuffPost",
     "Iid",
     "ImageFolder",
+    "MiniImageNet",
+    "Mnist",
+    "News20",
     "Npz",
     "Omniglot",
     "Partition",
     "Pathological",
+    "Sent140",
     "Shards",
     "Source",
     "Tasks",
+    "Texts",
+    "TieredImageNet",
+    "Tokens",
     "Users",
     "WholeClasses",
     "find_data_dir",
+    "split_users",
     "unable",
 ]

@@ -1,7 +1,7 @@
-"""Labelled images in memory, and which of their classes are for what.
+"""Labelled images or texts in memory, and which of their classes are for what.
 
-A dataset is one block of bytes, never a list of objects: it may be a memory map, and clients hold
-row numbers rather than copies.
+A dataset is a few blocks of bytes, never a list of objects: they may be memory maps, and clients
+hold row numbers rather than copies.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedshot.data.tokens import Tokens
 from fedshot.errors import DataError, nearest
 from fedshot.keys import Key
 
@@ -31,36 +32,28 @@ _MANY = 30  # classes above which an error names only the closest ones
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images `x` (uint8 [n, H, W, C]) and class numbers `y` (int64 [n]).
+    """Images `x` (uint8 [n, H, W, C]), or texts (`Tokens`), and class numbers `y` (int64 [n]).
 
     `users` are numbers from 0 on, never names. `standard` is the split the data came with, if any.
     """
 
     name: str
-    x: Pixels
+    x: Pixels | Tokens
     y: Ints
     class_names: tuple[str, ...]
     users: Ints | None = None
     standard: ClassSplit | None = None
+    known_digest: str | None = None  # set by the cache alone, which keeps it beside the images
 
     def __post_init__(self) -> None:
-        x, y, users = self.x, self.y, self.users
-        if x.dtype != np.uint8 or x.ndim != 4:
+        if not isinstance(self.x, Tokens):
+            _check_pixels(self.name, self.x)
+        y, users, n = self.y, self.users, len(self.x)
+        noun = "text" if self.is_text else "image"
+        if y.dtype != np.int64 or y.shape != (n,):
             raise DataError(
-                f"{self.name}: images are {x.dtype}{list(x.shape)}; expected uint8[n, H, W, C], "
-                "values 0 to 255. Scale and cast them first."
-            )
-        if not x.flags.c_contiguous:
-            raise DataError(
-                f"{self.name}: images are not contiguous in memory; expected C order. "
-                "Pass np.ascontiguousarray(x)."
-            )
-        if x.size == 0:
-            raise DataError(f"{self.name}: images are {list(x.shape)}; expected at least one image")
-        if y.dtype != np.int64 or y.shape != x.shape[:1]:
-            raise DataError(
-                f"{self.name}: labels are {y.dtype}{list(y.shape)}; expected int64[{len(x)}], one "
-                "for each image"
+                f"{self.name}: labels are {y.dtype}{list(y.shape)}; expected int64[{n}], one "
+                f"for each {noun}"
             )
         if y.min() < 0 or y.max() >= self.n_classes:
             raise DataError(
@@ -73,7 +66,7 @@ class Dataset:
         if users is not None and (users.dtype != np.int64 or users.shape != y.shape):
             raise DataError(
                 f"{self.name}: users are {users.dtype}{list(users.shape)}; expected "
-                f"int64[{len(x)}], one for each image"
+                f"int64[{n}], one for each {noun}"
             )
         if users is not None and users.min() < 0:
             raise DataError(
@@ -91,19 +84,37 @@ class Dataset:
         return len(self.class_names)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """The (height, width, channels) of an image."""
-        _, h, w, c = self.x.shape
-        return h, w, c
+    def is_text(self) -> bool:
+        """Whether these are texts; else they are images."""
+        return isinstance(self.x, Tokens)
+
+    @property
+    def pixels(self) -> Pixels:
+        """The images; raises DataError for texts."""
+        if isinstance(self.x, Tokens):
+            raise DataError(f"{self.name} holds texts; this needs images")
+        return self.x
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The (height, width, channels) of an image, or (longest length, vector size) of a text."""
+        if isinstance(self.x, Tokens):
+            return self.x.cut, self.x.dim
+        return self.x.shape[1:]
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of shapes, types, values and class names, as hex."""
+        if self.known_digest is not None:
+            return self.known_digest
         sha = hashlib.sha256()
-        sha.update(f"x:{self.x.dtype}{self.x.shape};y:{self.y.dtype}{self.y.shape};".encode())
-        rows = max(1, _CHUNK // max(1, self.x[0].nbytes))
-        for start in range(0, len(self.x), rows):
-            sha.update(self.x[start : start + rows].data)
+        if isinstance(self.x, Tokens):
+            self.x.hash_into(sha)
+        else:
+            sha.update(f"x:{self.x.dtype}{self.x.shape};y:{self.y.dtype}{self.y.shape};".encode())
+            rows = max(1, _CHUNK // max(1, self.x[0].nbytes))
+            for start in range(0, len(self.x), rows):
+                sha.update(self.x[start : start + rows].data)
         sha.update(np.ascontiguousarray(self.y).data)
         if self.users is not None:
             sha.update(b"users")
@@ -113,7 +124,7 @@ class Dataset:
         return sha.hexdigest()
 
     def images_of(self, classes: Iterable[int]) -> Ints:
-        """Return the sorted row numbers of the images of these classes."""
+        """Return the sorted row numbers of the images (or texts) of these classes."""
         wanted = np.zeros(self.n_classes, dtype=bool)
         for c in classes:
             if not 0 <= c < self.n_classes:
@@ -199,6 +210,21 @@ class ClassSplit:
             tuple(sorted(order[ends[0] : ends[1]])),
             tuple(sorted(order[ends[1] :])),
         )
+
+
+def _check_pixels(name: str, x: Pixels) -> None:
+    if x.dtype != np.uint8 or x.ndim != 4:
+        raise DataError(
+            f"{name}: images are {x.dtype}{list(x.shape)}; expected uint8[n, H, W, C], "
+            "values 0 to 255. Scale and cast them first."
+        )
+    if not x.flags.c_contiguous:
+        raise DataError(
+            f"{name}: images are not contiguous in memory; expected C order. "
+            "Pass np.ascontiguousarray(x)."
+        )
+    if x.size == 0:
+        raise DataError(f"{name}: images are {list(x.shape)}; expected at least one image")
 
 
 def _read(dataset: Dataset, numbers: dict[str, int], part: str, entry: str) -> Iterable[int]:

@@ -1,7 +1,8 @@
 """Episodes: a few classes, a few labelled images of each (support), and images to label (query).
 
 Row numbers are drawn first and images gathered after, so that a list of test tasks is small, can
-be hashed, and is the same for every method. Shapes are exact; nothing is padded here.
+be hashed, and is the same for every method. Numbers of images are exact. Texts stand in for images
+throughout; those of an episode are filled up with 0 to the length of its longest.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.spec import EpisodeSpec
+from fedshot.data.tokens import Tokens
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
@@ -28,11 +30,11 @@ Rows: TypeAlias = Ints | tuple[Ints, ...]
 
 
 class Episode(NamedTuple):
-    """One task, images as bytes. Labels count the episode's classes from 0."""
+    """One task, images as bytes or texts as words. Labels count the episode's classes from 0."""
 
-    support_x: Tensor  # uint8 [way * shot, H, W, C]
+    support_x: Tensor  # uint8 [way * shot, H, W, C], or int32 [way * shot, L]
     support_y: Tensor  # int64 [way * shot]
-    query_x: Tensor  # uint8 [queries, H, W, C]
+    query_x: Tensor  # uint8 [queries, H, W, C], or int32 [queries, L]
     query_y: Tensor  # int64 [queries]
     classes: Tensor  # int64 [way]: the dataset's number of class 0, 1, ...
 
@@ -63,9 +65,9 @@ class ClientData:
         return _gather(self.dataset, classes, support, query)
 
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw n images (uint8 [n, H, W, C]) and the dataset's labels (int64 [n]).
+        """Draw n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and their labels (int64 [n]).
 
-        They are distinct, unless n is more than there are.
+        Labels are the dataset's. The rows are distinct, unless n is more than there are.
         """
         if self.n == 0 or n < 1:
             raise DataError(
@@ -172,7 +174,9 @@ def _block(arrays: list[Ints]) -> Rows:
     return tuple(arrays)
 
 
-def _images(dataset: Dataset, rows: Ints) -> Tensor:
+def _images(dataset: Dataset, rows: Ints, length: int | None = None) -> Tensor:
+    if isinstance(dataset.x, Tokens):
+        return torch.from_numpy(dataset.x.rows(rows, length))
     # `take` reads only these rows, from a memory map too; the copy is ours, so torch may hold it.
     return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
 
@@ -181,10 +185,14 @@ def _gather(dataset: Dataset, classes: Ints, support: Ints, query: Ints) -> Epis
     def labels(rows: Ints) -> Tensor:
         return torch.from_numpy((dataset.y[rows][:, None] == classes).argmax(axis=1))
 
+    length = None
+    if isinstance(dataset.x, Tokens):  # one for both, so that they can be stacked
+        words = (dataset.x.lengths(rows).max(initial=1) for rows in (support, query))
+        length = int(max(words))
     return Episode(
-        _images(dataset, support),
+        _images(dataset, support, length),
         labels(support),
-        _images(dataset, query),
+        _images(dataset, query, length),
         labels(query),
         torch.from_numpy(classes.astype(np.int64)),
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from fedshot.data.archives import Archive
 from fedshot.data.dataset import Pixels
 from fedshot.errors import DataError
 
@@ -32,7 +32,8 @@ _UNREADABLE = (
     struct.error,
     zlib.error,
 )
-DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, struct.error)
+_BLOCK, _JOB = 1024, 32  # pictures held in memory at once, and handed to a thread at once
+_LARGEST = 1 << 26  # pixels of a picture that we are asked to scale down
 
 
 def workers() -> ThreadPoolExecutor:
@@ -54,6 +55,55 @@ def readable(name: object) -> Iterator[None]:
         raise DataError(
             f"image {name} cannot be read ({error}). Replace it, or remove it from the folder."
         ) from error
+
+
+def decoded(
+    archive: Archive,
+    members: Sequence[str],
+    shape: tuple[int, int, int],
+    convert: Callable[[bytes, str], Pixels],
+) -> Iterator[Pixels]:
+    """Yield the pictures' rows in order, a block at a time; a block is overwritten by the next.
+
+    Threads, not processes: Pillow and zlib release Python's lock on pictures of 84 pixels, where
+    the work is; 24,000 pictures of 32 pixels take 2 s either way, less than processes need to
+    start and to send their rows back.
+    """
+    block = np.empty((min(_BLOCK, len(members)), *shape), dtype=np.uint8)
+
+    def fill(start: int, first: int, last: int) -> None:
+        for i in range(first, last):
+            name = members[start + i]
+            block[i] = convert(archive.read(name), f"{archive.path}: {name}")
+
+    with workers() as pool:
+        for start in range(0, len(members), len(block)):
+            n = min(len(block), len(members) - start)
+            jobs = [pool.submit(fill, start, i, min(i + _JOB, n)) for i in range(0, n, _JOB)]
+            try:
+                for job in jobs:
+                    job.result()
+            finally:
+                for job in jobs:
+                    job.cancel()
+            yield block[:n]
+
+
+def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixels:
+    """Return a square colour picture as uint8 [size, size, 3]; `remedy` ends the refusal."""
+    with readable(name), Image.open(BytesIO(data), formats=["PNG", "JPEG"]) as image:
+        if image.size != (size, size):
+            if not resize:
+                w, h = image.size
+                raise DataError(f"image {name} is {w}x{h} pixels; expected {size}x{size}. {remedy}")
+            if image.width * image.height > _LARGEST:
+                raise DataError(
+                    f"image {name} is {image.width}x{image.height}, more than {_LARGEST} pixels. "
+                    "Remove it, or scale it down first."
+                )
+            plain = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            return np.asarray(plain)
+        return np.asarray(image.convert("RGB"))
 
 
 def decode(source: Path | bytes, name: object, channels: int, size: int | None) -> Pixels:
@@ -82,16 +132,3 @@ def decode(source: Path | bytes, name: object, channels: int, size: int | None) 
             plain = plain.resize((size, size), Image.Resampling.BILINEAR)  # antialiased
         pixels = np.asarray(plain)
     return pixels.reshape(*pixels.shape[:2], channels)
-
-
-@contextmanager
-def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; a damaged one is a DataError that names it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except DAMAGE as error:
-        raise DataError(
-            f"{path} is not a whole zip file ({error}). It was probably cut off; fetch or write it "
-            "again."
-        ) from error

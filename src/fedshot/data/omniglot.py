@@ -7,9 +7,10 @@ rotations (1028 training, 172 validation and 423 test characters).
 from __future__ import annotations
 
 import re
-import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -17,19 +18,26 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fedshot.data.archives import Archive, home, opened
+from fedshot.data.cache import Labels, Put, cached
 from fedshot.data.dataset import ClassSplit, Dataset, Pixels
-from fedshot.data.images import opened_zip, readable, workers
+from fedshot.data.images import decoded, readable
+from fedshot.data.splits import PARTS, PUBLISHED, beside, packaged, read_text, to_split
 from fedshot.errors import DataError
 
-_ZIPS = ("images_background.zip", "images_evaluation.zip")
-_PARTS = ("train", "val", "test")
-_MEMBER = re.compile(r"images_(?:background|evaluation)/([^/]+/character\d+)/\d+_\d+\.png")
-_LARGEST = 1 << 20  # bytes; a drawing has a few hundred
+_HALVES = ("images_background", "images_evaluation")
+_MEMBER = re.compile(r"(?:.*/)?([^/]+/character\d+)/\d+_\d+\.png")
+_LARGEST = 1 << 20  # bytes, and pixels; a drawing has a few hundred bytes, 105 x 105 pixels
+_CHARACTERS = 1623
 
 
 @dataclass(frozen=True)
 class Omniglot:
-    """Drawings from `<data_dir>/omniglot`, ink 255 on 0, scaled to `size` by averaging."""
+    """Drawings from `<data_dir>/omniglot`, ink 255 on 0, scaled to `size` by averaging.
+
+    Needs `images_background.zip` and `images_evaluation.zip` as published, or the folders unpacked
+    from them. `splits_vinyals/{train,val,test}.txt` replace the split of Vinyals et al. if there.
+    """
 
     size: int = 28
 
@@ -38,67 +46,89 @@ class Omniglot:
             raise DataError(f"size is {self.size}; expected 1 to 1024 (drawings are 105 wide)")
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read the two zip files and the split as they were published; nothing is unpacked."""
-        folder = _folder(data_dir)
-        members = sorted(chain.from_iterable(_drawings(folder / name) for name in _ZIPS))
-        names = tuple(dict.fromkeys(name for name, _, _ in members))
-        numbers = {name: c for c, name in enumerate(names)}
-        x = np.empty((len(members), self.size, self.size, 1), dtype=np.uint8)
-
-        def fill(i: int) -> None:
-            _, member, data = members[i]
-            x[i, :, :, 0] = _decode(data, member, self.size)
-
-        with workers() as pool:
-            for _ in pool.map(fill, range(len(members)), chunksize=512):
-                pass
-        y = np.array([numbers[name] for name, _, _ in members], dtype=np.int64)
-        parts = [_read_split(folder / "splits_vinyals" / f"{part}.txt", numbers) for part in _PARTS]
-        return Dataset("omniglot", x, y, names, standard=ClassSplit(*parts))
+        """Read both halves, the first time into the cache; nothing is unpacked."""
+        wanted = " and ".join(f"{half}.zip" for half in _HALVES)
+        folder = home(data_dir, "omniglot", "omniglot", wanted)
+        places = [_place(folder, half) for half in _HALVES]
+        own = [folder / "splits_vinyals" / f"{part}.txt" for part in PUBLISHED]
+        lists = None
+        if beside(own):
+            lists = {part: read_text(path).split() for part, path in zip(PARTS, own, strict=True)}
+        build = partial(_build, places, self.size)
+        dataset = cached("omniglot", places, {"size": self.size}, build)
+        if lists is not None:
+            split = to_split(own, lists, dataset.class_names)
+        else:
+            _check_count(folder, dataset)
+            split = to_split("the split of Vinyals et al.", _published(), dataset.class_names)
+        return replace(dataset, standard=split)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return the split of Vinyals et al."""
         return dataset.standard
 
 
-def _folder(data_dir: Path | None) -> Path:
-    if data_dir is None:
+def _published() -> dict[str, list[str]]:
+    return {
+        part: [f"{alphabet}/character{n:02}" for alphabet, ns in alphabets.items() for n in ns]
+        for part, alphabets in packaged("omniglot").items()
+    }
+
+
+def _check_count(folder: Path, dataset: Dataset) -> None:
+    if dataset.n_classes != _CHARACTERS:
         raise DataError(
-            "omniglot needs a data folder and none is given. Set $FEDSHOT_DATA, or the option "
-            f"`data_dir`, to the folder that holds omniglot/{_ZIPS[0]} and omniglot/{_ZIPS[1]}."
+            f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch both "
+            "halves again, or add a split of your own as splits_vinyals/{train,val,test}.txt."
         )
-    folder = data_dir / "omniglot"
-    for name in (*_ZIPS, *(f"splits_vinyals/{part}.txt" for part in _PARTS)):
-        if not (folder / name).is_file():
-            raise DataError(
-                f"omniglot: {folder / name} is missing. Put the file {name} into {folder}."
-            )
-    return folder
 
 
-def _drawings(path: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Yield (class name, member name, PNG bytes) of one zip file."""
-    found = False
-    with opened_zip(path) as archive:
-        for member in archive.infolist():
-            match = _MEMBER.fullmatch(member.filename)
-            if match:
-                found = True
-                yield match[1], member.filename, _bytes(path, archive, member)
+def _place(folder: Path, half: str) -> Path:
+    """Return the zip file of a half, or the folder unpacked from it."""
+    for path in (folder / f"{half}.zip", folder / half):
+        if path.exists():
+            return path
+    raise DataError(
+        f"omniglot: {folder / half}.zip is missing. Put the file {half}.zip into {folder}, or run "
+        "`fedshot data get omniglot`."
+    )
+
+
+def _build(places: Sequence[Path], size: int, put: Put) -> Labels:
+    with ExitStack() as stack:
+        halves = [stack.enter_context(opened(place)) for place in places]
+        rows = sorted(chain.from_iterable(_drawings(i, half) for i, half in enumerate(halves)))
+        names = tuple(dict.fromkeys(name for name, _, _ in rows))
+        numbers = {name: c for c, name in enumerate(names)}
+        y = np.array([numbers[name] for name, _, _ in rows], dtype=np.int64)
+        shape = (size, size, 1)
+
+        def blocks() -> Iterator[Pixels]:
+            # One half at a time, as an alphabet lies in one of them: sorted runs stay long.
+            start = 0
+            while start < len(rows):
+                half = rows[start][1]
+                end = start
+                while end < len(rows) and rows[end][1] == half:
+                    end += 1
+                members = [member for _, _, member in rows[start:end]]
+                yield from decoded(halves[half], members, shape, partial(_decode, size=size))
+                start = end
+
+        put((len(rows), *shape), blocks())
+        return Labels(y, names)
+
+
+def _drawings(i: int, archive: Archive) -> list[tuple[str, int, str]]:
+    """Return (class name, half, member name) of one half's drawings."""
+    matches = [_MEMBER.fullmatch(name) for name in archive.names]
+    found = [(match[1], i, match[0]) for match in matches if match]
     if not found:
         raise DataError(
-            f"{path} holds no drawings; expected members such as "
+            f"{archive.path} holds no drawings; expected members such as "
             "images_background/Greek/character01/0394_01.png. Download the file again."
         )
-
-
-def _bytes(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    if member.file_size > _LARGEST:
-        raise DataError(
-            f"{path}: {member.filename} has {member.file_size} bytes; a drawing has a few hundred. "
-            "Download the file again."
-        )
-    return archive.read(member)
+    return found
 
 
 def _decode(data: bytes, name: str, size: int) -> Pixels:
@@ -106,15 +136,4 @@ def _decode(data: bytes, name: str, size: int) -> Pixels:
         if image.width * image.height > _LARGEST:
             raise DataError(f"image {name} is {image.size}; drawings are 105 x 105 pixels")
         paper = image.convert("L").resize((size, size), Image.Resampling.BOX)
-        return 255 - np.asarray(paper)
-
-
-def _read_split(path: Path, numbers: dict[str, int]) -> tuple[int, ...]:
-    names = path.read_text(encoding="utf-8").split()
-    for name in names:
-        if name not in numbers:
-            raise DataError(
-                f"{path} names {name!r}, of which the zip files hold no drawing; expected lines "
-                "such as Greek/character01. Download the split and the zip files again."
-            )
-    return tuple(sorted(numbers[name] for name in names))
+        return 255 - np.asarray(paper)[:, :, None]

@@ -9,10 +9,19 @@ from typing import Protocol
 
 import numpy as np
 
+from fedshot.data.archives import DAMAGE, opened_zip
+from fedshot.data.cifar import Cifar10, Cifar100
 from fedshot.data.dataset import ClassSplit, Dataset, Ints
 from fedshot.data.folder import ImageFolder
-from fedshot.data.images import DAMAGE, opened_zip
+from fedshot.data.hf import HF
+from fedshot.data.huffpost import HuffPost
+from fedshot.data.mini_imagenet import MiniImageNet
+from fedshot.data.mnist import FashionMnist, Mnist
+from fedshot.data.news import News20
 from fedshot.data.omniglot import Omniglot
+from fedshot.data.sent140 import Sent140
+from fedshot.data.texts import Texts
+from fedshot.data.tiered_imagenet import TieredImageNet
 from fedshot.errors import DataError
 
 _ARRAYS = ("x", "y", "class_names", "users")
@@ -142,8 +151,19 @@ def find_data_dir(option: str | None) -> Path | None:
 
 
 SOURCES: dict[str, type[Source]] = {
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
     "digits": Digits,
+    "fashion_mnist": FashionMnist,
     "folder": ImageFolder,
+    "hf": HF,
+    "huffpost": HuffPost,
+    "mini_imagenet": MiniImageNet,
+    "mnist": Mnist,
+    "news20": News20,
     "npz": Npz,
     "omniglot": Omniglot,
+    "sent140": Sent140,
+    "texts": Texts,
+    "tiered_imagenet": TieredImageNet,
 }

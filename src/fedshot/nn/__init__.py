@@ -14,13 +14,18 @@ from fedshot.nn.prototypes import (
     prototype_logits,
     squared_distances,
 )
+from fedshot.nn.recurrent import GRU, BiLSTM
+from fedshot.nn.resnet import ResNet12
+from fedshot.nn.set_transformer import Queries, SetTransformer
 from fedshot.nn.training import Lessons, Trained, check_budget, draw_lessons, local_sgd
 
 __all__ = [
     "BACKBONES",
+    "GRU",
     "HEADS",
     "MLP",
     "Backbone",
+    "BiLSTM",
     "Conv4",
     "CosineHead",
     "Head",
@@ -35,7 +40,10 @@ __all__ = [
     "OptState",
     "Optimizer",
     "Proto",
+    "Queries",
     "Question",
+    "ResNet12",
+    "SetTransformer",
     "Trained",
     "TwoLayerHead",
     "accuracy",

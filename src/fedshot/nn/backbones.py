@@ -1,11 +1,11 @@
-"""Backbones: images in, one row of features each out."""
+"""Backbones: images or texts in, one row of features each out."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
@@ -14,8 +14,10 @@ from torch import Tensor
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn.layers import (
+    Shape,
     batch_norm,
     channels_last,
+    check_rate,
     conv,
     dropout,
     init_conv,
@@ -24,17 +26,37 @@ from fedshot.nn.layers import (
     linear,
 )
 from fedshot.nn.mode import Mode
+from fedshot.nn.recurrent import GRU, BiLSTM
+from fedshot.nn.resnet import ResNet12
 from fedshot.tree import Tree
-
-Shape = tuple[int, int, int]  # height, width, channels of the images
 
 
 @runtime_checkable
 class Backbone(Protocol):
-    """What turns prepared images into features. Configuration only: parameters are a tree."""
+    """What turns prepared images or texts into features.
+
+    Configuration only: parameters are a tree. Prepared images are float [n, C, H, W] for a `shape`
+    of (H, W, C). Prepared texts are float [n, L, d + 1] for a `shape` of (cut, d), L at most cut:
+    word vectors, then a last column that is 1 for a word and 0 for the padding after the words.
+    """
+
+    @property
+    def takes(self) -> Literal["images", "text"]:
+        """What it reads."""
+        ...
+
+    @property
+    def vmappable(self) -> bool:
+        """Whether `apply` runs under `torch.func.vmap` over parameters, statistics, data, seed."""
+        ...
+
+    @property
+    def norm_policies(self) -> tuple[str, ...]:
+        """The batch-norm policies that make a difference; ("running",) without batch norm."""
+        ...
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw (parameters, statistics) for images of `shape`."""
+        """Draw (parameters, statistics) for data of `shape`."""
         ...
 
     def out_features(self, shape: Shape) -> int:
@@ -42,7 +64,7 @@ class Backbone(Protocol):
         ...
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features [n, out_features], statistics) of x [n, C, H, W]."""
+        """Return (features [n, out_features], statistics) of prepared data."""
         ...
 
 
@@ -51,7 +73,12 @@ class MLP:
     """Flatten, then linear-ReLU(-dropout) per hidden layer; no batch norm.
 
     The features are the last hidden layer's. With `hidden=()` they are the pixels themselves.
+    Runs under `vmap` as it stands, and is quicker so while the layers are small.
     """
+
+    takes: ClassVar[Literal["images"]] = "images"
+    vmappable: ClassVar[bool] = True
+    norm_policies: ClassVar[tuple[str, ...]] = ("running",)  # no batch norm: all do the same
 
     hidden: tuple[int, ...] = (64, 64)
     dropout: float = 0.0
@@ -59,7 +86,7 @@ class MLP:
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden is {self.hidden}; expected widths of at least 1.")
-        _check_rate(self.dropout)
+        check_rate(self.dropout)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Draw the layers `linear1`, `linear2`, ...; there are no statistics."""
@@ -89,7 +116,12 @@ class Conv4:
 
     The ReLU comes after the pool: maximum and ReLU commute, and a quarter of the elements is left.
     A pool is left out where the map is already narrower than 2 pixels. 84 px give 5x5 x width.
+    It runs under `vmap`, slower than in a loop on a CPU; see `batch_norm` for what that needs.
     """
+
+    takes: ClassVar[Literal["images"]] = "images"
+    vmappable: ClassVar[bool] = True
+    norm_policies: ClassVar[tuple[str, ...]] = ("running", "support", "transductive")
 
     width: int = 64
     dropout: float = 0.0
@@ -97,7 +129,7 @@ class Conv4:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ConfigError(f"width is {self.width}; expected at least 1 channel.")
-        _check_rate(self.dropout)
+        check_rate(self.dropout)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Draw `conv1`, `norm1`, ... and the statistics of the norms."""
@@ -146,9 +178,10 @@ def _without_bias_gradient(p: Tree) -> Tree:
     return {"weight": p["weight"], "bias": p["bias"].detach() + p["bias"][:0].sum()}
 
 
-def _check_rate(rate: float) -> None:
-    if not 0.0 <= rate < 1.0:
-        raise ConfigError(f"dropout is {rate}; expected a rate in [0, 1).")
-
-
-BACKBONES: dict[str, type[Backbone]] = {"mlp": MLP, "conv4": Conv4}
+BACKBONES: dict[str, type[Backbone]] = {
+    "mlp": MLP,
+    "conv4": Conv4,
+    "resnet12": ResNet12,
+    "gru": GRU,
+    "bilstm": BiLSTM,
+}

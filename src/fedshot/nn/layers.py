@@ -17,6 +17,8 @@ from fedshot.keys import Key
 from fedshot.nn.mode import Mode, mix64
 from fedshot.tree import Tree
 
+Shape = tuple[int, ...]  # (height, width, channels) of images, (words, vector length) of texts
+
 EPS = 1e-5  # added to a variance before the root, as in torch
 
 _MIX32 = (-2048144789, -1028477387)  # multipliers of the 32-bit murmur finaliser, signed
@@ -42,7 +44,11 @@ def init_linear(key: Key, n_in: int, n_out: int, dtype: torch.dtype) -> Tree:
 
 def init_linear_head(key: Key, n_in: int, n_out: int, dtype: torch.dtype) -> Tree:
     """Return a linear layer whose outputs are logits: uniform in +-1/sqrt(n_in), bias too."""
-    bound = 1.0 / math.sqrt(n_in)
+    return init_uniform(key, n_in, n_out, 1.0 / math.sqrt(n_in), dtype)
+
+
+def init_uniform(key: Key, n_in: int, n_out: int, bound: float, dtype: torch.dtype) -> Tree:
+    """Return a linear layer with weight and bias uniform in +-bound."""
     return {
         "weight": _uniform(key.at("weight"), (n_out, n_in), bound, dtype),
         "bias": _uniform(key.at("bias"), (n_out,), bound, dtype),
@@ -54,19 +60,23 @@ def linear(p: Tree, x: Tensor) -> Tensor:
     return F.linear(x, p["weight"], p["bias"])
 
 
-def init_conv(key: Key, c_in: int, c_out: int, kernel: int, dtype: torch.dtype) -> Tree:
-    """Return a square convolution: Kaiming-normal weight, zero bias."""
+def init_conv(
+    key: Key, c_in: int, c_out: int, kernel: int, dtype: torch.dtype, *, bias: bool = True
+) -> Tree:
+    """Return a square convolution: Kaiming-normal weight, zero bias (or none)."""
     shape = (c_out, c_in, kernel, kernel)
     weight = _kaiming(key.at("weight"), shape, c_in * kernel * kernel, dtype)
+    if not bias:
+        return {"weight": weight}
     return {"weight": weight, "bias": torch.zeros(c_out, dtype=dtype)}
 
 
 def conv(p: Tree, x: Tensor) -> Tensor:
-    """Return the 3x3 convolution with padding 1: a map of the same height and width."""
+    """Return the convolution with an odd kernel, padded: a map of the same height and width."""
     # Laid out plainly, so that the result is a function of the weight's values alone: torch rounds
     # small maps otherwise when the weight is channels-last. No copy is made of a plain one.
     weight = p["weight"].reshape(-1).view(p["weight"].shape)
-    return F.conv2d(x, weight, p["bias"], padding=1)
+    return F.conv2d(x, weight, p.get("bias"), padding=weight.shape[-1] // 2)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -135,18 +145,29 @@ def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
     """
     if not mode.train or rate == 0.0:
         return x
-    if mode.seed is None:
-        raise ConfigError("dropout in training needs a seed; pass Mode(seed=key.tensor()).")
-    keep = keep_mask(x.shape, rate, mode.layer(site).seed)
+    keep = keep_mask(x.shape, rate, site_seed(mode, site))
     return x * keep.to(x.dtype) * (1.0 / (1.0 - rate))
 
 
-def keep_mask(shape: torch.Size, rate: float, seed: Tensor | None) -> Tensor:
+def check_rate(rate: float, name: str = "dropout") -> None:
+    """Refuse a share of elements to drop that is not one."""
+    if not 0.0 <= rate < 1.0:
+        raise ConfigError(f"{name} is {rate}; expected a rate in [0, 1).")
+
+
+def site_seed(mode: Mode, site: int) -> Tensor:
+    """Return the seed of the noise at one site of a net."""
+    seed = mode.layer(site).seed
+    if seed is None:
+        raise ConfigError("dropout in training needs a seed; pass Mode(seed=key.tensor()).")
+    return seed
+
+
+def keep_mask(shape: torch.Size, rate: float, seed: Tensor) -> Tensor:
     """Return a bool mask that is False with probability `rate`, from a counter and a hash.
 
     Two keyed rounds of the murmur finaliser on 32-bit words: half the traffic of 64-bit ones.
     """
-    assert seed is not None
     high, low = _words(mix64(seed))
     counter = torch.arange(math.prod(shape), dtype=torch.int32, device=seed.device)
     bits = _mix32(_mix32(counter * _STRIDE32 ^ high) + low)

@@ -10,6 +10,10 @@ Batch norm follows the model's policy:
 | running | statistics of the batch; one pass an episode moves the running ones | running |
 | support | statistics of the batch | those of the support set, for support and queries |
 | transductive | statistics of the batch | each batch its own, the queries' included |
+
+Under `running`, MAML adapts with the statistics of the support set at test as in training, and the
+running ones serve the pass that made them, that of the queries after adaptation. Adapting under
+running statistics, which belong to adapted weights, makes the inner steps diverge.
 """
 
 from __future__ import annotations
@@ -175,8 +179,9 @@ class Maml:
 
     def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
         """Return the logits of the queries after adapting to the support, without dropout."""
+        steps = self.inner.test_steps
+        adapted = self._adapt(params, stats, question, Mode(norm="batch"), steps, False)
         support, query = test_modes(self.model)
-        adapted = self._adapt(params, stats, question, support, self.inner.test_steps, False)
         with torch.no_grad():
             if self.model.norm_policy == "support":
                 _, stats = self.model.features(adapted, stats, question.support_x, support)

@@ -1,11 +1,13 @@
-"""A model: a backbone, an optional head, and how images become numbers."""
+"""A model: a backbone, an optional head, and how images or words become numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
 from fedshot.errors import ConfigError
@@ -20,25 +22,27 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Model:
-    """A backbone, an optional head, and how images become numbers.
+    """A backbone, an optional head, and how images or words become numbers.
 
-    `shape` is (height, width, channels). `norm_policy` says which batch-norm statistics a test
-    uses: "running" those of training, "support" those of the support set, "transductive" those of
-    the query batch. Parameters are `{"body": ..., "head": ...}`, without "head" when there is
-    none; statistics hold tensors only, and are `{}` unless the policy is "running".
+    `shape` is (height, width, channels) for images. For texts it is (longest length, d), and
+    `table` [V, d] holds the frozen word vectors, row 0 for padding. `norm_policy` says which
+    batch-norm statistics a test uses: "running" those of training, "support" those of the support
+    set, "transductive" those of the query batch. Parameters are `{"body": ..., "head": ...}`,
+    without "head" when there is none; statistics hold tensors only, and are `{}` unless the policy
+    is "running".
     """
 
     backbone: Backbone
     head: Head | None
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     norm_policy: Literal["running", "support", "transductive"] = "running"
     dtype: Literal["float32", "float64"] = "float32"
     pixel_mean: float = 0.5
     pixel_std: float = 0.5
+    table: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.shape) != 3 or min(self.shape) < 1:
-            raise ConfigError(f"shape is {self.shape}; expected (height, width, channels).")
+        self._check_kind()
         if self.norm_policy not in ("running", "support", "transductive"):
             raise ConfigError(
                 f"norm_policy is {self.norm_policy!r}; expected 'running', 'support' or "
@@ -48,6 +52,23 @@ class Model:
             raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
         if not self.pixel_std > 0:
             raise ConfigError(f"pixel_std is {self.pixel_std}; expected a number above 0.")
+
+    def _check_kind(self) -> None:
+        """Refuse a shape, a table or a backbone that is for the other kind of data."""
+        given = "images" if self.table is None else "text"
+        names = "(height, width, channels)" if given == "images" else "(longest length, d)"
+        if len(self.shape) != (3 if given == "images" else 2) or min(self.shape) < 1:
+            raise ConfigError(f"shape is {self.shape}; expected {names}.")
+        if self.table is not None and (self.table.ndim != 2 or len(self.table.T) != self.shape[1]):
+            raise ConfigError(
+                f"table is {list(self.table.shape)}; expected word vectors [V, {self.shape[1]}]."
+            )
+        takes = getattr(self.backbone, "takes", "images")
+        if takes != given:
+            raise ConfigError(
+                f"{type(self.backbone).__name__} takes {takes}, and the data are {given}. Choose a "
+                f"model.backbone for {given}, or other data."
+            )
 
     @property
     def out_features(self) -> int:
@@ -68,10 +89,21 @@ class Model:
         return params, stats if self.norm_policy == "running" else {}
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return (x / 255 - pixel_mean) / pixel_std as float [n, C, H, W] of uint8 [n, H, W, C].
+        """Return the numbers that the backbone takes.
 
-        The memory stays channels-last, which is both free and the quicker form for convolutions.
+        Of images, uint8 [n, H, W, C]: (x / 255 - pixel_mean) / pixel_std as float [n, C, H, W]. The
+        memory stays channels-last, which is both free and the quicker form for convolutions.
+
+        Of texts, int32 [n, L]: float [n, L, d + 1], word vectors and then a column that is 1 for a
+        word, known or not, and 0 for padding.
         """
+        if self.table is not None:
+            if x.dtype != torch.int32 or x.ndim != 2:
+                raise ConfigError(
+                    f"texts are {x.dtype} of shape {list(x.shape)}; this model takes int32 of "
+                    "shape [n, L]."
+                )
+            return F.embedding(x, self._words)
         if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.shape:
             raise ConfigError(
                 f"images are {x.dtype} of shape {list(x.shape)}; this model takes uint8 of shape "
@@ -80,19 +112,34 @@ class Model:
         x = x.permute(0, 3, 1, 2).to(self.torch_dtype)
         return x * (1.0 / (255.0 * self.pixel_std)) - self.pixel_mean / self.pixel_std
 
-    def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features [n, out_features], statistics) of images.
+    @cached_property
+    def _words(self) -> Tensor:
+        """The table with the column that tells words from padding: one lookup fetches both."""
+        assert self.table is not None
+        real = torch.ones(len(self.table), 1)
+        real[0] = 0
+        return torch.cat([self.table, real], dim=1).to(self.torch_dtype)
 
-        `x` is uint8 [n, H, W, C], or what `prepare` made of it.
+    def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features [n, out_features], statistics) of images or texts.
+
+        `x` is uint8 [n, H, W, C] or int32 [n, L], or what `prepare` made of it.
         """
-        height, width, channels = self.shape
         if not x.is_floating_point():
             x = self.prepare(x)
-        elif tuple(x.shape[1:]) != (channels, height, width):
-            raise ConfigError(
-                f"prepared images have shape {list(x.shape)}; this model takes float of shape "
-                f"[n, {channels}, {height}, {width}]. Set `shape` to that of the data."
-            )
+        elif self.table is not None:
+            if x.ndim != 3 or x.shape[2] != self.shape[1] + 1:
+                raise ConfigError(
+                    f"prepared texts have shape {list(x.shape)}; this model takes float of shape "
+                    f"[n, L, {self.shape[1] + 1}]."
+                )
+        else:
+            height, width, channels = self.shape
+            if tuple(x.shape[1:]) != (channels, height, width):
+                raise ConfigError(
+                    f"prepared images have shape {list(x.shape)}; this model takes float of shape "
+                    f"[n, {channels}, {height}, {width}]. Set `shape` to that of the data."
+                )
         return self.backbone.apply(params["body"], stats, x, mode)
 
     def logits(self, params: Tree, h: Tensor) -> Tensor:

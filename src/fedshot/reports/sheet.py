@@ -33,6 +33,7 @@ def contact_sheet(
     Raises:
         DataError: nothing to draw, or images with 2 or more than 4 channels.
     """
+    pixels = dataset.pixels
     h, w, channels = dataset.shape
     if channels not in _MODES:
         raise DataError(f"{dataset.name}: images have {channels} channels; a sheet shows 1, 3 or 4")
@@ -53,7 +54,7 @@ def contact_sheet(
         top = _GAP + row * cell_h
         pen.text((_GAP, top + (cell_h - _GAP) / 2), name, fill="#33363c", font=font, anchor="lm")
         for column, i in enumerate(dataset.images_of([c])[:per_class].tolist()):
-            sheet.paste(_image(dataset.x[i], scale), (left + column * cell_w, top))
+            sheet.paste(_image(pixels[i], scale), (left + column * cell_w, top))
     return sheet
 
 

@@ -1,0 +1,88 @@
+"""Random crops, flips and colour changes of whole batches of images; off unless asked for.
+
+Each image gets its own crop, flip and colours, all drawn under one key. Crops and flips are exact;
+colours go through float32, so another kind of processor may round a pixel differently by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshot.errors import DataError
+from fedshot.keys import Key
+
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is changed at random in training images.
+
+    `crop_padding` adds that many black pixels on each side and cuts the old size out at a random
+    place. `flip` mirrors left and right half the time. `jitter` in [0, 1) scales brightness,
+    contrast and saturation, in this order, each by a factor uniform in [1 - jitter, 1 + jitter].
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop_padding < 0:
+            raise DataError(f"crop_padding is {self.crop_padding}; expected 0 or more pixels")
+        if not 0 <= self.jitter < 1:
+            raise DataError(f"jitter is {self.jitter}; expected 0 (off) or more, and below 1")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is changed at all."""
+        return self.crop_padding > 0 or self.flip or self.jitter > 0
+
+    def apply(self, x: Tensor, key: Key) -> Tensor:
+        """Return uint8 images [n, H, W, C] as changed under `key`; the input stays as it is."""
+        if x.dtype != torch.uint8 or x.ndim != 4:
+            raise DataError(f"images are {x.dtype}{list(x.shape)}; expected uint8 [n, H, W, C]")
+        if not self.active or len(x) == 0:
+            return x
+        if self.crop_padding or self.flip:
+            x = self._moved(x, key)
+        if self.jitter > 0:
+            x = self._coloured(x, key.at("jitter").torch())
+        return x
+
+    def _moved(self, x: Tensor, key: Key) -> Tensor:
+        """Crop and flip in one gather: which row and column each pixel comes from."""
+        n, h, w, _ = x.shape
+        pad = self.crop_padding
+        rows = torch.arange(h).expand(n, h)
+        columns = torch.arange(w).expand(n, w)
+        if self.flip:
+            mirrored = torch.rand(n, 1, generator=key.at("flip").torch()) < 0.5
+            columns = torch.where(mirrored, columns.flip(1), columns)
+        if pad:
+            shift = torch.randint(-pad, pad + 1, (2, n, 1), generator=key.at("crop").torch())
+            rows, columns = rows + shift[0], columns + shift[1]
+        inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None]
+        images = torch.arange(n)[:, None, None]
+        picked = x[images, rows.clamp(0, h - 1)[:, :, None], columns.clamp(0, w - 1)[:, None]]
+        return picked * inside[..., None]
+
+    def _coloured(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        n, _, _, c = x.shape
+        factors = 1 + self.jitter * (2 * torch.rand(3, n, 1, 1, 1, generator=generator) - 1)
+        pixels = x.float() * factors[0]
+        grey = self._grey(pixels).mean(dim=(1, 2), keepdim=True)
+        pixels = grey + factors[1] * (pixels - grey)
+        if c == 3:  # grey images have no saturation
+            grey = self._grey(pixels)
+            pixels = grey + factors[2] * (pixels - grey)
+        return pixels.round().clamp(0, 255).to(torch.uint8)
+
+    @staticmethod
+    def _grey(pixels: Tensor) -> Tensor:
+        if pixels.shape[-1] != 3:
+            return pixels.mean(dim=-1, keepdim=True)
+        return (pixels * torch.tensor(_LUMA)).sum(dim=-1, keepdim=True)

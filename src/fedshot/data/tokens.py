@@ -1,0 +1,117 @@
+"""Texts in memory: word numbers end to end, and the frozen vectors they stand for."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedshot.errors import DataError
+
+PADDING = 0  # fills up a row after its text; its vector is zero
+UNKNOWN = 1  # a word without a vector of its own
+FIRST_WORD = 2  # row of the first word that has one
+
+Words: TypeAlias = npt.NDArray[np.int32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Table: TypeAlias = npt.NDArray[np.float32]
+
+
+class Numbers(dict[str, int]):
+    """Numbers words, or names, from 0 on by their first appearance."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = number = len(self)
+        return number
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Text i is `ids[offsets[i]:offsets[i + 1]]`, and word w has the vector `table[w]`.
+
+    A text may be empty. `cut` is the longest a text may be, and part of a model's shape.
+    """
+
+    ids: Words  # [m], each PADDING < id < V
+    offsets: Ints  # [n + 1]
+    table: Table  # [V, d]
+    cut: int
+
+    def __post_init__(self) -> None:
+        ids, o, table = self.ids, self.offsets, self.table
+        if table.dtype != np.float32 or table.ndim != 2 or len(table) < FIRST_WORD:
+            raise DataError(
+                f"word vectors are {table.dtype}{list(table.shape)}; expected float32[V, d], row 0 "
+                "for padding and row 1 for unknown words. Use fedshot.data.glove.load_vectors."
+            )
+        if table.shape[1] < 1 or table[PADDING].any() or not np.isfinite(table).all():
+            raise DataError(
+                "word vectors must be finite, with at least one column and row 0 (padding) all "
+                "zero. Use fedshot.data.glove.load_vectors."
+            )
+        if o.dtype != np.int64 or o.ndim != 1 or len(o) < 2 or o[0] != 0 or o[-1] != len(ids):
+            raise DataError(
+                f"offsets are {o.dtype}{list(o.shape)} and do not cut {len(ids)} words into texts; "
+                f"expected int64 from 0 to {len(ids)}, for at least one text"
+            )
+        lengths = np.diff(o)
+        if lengths.min() < 0 or not lengths.max() <= self.cut or self.cut < 1:
+            raise DataError(
+                f"texts have {lengths.min()} to {lengths.max()} words and cut is {self.cut}; "
+                "expected rising offsets, and texts of at most `cut` words. Cut them first."
+            )
+        if ids.dtype != np.int32 or ids.ndim != 1:
+            raise DataError(f"word numbers are {ids.dtype}{list(ids.shape)}; expected int32[m]")
+        if len(ids) and (ids.min() <= PADDING or ids.max() >= len(table)):
+            raise DataError(
+                f"word numbers run from {ids.min()} to {ids.max()}; with {len(table)} vectors they "
+                f"must lie in 1..{len(table) - 1} (0 is padding)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def dim(self) -> int:
+        """The length of a word vector."""
+        return int(self.table.shape[1])
+
+    @property
+    def known(self) -> float:
+        """The share of the words that have a vector of their own."""
+        return float((self.ids >= FIRST_WORD).mean()) if len(self.ids) else 0.0
+
+    def lengths(self, indices: Ints) -> Ints:
+        """Return the number of words of each of these texts."""
+        return self.offsets[indices + 1] - self.offsets[indices]
+
+    def rows(self, indices: Ints, length: int | None = None) -> Words:
+        """Return int32 [k, L], texts filled up with 0; L is `length`, else that of the longest.
+
+        L is at least 1, so that texts without words make rows too.
+        """
+        lengths = self.lengths(indices)
+        if length is None:
+            length = max(1, int(lengths.max(initial=0)))
+        place = np.arange(length)
+        real = place < lengths[:, None]
+        out = np.zeros(real.shape, dtype=np.int32)
+        out[real] = self.ids[(self.offsets[indices][:, None] + place)[real]]
+        return out
+
+    def only(self, indices: Ints) -> Tokens:
+        """Return these texts, in this order, with the same table."""
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths(indices))])
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+        ids = self.ids[np.repeat(self.offsets[indices], np.diff(offsets)) + within]
+        return Tokens(ids, offsets, self.table, self.cut)
+
+    def hash_into(self, sha: hashlib._Hash) -> None:
+        """Feed shapes, cut, words and vectors to a hash."""
+        sha.update(f"tokens:{self.ids.shape}{self.offsets.shape}{self.table.shape}".encode())
+        sha.update(f"cut:{self.cut};".encode())
+        for array in (self.ids, self.offsets, self.table):
+            sha.update(np.ascontiguousarray(array).data)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import gzip
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedshot.data.glove import coverage, embed, find_vectors, load_vectors
+from fedshot.errors import DataError
+
+LINES = b"the 0.5 1.5\n, -1 2e-1\ncat 3 4\nunk 7 8\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "vectors.txt"
+    path.write_bytes(LINES)
+    return path
+
+
+def test_only_asked_for_words_are_kept_below_padding_and_unknown(file):
+    found, table = load_vectors(file, {"cat", "the", "dog"})
+    assert found == {"the": 2, "cat": 3}
+    assert table.dtype == np.float32
+    assert table.tolist() == [[0, 0], [0, 0], [0.5, 1.5], [3, 4]]
+
+
+def test_unknown_words_may_have_the_vector_of_unk(file):
+    found, table = load_vectors(file, {"cat"}, unknown="unk")
+    assert table[1].tolist() == [7, 8]
+    assert table[found["cat"]].tolist() == [3, 4]
+    file.write_bytes(b"the 0.5 1.5\n")
+    with pytest.raises(DataError, match=r"no word 'unk'\. Set `unknown` to 'zeros'"):
+        load_vectors(file, {"the"}, unknown="unk")
+
+
+def test_plain_gz_and_zip_give_the_same_whatever_they_are_called(file, tmp_path):
+    want = load_vectors(file, {"the", "cat"})
+    (tmp_path / "a.bin").write_bytes(gzip.compress(LINES))
+    with zipfile.ZipFile(tmp_path / "b.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("glove.6B.2d.txt", LINES)
+        archive.writestr("glove.6B.3d.txt", "the 1 2 3\n")
+    for name in ("a.bin", "b.zip"):
+        found, table = load_vectors(tmp_path / name, {"the", "cat"}, dim=2)
+        assert found == want[0]
+        assert (table == want[1]).all()
+    with pytest.raises(DataError, match=r"expected one \.txt file, or one with '\.50d\.'"):
+        load_vectors(tmp_path / "b.zip", {"the"}, dim=50)
+
+
+def test_the_first_of_a_repeated_word_counts_and_line_ends_do_not_matter(file):
+    file.write_bytes(b"the 1 2 \r\n\r\nthe 3 4\r\ncat 5 6")
+    found, table = load_vectors(file, {"the", "cat"})
+    assert table[found["the"]].tolist() == [1, 2]
+    assert table[found["cat"]].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"the 1 2\ncat 1 2 3\n", "line 2: 3 numbers after the word; expected 2"),
+        (b"the 1 2\ncat\n", "line 2: 0 numbers"),
+        (b"the 1 2\ncat 1 x\n", "line 2: the vector is not all numbers"),
+        (b"dog 1 2\nthe 1 2\ncat 1 nan\n", "line 3: the vector holds NaN"),
+        (b"the 1 2\ncat 1 1e99\n", "line 2: the vector holds NaN or infinity"),
+        (b"400000 50\nthe 1 2\n", "line 1: 1 numbers.*word2vec's format; remove it"),
+        (b"", "holds no word vectors"),
+        (b"the" * 40_000, "line 1: longer than any file of word vectors"),
+        (gzip.compress(LINES)[:-9], "cannot be read to its end"),
+        (b"\x1f\x8bnot gzip", "cannot be read to its end"),
+        (b"PK\x03\x04 not zip", "cannot be read to its end"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name_and_line(file, content, said):
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=said) as error:
+        load_vectors(file, {"the", "cat"})
+    assert "vectors.txt" in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.txt"):
+        load_vectors(tmp_path / "gone.txt", {"the"})
+
+
+def test_vectors_are_found_by_path_by_name_and_by_dimension(tmp_path, monkeypatch):
+    folder = tmp_path / "glove"
+    folder.mkdir()
+    with pytest.raises(DataError, match=r"glove\.6B\.zip\. Put glove\.6B\.50d\.txt"):
+        find_vectors(None, 50, tmp_path)
+    archive = folder / "glove.6B.zip"
+    archive.write_bytes(b"")
+    assert find_vectors(None, 50, tmp_path) == archive
+    for name in ("glove.6B.50d.subset.txt.gz", "glove.6B.50d.txt", "glove.6B.100d.txt.zip"):
+        (folder / name).write_bytes(b"")
+    assert find_vectors(None, 50, tmp_path).name == "glove.6B.50d.txt"
+    assert find_vectors(None, 100, tmp_path).name == "glove.6B.100d.txt.zip"
+    assert find_vectors("glove.6B.50d.txt", 1, tmp_path) == folder / "glove.6B.50d.txt"
+    assert find_vectors(str(folder / "glove.6B.50d.txt"), 1, None) == folder / "glove.6B.50d.txt"
+    with pytest.raises(DataError, match="no file of word vectors at missing"):
+        find_vectors("missing", 50, tmp_path)
+    with pytest.raises(DataError, match=r"no data folder.*\$FEDSHOT_DATA"):
+        find_vectors(None, 50, None)
+
+
+TEXTS = [["the", "dog", "the", "cat"], [], ["dog"]]
+
+
+def test_texts_become_numbers_and_are_cut(file):
+    x = embed(TEXTS, file, name="mine", cut=3)
+    assert x.rows(np.arange(3)).tolist() == [[2, 1, 2], [0, 0, 0], [1, 0, 0]]
+    assert x.cut == 3
+    assert x.table[2].tolist() == [0.5, 1.5]
+
+
+def test_unknown_words_are_dropped_before_the_cut_on_request(file):
+    x = embed(iter(TEXTS), file, name="mine", cut=3, keep="known")
+    assert x.rows(np.arange(3)).tolist() == [[2, 2, 3], [0, 0, 0], [0, 0, 0]]
+
+
+def test_the_vector_of_unk_does_not_make_unk_a_word_of_the_texts(file):
+    x = embed(TEXTS, file, name="mine", cut=9, unknown="unk")
+    assert x.rows(np.arange(3)).tolist() == [[2, 1, 2, 3], [0] * 4, [1, 0, 0, 0]]
+    assert x.table[1].tolist() == [7, 8]
+
+
+def test_coverage_counts_tokens_and_different_words():
+    assert coverage(TEXTS, {"the", "cat"}) == (3 / 5, 2 / 3)
+    assert coverage([], {"the"}) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "said"),
+    [
+        (TEXTS, {"cut": 0}, "cut is 0; expected 1 or more"),
+        (TEXTS, {"cut": 1, "keep": "some"}, "keep is 'some'"),
+        (TEXTS, {"cut": 1, "unknown": "ones"}, "unknown is 'ones'"),
+        ([], {"cut": 1}, "mine holds no texts"),
+        ([["chat"], ["chien"]], {"cut": 1}, "none of the 2 different words of mine"),
+        ([[]], {"cut": 1}, "none of the 0 different words of mine"),
+    ],
+)
+def test_options_and_texts_that_make_no_sense_are_refused(file, texts, options, said):
+    with pytest.raises(DataError, match=said):
+        embed(texts, file, name="mine", **options)
+
+
+@settings(max_examples=150)
+@example(data=gzip.compress(LINES), at=12, bit=3)
+@given(
+    st.one_of(st.binary(max_size=200), st.just(LINES), st.just(gzip.compress(LINES))),
+    st.integers(0, 199),
+    st.integers(0, 255),
+)
+def test_damaged_bytes_are_read_or_refused(tmp_path_factory, data, at, bit):
+    path = tmp_path_factory.getbasetemp() / "fuzz.txt"
+    damaged = bytearray(data)
+    if damaged:
+        damaged[at % len(damaged)] ^= bit
+    path.write_bytes(damaged)
+    try:
+        found, table = load_vectors(path, {"the", "cat", ","})
+    except DataError:
+        return
+    assert len(table) == 2 + len(found)
+    assert np.isfinite(table).all()

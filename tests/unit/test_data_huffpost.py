@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedshot.data import HuffPost
+from fedshot.data.huffpost import headlines
+from fedshot.errors import DataError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "glove").mkdir()
+    (tmp_path / "glove" / "glove.6B.100d.txt").write_text("a 1 2\ncat 3 4\n's 5 6\n")
+    (tmp_path / "huffpost").mkdir()
+    return tmp_path
+
+
+def write(home: Path, *rows: object) -> None:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (home / "huffpost" / "huffpost.json").write_text("\n".join(lines))
+
+
+def test_both_forms_of_a_row_are_the_same_and_words_stay_as_they_are(home):
+    write(home, {"raw": "a cat 's don't", "label": 40}, {"text": ["a", "cat", "'s"], "label": 0})
+    dataset = HuffPost().load(home)
+    assert dataset.x.rows(np.arange(2)).tolist() == [[2, 3, 4, 1], [2, 3, 4, 0]]
+    assert dataset.y.tolist() == [40, 0]
+    assert dataset.class_names == tuple(map(str, range(41)))
+    assert dataset.shape == (44, 2)
+    split = HuffPost().split(dataset)
+    assert split is not None
+    ends = [(part[0], part[-1], len(part)) for part in (split.base, split.validation, split.novel)]
+    assert ends == [(0, 19, 20), (20, 24, 5), (25, 40, 16)]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"raw": "a", "label": 41}, r"label is no whole number in 0\.\.40"),
+        ({"raw": "a", "label": -1}, "label is no whole number"),
+        ({"raw": "a", "label": "1"}, "label is no whole number"),
+        ({"raw": "a", "label": True}, "label is no whole number"),
+        ({"raw": "a"}, "label is no whole number"),
+        ({"label": 1}, 'expected "raw"'),
+        ({"text": "a cat", "label": 1}, 'expected "raw"'),
+        ({"text": ["a", 1], "label": 1}, 'expected "raw"'),
+        ("{", "not JSON"),
+        ("7", "int; expected an object"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_line(home, row, said):
+    write(home, {"raw": "a", "label": 0}, row)
+    with pytest.raises(DataError, match=rf"huffpost\.json, line 2: {said}"):
+        HuffPost().load(home)
+
+
+def test_a_missing_file_or_folder_is_named(home):
+    with pytest.raises(DataError, match=r"huffpost\.json cannot be read"):
+        HuffPost().load(home)
+    with pytest.raises(DataError, match="huffpost needs a data folder"):
+        HuffPost().load(None)
+
+
+@settings(max_examples=150)
+@given(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
+def test_damaged_bytes_are_read_or_refused(tmp_path_factory, data, at, bit):
+    path = tmp_path_factory.getbasetemp() / "fuzz.json"
+    good = bytearray(b'{"raw": "a cat \xc3\xa9", "label": 3}\n{"text": ["a"], "label": 4}\n')
+    good[at % len(good)] ^= bit
+    for content in (bytes(good), data):
+        path.write_bytes(content)
+        try:
+            found = list(headlines(path))
+        except DataError:
+            continue
+        assert all(0 <= label < 41 for label, _ in found)
