@@ -55,7 +55,6 @@ def train(label: str, seed: int, folder: Path, say: Any) -> tuple[Setting, dict[
     config = Config.of(settings(METHODS[label], seed))
     setting = Setting(config)
     experiment = Experiment(setting, folder / config.name)
-    assert setting.test is not None
     curve = {}
     for record in experiment.run():
         say(f"{label}, seed {seed}: round {record.round} of {config.run.rounds}")
@@ -68,8 +67,7 @@ def train(label: str, seed: int, folder: Path, say: Any) -> tuple[Setting, dict[
 
 def floors(setting: Setting, untrained: Score) -> list[reports.Row]:
     """Return what no training reaches: raw pixels, and the encoder before round 1."""
-    assert setting.test is not None
-    pixels = score(answer_at_server(pixel_logits, setting.test), setting.test)
+    pixels = score(answer_at_server(pixel_logits, setting.test.questions), setting.test)
     return [
         reports.Row("raw pixels", pixels, floor=True, note="nearest class mean"),
         reports.Row("untrained encoder", untrained, floor=True, note="FL-Proto at round 0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -15,3 +17,11 @@ settings.load_profile("fedshot")
 def one_thread() -> None:
     """Sums inside an operator are split by the thread count, so it is part of every expectation."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave nothing in a person's cache of decoded datasets, and find nothing there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSHOT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from fedshot import storage, tree
 from fedshot.errors import CheckpointError
 from fedshot.tree import Tree
 
+_NAME = re.compile(r"round-(\d{6,})\.safetensors")
+
 
 class Checkpoints:
     """The checkpoints of one run: `round-000010.safetensors`, each whole or absent."""
@@ -21,8 +24,8 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in order."""
-        found = self.folder.glob("round-*.safetensors")
-        return sorted(int(path.stem.removeprefix("round-")) for path in found)
+        found = (_NAME.fullmatch(path.name) for path in self.folder.glob("round-*"))
+        return sorted(int(name[1]) for name in found if name)
 
     def path(self, round: int) -> Path:
         """Return the file of a round."""
@@ -30,7 +33,9 @@ class Checkpoints:
 
     def write(self, round: int, server: Tree, notes: Mapping[str, Any]) -> str:
         """Write a round's checkpoint; return its hash."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            storage.flush(self.folder.parent)
         return storage.write(self.path(round), server, notes, sync=True)
 
     def read(self, round: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
@@ -65,10 +70,18 @@ class Checkpoints:
         try:
             return storage.read(self.path(round))
         except CheckpointError as error:
-            earlier = [r for r in self.rounds() if r < round]
-            fix = (
-                f"Delete it, and the run resumes from round {earlier[-1]}."
-                if earlier
-                else "No earlier checkpoint is left; start the run again under another name."
+            raise CheckpointError(f"{error}. {self._remedy(round)}") from None
+
+    def _remedy(self, round: int) -> str:
+        rounds = self.rounds()
+        earlier = [r for r in rounds if r < round]
+        if not rounds:
+            return "The run was stopped before its first checkpoint; resume it first."
+        if rounds[-1] > round:
+            return (
+                "It is the round that validation chose: restore the file from a copy, or run again "
+                "under another name."
             )
-            raise CheckpointError(f"{error}. {fix}") from None
+        if earlier and rounds[-1] == round:
+            return f"Delete it, and the run resumes from round {earlier[-1]}."
+        return "No earlier checkpoint is left; start the run again under another name."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedshot.data import Dataset, EpisodeSpec, Tasks
+from fedshot.data.dataset import Ints
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn import Question, class_means, prototype_logits
@@ -58,19 +59,11 @@ class ExamOptions:
         return EpisodeSpec(self.way, self.shot, self.query)
 
 
-class Exam(Sequence[Question]):
-    """Fixed episodes; as a sequence, the questions without the answers, made when asked for."""
+class Questions(Sequence[Question]):
+    """The questions of an exam, made when asked for; the labels of the queries are not here."""
 
     def __init__(self, dataset: Dataset, tasks: Tasks) -> None:
         self._dataset, self._tasks = dataset, tasks
-        self.digest = tasks.digest(dataset)
-
-    @classmethod
-    def draw(
-        cls, dataset: Dataset, classes: Sequence[int], spec: EpisodeSpec, episodes: int, key: Key
-    ) -> Exam:
-        """Draw an exam; raises DataError when the classes cannot fill an episode."""
-        return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key))
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -87,12 +80,38 @@ class Exam(Sequence[Question]):
         episode = self._tasks.episode(self._dataset, u)
         return Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
 
-    def __iter__(self) -> Iterator[Question]:
-        return (self[u] for u in range(len(self)))
+
+class Exam:
+    """Fixed episodes: the questions for a method, the labels for the examiner."""
+
+    def __init__(self, dataset: Dataset, tasks: Tasks) -> None:
+        self._dataset, self._tasks = dataset, tasks
+        self.questions = Questions(dataset, tasks)
+        self.digest = tasks.digest(dataset)
+
+    @classmethod
+    def draw(
+        cls,
+        dataset: Dataset,
+        classes: Sequence[int],
+        spec: EpisodeSpec,
+        episodes: int,
+        key: Key,
+        rows: Ints | None = None,
+    ) -> Exam:
+        """Draw an exam from classes, or from some rows of theirs.
+
+        Raises DataError when they cannot fill an episode.
+        """
+        return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def labels(self, u: int) -> Tensor:
         """Return the answers of question u, int64 [queries]; for the examiner alone."""
-        return self._tasks.episode(self._dataset, u).query_y
+        classes, rows = self._tasks.classes[u], self._tasks.query[u]
+        return torch.from_numpy((self._dataset.y[rows][:, None] == classes).argmax(axis=1))
 
 
 @dataclass(frozen=True)

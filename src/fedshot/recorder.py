@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedshot import __version__, storage
+from fedshot.errors import CheckpointError
 from fedshot.evaluation import Score
 
 
@@ -58,6 +59,28 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def flush(self) -> None:
+        """Make sure that the records are on the disk."""
+        storage.flush(self.folder / "metrics.jsonl")
+
+    def note_environment(self, round: int, threads: int) -> None:
+        """Write what the figures are made with; a run that goes on elsewhere notes that beside it.
+
+        Args:
+            round: the last complete round, -1 before the first.
+            threads: intra-op threads of the run.
+        """
+        now = environment() | {"intra_op_threads": threads}
+        path = self.folder / "environment.json"
+        if not path.exists():
+            self.write(path.name, now)
+            return
+        first = _json(path.read_text(encoding="utf-8"), path)
+        resumed = first.pop("resumed", [])
+        if now != ({**first, **resumed[-1]["environment"]} if resumed else first):
+            resumed.append({"after_round": round, "environment": now})
+            self.write(path.name, first | {"resumed": resumed})
+
     def append(self, record: Record) -> None:
         """Add a line to metrics.jsonl."""
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -69,11 +92,17 @@ class Recorder:
         if not path.exists():
             return []
         lines = path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        return [_json(line, path) for line in lines[:-1] if line]
 
     def rewind(self, round: int) -> None:
         """Drop the lines after a round."""
         kept = [r for r in self.records() if r["round"] <= round]
+        missing = set(range(round + 1)) - {r["round"] for r in kept}
+        if missing:
+            raise CheckpointError(
+                f"{self.folder / 'metrics.jsonl'} has no record of round {min(missing)}. Restore "
+                "the file from a copy, or start a new run."
+            )
         text = "".join(json.dumps(r) + "\n" for r in kept)
         storage.write_bytes(self.folder / "metrics.jsonl", text.encode(), sync=True)
 
@@ -81,6 +110,18 @@ class Recorder:
         """Replace a JSON file in one step."""
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(self.folder / name, text.encode(), sync=False)
+
+
+def _json(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}). Restore it from a copy, or start a new run."
+        ) from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}, expected keys and values.")
+    return found
 
 
 def environment() -> dict[str, Any]:
@@ -94,6 +135,5 @@ def environment() -> dict[str, Any]:
         "system": platform.system(),
         "cores": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "intra_op_threads": torch.get_num_threads(),
         "byte_order": sys.byteorder,
     }

@@ -31,7 +31,7 @@ def _children(tree: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (path, tensor) of every leaf, in the order of the sorted names."""
+    """Yield (path, tensor) of every leaf; names in order, the fields of a tuple as they stand."""
     if isinstance(tree, Tensor):
         yield prefix or ".", tree
     elif isinstance(tree, dict | Mapping | tuple):  # dict first: the others are slow to tell
@@ -120,7 +120,7 @@ def difference(like: Tree, other: Tree) -> str | None:
     """Say where `other` departs from the names, shapes or dtypes of `like`; None if nowhere."""
     try:
         given = dict(items(other))
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         return str(error)
     expected = dict(items(like))
     for path in sorted(expected.keys() | given.keys()):

@@ -127,7 +127,7 @@ class Federation:
         self.meter = Meter(around(self.watched))
         self.fleet = Guard(self.meter)
         self.server: Tree = method.init(self.key.at("init"))
-        self.round = 0
+        self.round, self.sealed = 0, ""
         self.outcomes: list[Outcome] = []
         self.metrics: dict[str, float] = {}
         self.faults: list[tuple[int, Fault]] = []
@@ -140,7 +140,7 @@ class Federation:
         """Train some rounds further, each sealed as a checkpoint would."""
         for _ in range(rounds):
             self.play_unsealed(choose)
-            self.home.store.seal(range(self.round + 1))
+            self.sealed = self.fleet.seal(self.round, range(self.round))
         return self
 
     def play_unsealed(self, choose: Sequence[int] | None = None) -> None:
@@ -162,7 +162,7 @@ class Federation:
             self.fleet, range(CLIENTS), round=self.round, phase="evaluate", choose=None
         )
         key = self.key.at("round", self.round, "exam")
-        answers = self.method.evaluate(self.server, clients, exam(n), key)
+        answers = self.method.evaluate(self.server, clients, exam(n).questions, key)
         self.outcomes += clients.outcomes
         return answers
 

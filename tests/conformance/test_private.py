@@ -139,19 +139,19 @@ def test_rewinding_and_playing_on_equals_a_run_never_disturbed(
     begin: Begin, undisturbed: Federation
 ) -> None:
     run = begin().play(1)
-    server, digest, first = run.server, run.home.store.digest, run.privates()
+    server, digest, first = run.server, run.sealed, run.privates()
     run.play(1)
     run.play_unsealed()  # the process dies before the seal of round 3
     assert run.privates() != first or not tree.leaves(run.private(0))
 
-    run.home.store.rewind(1)
+    run.fleet.rewind(1, digest)
     assert run.privates() == first
-    run.server, run.round, run.home.store.digest = server, 1, digest
+    run.server, run.round = server, 1
     run.play(1)
     found, expected = run.everything(), undisturbed.everything()
     kept = [name for name in expected if name.startswith(("server", "private"))]
     assert_same({n: found[n] for n in kept}, {n: expected[n] for n in kept})
-    assert run.home.store.digest == undisturbed.home.store.digest
+    assert run.sealed == undisturbed.sealed
 
 
 def test_a_private_state_is_a_clients_own(begin: Begin, method: Method[Any]) -> None:

@@ -97,9 +97,12 @@ def test_uploads_are_named_and_shaped_as_their_reducers_say(undisturbed: Federat
         assert visit.reply.up.keys() == reducers.keys()
         for name, reducer in reducers.items():
             like = getattr(reducer, "like", None)
+            like = like(visit.client) if callable(like) else like
             if like is not None:
                 assert tree.difference(like, visit.reply.up[name]) is None
-            assert reducer.fault(visit.reply.up[name], float(visit.reply.weight)) is None
+            assert (
+                reducer.fault(visit.client, visit.reply.up[name], float(visit.reply.weight)) is None
+            )
 
 
 def test_the_private_state_keeps_its_form(undisturbed: Federation) -> None:

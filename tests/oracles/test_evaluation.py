@@ -133,7 +133,7 @@ def test_only_the_queries_that_diverged_count_as_wrong() -> None:
 def test_a_question_has_no_answers_and_the_examiner_has_them() -> None:
     e = exam()
     assert Question._fields == ("support_x", "support_y", "query_x", "classes")
-    for u, q in enumerate(e):
+    for u, q in enumerate(e.questions):
         assert type(q) is Question
         assert q.support_x.shape == (6, 5, 5, 1)
         assert q.query_x.shape == (12, 5, 5, 1)
@@ -148,7 +148,7 @@ def test_the_order_of_the_queries_does_not_give_their_labels_away() -> None:
 def test_labels_are_those_of_the_images() -> None:
     e, data = exam(), dataset()
     where = {data.x[i].tobytes(): int(data.y[i]) for i in range(len(data))}
-    for u, q in enumerate(e):
+    for u, q in enumerate(e.questions):
         for images, y in ((q.support_x, q.support_y), (q.query_x, e.labels(u))):
             for image, label in zip(images, y.tolist(), strict=True):
                 assert where[image.numpy().tobytes()] == int(q.classes[label])
@@ -156,7 +156,7 @@ def test_labels_are_those_of_the_images() -> None:
 
 
 def test_no_query_is_also_a_support() -> None:
-    for q in exam():
+    for q in exam().questions:
         support = {image.numpy().tobytes() for image in q.support_x}
         assert not support & {image.numpy().tobytes() for image in q.query_x}
 
@@ -164,9 +164,15 @@ def test_no_query_is_also_a_support() -> None:
 def test_one_seed_is_one_exam_and_another_seed_another() -> None:
     first, same, other = exam(), exam(), exam(seed=1)
     assert first.digest == same.digest != other.digest
-    assert all(torch.equal(a.query_x, b.query_x) for a, b in zip(first, same, strict=True))
-    assert not all(torch.equal(a.query_x, b.query_x) for a, b in zip(first, other, strict=True))
-    assert torch.equal(first[3].query_x, first[3].query_x)
+    assert all(
+        torch.equal(a.query_x, b.query_x)
+        for a, b in zip(first.questions, same.questions, strict=True)
+    )
+    assert not all(
+        torch.equal(a.query_x, b.query_x)
+        for a, b in zip(first.questions, other.questions, strict=True)
+    )
+    assert torch.equal(first.questions[3].query_x, first.questions[3].query_x)
 
 
 def test_the_digest_tells_data_classes_shape_and_number_apart() -> None:
@@ -184,9 +190,14 @@ def test_the_digest_tells_data_classes_shape_and_number_apart() -> None:
 
 def test_a_shorter_exam_is_the_beginning_of_a_longer_one() -> None:
     short, long = exam(3), exam(8)
-    assert all(torch.equal(short[u].support_x, long[u].support_x) for u in range(3))
-    assert all(torch.equal(a.query_x, b.query_x) for a, b in zip(short, long[:3], strict=True))
-    assert len(long[2:5]) == 3
+    assert all(
+        torch.equal(short.questions[u].support_x, long.questions[u].support_x) for u in range(3)
+    )
+    assert all(
+        torch.equal(a.query_x, b.query_x)
+        for a, b in zip(short.questions, long.questions[:3], strict=True)
+    )
+    assert len(long.questions[2:5]) == 3
 
 
 def test_a_class_that_is_too_small_is_refused_with_the_exam() -> None:
@@ -210,7 +221,7 @@ def test_a_test_has_a_thousand_episodes_of_fifteen_queries_by_default() -> None:
 
 def test_pixel_logits_predict_as_nearest_centroids_of_scikit_learn() -> None:
     e = exam(20)
-    for u, q in enumerate(e):
+    for u, q in enumerate(e.questions):
         floor = NearestCentroid().fit(q.support_x.flatten(1).numpy() / 255, q.support_y.numpy())
         want = floor.predict(q.query_x.flatten(1).numpy() / 255)
         assert pixel_logits(q).argmax(1).tolist() == want.tolist()
@@ -219,6 +230,6 @@ def test_pixel_logits_predict_as_nearest_centroids_of_scikit_learn() -> None:
 
 def test_the_floor_is_above_chance_where_pixels_tell_the_classes() -> None:
     e = exam(20)
-    found = score(answer_at_server(pixel_logits, e), e)
+    found = score(answer_at_server(pixel_logits, e.questions), e)
     assert found.accuracy > 0.8
     assert found.episodes == 20

@@ -175,10 +175,10 @@ def test_at_test_the_averaged_model_adapts_with_its_own_number_of_steps(tmp_path
     server = one_round(m, h, m.init(Key(9)), 1, 2)
     exam = Exam.draw(h._dataset, range(5), SPEC, 4, Key(8))
     clients = Clients(Guard(Sequential(h)), [0, 1], round=1, phase="evaluate")
-    answers = m.evaluate(server, clients, exam, Key(7))
+    answers = m.evaluate(server, clients, exam.questions, Key(7))
     assert [(a.question, a.client) for a in answers] == [(u, None) for u in range(4)]
     for u, answer in enumerate(answers):
-        q = exam[u]
+        q = exam.questions[u]
         e = Episode(q.support_x, q.support_y, q.query_x, exam.labels(u), q.classes)
         want = logits(adapt(server.w, e, 0.1, 6), q.query_x)
         torch.testing.assert_close(answer.logits, want, rtol=1e-11, atol=1e-12)
@@ -191,7 +191,7 @@ def test_a_test_leaves_the_server_as_it_was(tmp_path: Path) -> None:
     before = tree.digest(server)
     exam = Exam.draw(h._dataset, range(5), SPEC, 2, Key(8))
     clients = Clients(Guard(Sequential(h)), [0], phase="evaluate")
-    first = m.evaluate(server, clients, exam, Key(7))
-    again = m.evaluate(server, clients, exam, Key(7))
+    first = m.evaluate(server, clients, exam.questions, Key(7))
+    again = m.evaluate(server, clients, exam.questions, Key(7))
     assert tree.digest(server) == before
     assert all(torch.equal(a.logits, b.logits) for a, b in zip(first, again, strict=True))

@@ -291,15 +291,15 @@ def test_local_models_answer_the_shared_questions_with_their_own_weights(
     h = host(method, tmp_path)
     exam = Exam.draw(h._dataset, range(5), SPEC, 5, Key(8))
     clients = Clients(Guard(Sequential(h)), [0, 1], round=0, phase="evaluate")
-    answers = method.evaluate({}, clients, exam, Key(7))
+    answers = method.evaluate({}, clients, exam.questions, Key(7))
     who = sorted((a.question, a.client) for a in answers)
     everyone = [(u, k) for u in range(5) for k in (0, 1)]
     assert who == (everyone if by == "all" else [(u, u % 2) for u in range(5)])
     for u, client, logits in answers:
         assert client is not None
         own = h.private(client, (0, 0))
-        want = method.learner.answer(own["theta"], own["stats"], exam[u])
-        assert torch.equal(logits, want)
+        want = method.learner.answer(own["theta"], own["stats"], exam.questions[u])
+        assert torch.equal(logits, want.float())
 
 
 def test_an_unknown_learner_is_refused() -> None:

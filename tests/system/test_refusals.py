@@ -63,7 +63,7 @@ def refusal(
         ({"split": {"base": ["0-4"], "novel": ["ten"]}}, ["'ten'"]),
         (
             {"method": {"name": "fedfsl_naive"}, "model": {"head": {"way": 3}}},
-            ["model.head.way is 3", "the widest episode has 5 classes", "Set model.head.way to 5"],
+            ["model.head.way is 3", "Set model.head.way to 5"],
         ),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
@@ -167,6 +167,7 @@ def test_other_data_under_the_same_configuration_is_refused(
         "data": {"name": "npz", "path": str(data)},
         "split": {"base": ["0", "1"], "novel": ["2", "3"]},
         "partition": {"name": "iid", "clients": 2},
+        "run": {"cohort": 2},
         "episode": {"way": 2},
         "test": {"way": 2, "query": 3},
     }

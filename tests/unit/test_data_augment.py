@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedshot.data import ClientData, Digits, EpisodeSpec, Tasks
 from fedshot.data.augment import Augment
 from fedshot.errors import DataError
 from fedshot.keys import Key
@@ -81,3 +82,21 @@ def test_impossible_options_are_refused(options, said):
 def test_images_of_another_kind_are_refused():
     with pytest.raises(DataError, match=r"torch\.float32.*expected uint8 \[n, H, W, C\]"):
         Augment(1).apply(X.float(), KEY)
+
+
+def test_training_episodes_are_augmented_and_tests_are_not() -> None:
+    data = Digits().load(None)
+    client = ClientData(data, data.images_of(range(5)))
+    plain, changed = EpisodeSpec(5, 1, 3), EpisodeSpec(5, 1, 3, augment=Augment(flip=True))
+    one = client.episode(plain, Key(0).numpy())
+    other = client.episode(changed, Key(0).numpy())
+    again = client.episode(changed, Key(0).numpy())
+    assert torch.equal(one.query_y, other.query_y)
+    assert torch.equal(other.query_x, again.query_x)
+    flipped = [torch.equal(b, a.flip(1)) for a, b in zip(one.query_x, other.query_x, strict=True)]
+    same = [torch.equal(a, b) for a, b in zip(one.query_x, other.query_x, strict=True)]
+    assert any(flipped)
+    assert all(f or s for f, s in zip(flipped, same, strict=True))
+    tasks = [Tasks.draw(data, range(5, 10), spec, 3, Key(1)) for spec in (plain, changed)]
+    assert tasks[0].digest(data) == tasks[1].digest(data)
+    assert torch.equal(tasks[0].episode(data, 0).query_x, tasks[1].episode(data, 0).query_x)

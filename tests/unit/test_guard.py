@@ -112,11 +112,11 @@ NOT_FINITE = "part 'delta': b holds a value that is not finite"
         ),
         (
             having(b=torch.tensor([0.0, -40000.0, 0.0])),
-            "part 'delta': b holds 4e+04, above the 3.28e+04 that the sum has room for",
+            "part 'delta': b holds 4e+04, above the 3.28e+04 that is admitted",
         ),
         (
             GOOD | {"seen": torch.tensor([0, 70000])},
-            "part 'seen': . holds 7e+04, above the 6.55e+04 that the sum has room for",
+            "part 'seen': . holds 7e+04, above the 6.55e+04 that is admitted",
         ),
         (GOOD | {"seen": torch.ones(2)}, "part 'seen': . is float32[2], expected int64[2]"),
     ],
@@ -131,7 +131,7 @@ def test_an_unsound_part_is_refused_with_the_reason(up: Any, reason: str) -> Non
     ("weight", "reason"),
     [
         (0.0, "the weight is 0.0, expected a finite number above 0"),
-        (-1, "the weight is -1.0, expected a finite number above 0"),
+        (-1, "the weight is -1, expected a finite number above 0"),
         (math.nan, "the weight is nan, expected a finite number above 0"),
         (torch.tensor(math.inf), "the weight is inf, expected a finite number above 0"),
         (None, "the weight is None, expected one number"),

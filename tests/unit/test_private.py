@@ -35,7 +35,7 @@ def files(store: PrivateStore) -> list[str]:
 def test_a_client_that_kept_nothing_has_no_state(store: PrivateStore) -> None:
     assert store.load(3, LATE) is None
     assert not store.folder.exists()
-    assert store.seal([]) == ""
+    assert store.seal(1, []) == ""
 
 
 def test_the_newest_version_not_after_the_asked_one_is_loaded(store: PrivateStore) -> None:
@@ -60,7 +60,7 @@ def test_a_dropped_version_gives_way_to_the_one_before(store: PrivateStore) -> N
 
 def test_a_sealed_version_is_not_dropped(store: PrivateStore) -> None:
     store.save(1, (1, 0), state(1))
-    store.seal([1])
+    store.seal(1, [])
     store.drop(1, (1, 0))
     store.void(1)
     assert value(store, 1) == 1.0
@@ -82,24 +82,37 @@ def test_sealing_keeps_what_somebody_may_return_to(store: PrivateStore) -> None:
         store.save(1, (round, 0), state(round))
         if round % 2:
             store.save(2, (round, 0), state(round))
-    store.seal(keep=[2, 4])
+        store.seal(round, keep=[2, 4, round - 1])
     assert files(store) == [
         "000001/r000002-00.safetensors",
         "000001/r000004-00.safetensors",
+        "000001/r000006-00.safetensors",
         "000001/r000007-00.safetensors",
         "000002/r000001-00.safetensors",
         "000002/r000003-00.safetensors",
+        "000002/r000005-00.safetensors",
         "000002/r000007-00.safetensors",
+        "index-000002.safetensors",
+        "index-000004.safetensors",
+        "index-000006.safetensors",
+        "index-000007.safetensors",
     ]
 
 
 def test_rewinding_deletes_later_versions_and_half_written_ones(store: PrivateStore) -> None:
+    shas = {}
     for round in (1, 2, 3):
         store.save(1, (round, 0), state(round))
+        shas[round] = store.seal(round, keep=[1, 2])
     partial = store.folder / "000001" / "r000002-00.safetensors.partial"
     partial.write_bytes(b"half")
-    store.rewind(2)
-    assert files(store) == ["000001/r000001-00.safetensors", "000001/r000002-00.safetensors"]
+    store.rewind(2, shas[2])
+    assert files(store) == [
+        "000001/r000001-00.safetensors",
+        "000001/r000002-00.safetensors",
+        "index-000001.safetensors",
+        "index-000002.safetensors",
+    ]
     assert value(store, 1) == 2.0
 
 
@@ -110,7 +123,7 @@ def test_a_half_written_version_is_never_read(store: PrivateStore) -> None:
 
 
 def test_rewinding_an_empty_store_is_no_error(store: PrivateStore) -> None:
-    store.rewind(3)
+    store.rewind(3, "")
 
 
 def test_a_damaged_version_is_refused_by_name(store: PrivateStore) -> None:
@@ -121,15 +134,15 @@ def test_a_damaged_version_is_refused_by_name(store: PrivateStore) -> None:
         store.load(1, LATE)
 
 
-def test_the_digest_chains_contents_and_not_the_order_of_writing(tmp_path: Path) -> None:
+def test_the_hash_covers_contents_and_not_the_order_of_writing(tmp_path: Path) -> None:
     def run(name: str, order: tuple[int, ...], second: float = 2.0) -> list[str]:
         store = PrivateStore(tmp_path / name)
-        digests = []
+        shas = []
         for round, number in ((1, 1.0), (2, second)):
             for client in order:
                 store.save(client, (round, 0), state(number + client))
-            digests.append(store.seal([]))
-        return digests
+            shas.append(store.seal(round, []))
+        return shas
 
     first = run("a", (1, 2, 3))
     assert run("b", (3, 1, 2)) == first
@@ -138,20 +151,59 @@ def test_the_digest_chains_contents_and_not_the_order_of_writing(tmp_path: Path)
     assert run("e", (1, 2))[0] != first[0]
 
 
-def test_a_round_that_wrote_nothing_leaves_the_digest_as_it_was(store: PrivateStore) -> None:
+def test_a_round_that_wrote_nothing_leaves_the_hash_as_it_was(store: PrivateStore) -> None:
     store.save(1, (1, 0), state(1))
-    digest = store.seal([])
-    assert store.seal([]) == digest == store.digest
+    sha = store.seal(1, [])
+    assert store.seal(2, []) == sha
 
 
-def test_another_store_on_the_same_folder_goes_on(store: PrivateStore, tmp_path: Path) -> None:
+def test_another_store_on_the_same_folder_goes_on(store: PrivateStore) -> None:
     store.save(1, (1, 0), state(1))
-    digest = store.seal([1])
-    again = PrivateStore(store.folder, digest)
-    assert value(again, 1) == 1.0
+    sha = store.seal(1, [])
     store.save(1, (2, 0), state(2))
-    expected = store.seal([1])
-    again.rewind(1)
+    expected = store.seal(2, [1])
+    again = PrivateStore(store.folder)
+    again.rewind(1, sha)
     assert value(again, 1) == 1.0
     again.save(1, (2, 0), state(2))
-    assert again.seal([1]) == expected
+    assert again.seal(2, [1]) == expected
+
+
+def test_opening_an_earlier_round_shows_its_states_and_changes_nothing(
+    store: PrivateStore,
+) -> None:
+    store.save(1, (1, 0), state(1))
+    first = store.seal(1, [])
+    store.save(1, (2, 0), state(2))
+    store.save(2, (2, 0), state(2))
+    second = store.seal(2, [1])
+    before = files(store)
+    for reader in (store, PrivateStore(store.folder)):
+        reader.open(2, second)
+        reader.open(1, first)
+        assert [value(reader, c, (1, 99)) for c in (1, 2)] == [1.0, None]
+        assert [value(reader, c, (2, 99)) for c in (1, 2)] == [2.0, 2.0]
+    assert files(store) == before
+
+
+@pytest.mark.parametrize("harm", ["missing", "older", "index missing", "index of another"])
+def test_states_that_are_not_the_sealed_ones_are_refused(store: PrivateStore, harm: str) -> None:
+    for round in (1, 2):
+        for client in (1, 2):
+            store.save(client, (round, 0), state(round))
+        sha = store.seal(round, [1])
+    newest = store.folder / "000002" / "r000002-00.safetensors"
+    index = store.folder / "index-000002.safetensors"
+    if harm == "missing":
+        newest.unlink()
+    elif harm == "older":
+        newest.write_bytes((store.folder / "000002" / "r000001-00.safetensors").read_bytes())
+    elif harm == "index missing":
+        index.unlink()
+    else:
+        index.write_bytes((store.folder / "index-000001.safetensors").read_bytes())
+    again = PrivateStore(store.folder)
+    with pytest.raises(CheckpointError, match=r"client 2|round 2"):  # noqa: PT012
+        again.rewind(2, sha)
+        assert value(again, 1) == 2.0
+        again.load(2, LATE)

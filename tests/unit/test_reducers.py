@@ -31,7 +31,7 @@ def tensor(values: list[float]) -> torch.Tensor:
 def reduce(reducer: Reducer, replies: Replies, cohort: int | None = None) -> torch.Tensor:
     accumulator = reducer.start(len(replies) if cohort is None else cohort)
     for client, (values, weight) in enumerate(replies):
-        assert reducer.fault(tensor(values), weight) is None
+        assert reducer.fault(0, tensor(values), weight) is None
         accumulator.add(client, tensor(values), weight)
     return accumulator.result()
 
@@ -74,7 +74,7 @@ def test_a_sum_of_whole_numbers_is_exact(rows: list[list[int]]) -> None:
     reducer = Sum(torch.zeros(2, dtype=torch.int64))
     accumulator = reducer.start(len(rows))
     for client, row in enumerate(rows):
-        assert reducer.fault(torch.tensor(row), 0.5) is None
+        assert reducer.fault(0, torch.tensor(row), 0.5) is None
         accumulator.add(client, torch.tensor(row), 0.5)  # a weight plays no role
     result = accumulator.result()
     assert result.dtype == torch.int64
@@ -111,8 +111,17 @@ def test_floats_summed_in_the_usual_way_would_depend_on_the_order() -> None:
     assert len(ours) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", [Mean, Sum])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (Mean, torch.float32),
+        (Mean, torch.float64),
+        (Mean, torch.float16),
+        (Mean, torch.bfloat16),
+        (Sum, torch.float32),
+        (Sum, torch.float64),
+    ],
+)
 def test_the_result_has_the_type_of_like(kind: Any, dtype: torch.dtype) -> None:
     like = {"w": torch.zeros(2, dtype=dtype)}
     accumulator = kind(like).start(2)
@@ -148,7 +157,7 @@ def test_a_scalar_and_an_empty_leaf_and_an_empty_tree_are_reduced() -> None:
         reducer = kind(like)
         accumulator = reducer.start(1)
         part = {"s": torch.tensor(2.5), "e": torch.zeros(0, 4), "none": {}}
-        assert reducer.fault(part, 1.0) is None
+        assert reducer.fault(0, part, 1.0) is None
         accumulator.add(0, part, 1.0)
         assert tree.digest(accumulator.result()) == tree.digest(part)
 
@@ -158,7 +167,7 @@ def test_a_scalar_and_an_empty_leaf_and_an_empty_tree_are_reduced() -> None:
 def test_a_full_cohort_at_the_limit_does_not_overflow(cohort: int, sign: int) -> None:
     accumulator = Sum(F64).start(cohort)
     part = tensor([sign * LIMIT] * 3)
-    assert Sum(F64).fault(part, 1.0) is None
+    assert Sum(F64).fault(0, part, 1.0) is None
     once = Sum(F64).start(cohort)
     once.add(0, part, 1.0)
     accumulator.total = once.total * cohort  # what `cohort` additions come to
@@ -169,26 +178,40 @@ def test_a_full_cohort_at_the_limit_does_not_overflow(cohort: int, sign: int) ->
 def test_what_the_sum_has_no_room_for_is_refused(weight: float) -> None:
     reducer = Mean({"w": F64})
     most = LIMIT / weight
-    assert reducer.fault({"w": tensor([0.0, most, -most])}, weight) is None
+    assert reducer.fault(0, {"w": tensor([0.0, most, -most])}, weight) is None
     above = math.nextafter(most, math.inf)
     for sign in (1, -1):
-        text = reducer.fault({"w": tensor([0.0, sign * above, 0.0])}, weight)
-        assert text == f"w holds {above:.3g}, above the {most:.3g} that the sum has room for"
-    assert Mean({"w": F64}, limit=8 * LIMIT).fault({"w": tensor([above] * 3)}, weight) is None
+        text = reducer.fault(0, {"w": tensor([0.0, sign * above, 0.0])}, weight)
+        assert text == f"w holds {above:.3g}, above the {most:.3g} that is admitted"
+    assert Mean({"w": F64}, limit=8 * LIMIT).fault(0, {"w": tensor([above] * 3)}, weight) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float16])
+def test_a_sum_of_a_narrow_type_is_refused_before_it_wraps(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match="takes int64, float32 or float64"):
+        Sum(torch.zeros(2, dtype=dtype)).start(2)
+
+
+def test_no_client_outweighs_the_others_by_claiming_more() -> None:
+    reducer = Mean(F64, heaviest=10)
+    assert reducer.fault(0, tensor([0.0] * 3), 10.0) is None
+    text = reducer.fault(0, tensor([0.0] * 3), 2.0**32)
+    assert text is not None
+    assert "this mean takes 1.53e-05 to 10" in text
 
 
 def test_the_limit_of_a_sum_ignores_the_weight() -> None:
-    assert Sum(F64).fault(tensor([LIMIT] * 3), 1000.0) is None
-    assert Sum(F64).fault(tensor([LIMIT + 1] * 3), 0.001) is not None
+    assert Sum(F64).fault(0, tensor([LIMIT] * 3), 1000.0) is None
+    assert Sum(F64).fault(0, tensor([LIMIT + 1] * 3), 0.001) is not None
 
 
 def test_whether_a_part_is_refused_does_not_depend_on_who_came_first() -> None:
     reducer = Mean(F64)
     accumulator = reducer.start(2)
     part = tensor([LIMIT / 2] * 3)
-    before = reducer.fault(part, 2.0)
+    before = reducer.fault(0, part, 2.0)
     accumulator.add(0, part, 2.0)
-    assert reducer.fault(part, 2.0) is before is None
+    assert reducer.fault(0, part, 2.0) is before is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -196,7 +219,7 @@ def test_whether_a_part_is_refused_does_not_depend_on_who_came_first() -> None:
     "reducer", [Mean({"w": F64}), Sum({"w": F64}), Gather(), Gather({"w": F64})]
 )
 def test_what_is_not_finite_is_refused(reducer: Reducer, value: float) -> None:
-    text = reducer.fault({"w": tensor([0.0, value, 1.0])}, 1.0)
+    text = reducer.fault(0, {"w": tensor([0.0, value, 1.0])}, 1.0)
     assert text == "w holds a value that is not finite"
 
 
@@ -220,7 +243,7 @@ def test_weights_huge_and_tiny_are_refused_or_right(
     """A mean does not depend on the unit of the weights; what cannot be told is refused."""
     scaled = [(values, w * 10.0**power) for values, w in replies]
     reducer = Mean(F64)
-    if any(reducer.fault(tensor(values), w) for values, w in scaled):
+    if any(reducer.fault(0, tensor(values), w) for values, w in scaled):
         return
     found = reduce(reducer, scaled)
     total = sum(Fraction(w) for _, w in scaled)
@@ -234,7 +257,7 @@ def test_weights_huge_and_tiny_are_refused_or_right(
 def test_a_huge_weight_does_not_turn_zeros_into_something_else() -> None:
     """Within the limit, as 0 * w always is; yet w * 2**bits is beyond float64."""
     reducer = Mean(F64)
-    if reducer.fault(F64, 1e300) is None:
+    if reducer.fault(0, F64, 1e300) is None:
         assert reduce(reducer, [([0.0] * 3, 1e300)]).tolist() == [0.0] * 3
 
 
@@ -248,7 +271,7 @@ def test_a_part_in_other_containers_is_refused_or_reduced_but_never_a_crash() ->
     ]
     for kind, (like, part) in itertools.product((Mean, Sum), cases):
         reducer = kind(like)
-        if reducer.fault(part, 1.0) is None:
+        if reducer.fault(0, part, 1.0) is None:
             accumulator = reducer.start(1)
             accumulator.add(0, part, 1.0)
             assert tree.leaves(accumulator.result())[0].tolist() == [1.0] * 3
@@ -280,6 +303,6 @@ def test_gathered_parts_are_in_the_order_of_the_ids(order: list[int], cut: int) 
 
 
 def test_gather_with_a_form_refuses_other_forms() -> None:
-    assert Gather(F64).fault(torch.ones(4), 1.0) == ". is float32[4], expected float64[3]"
-    assert Gather().fault(torch.ones(4), 1.0) is None
-    assert Gather().fault({"x": [1.0]}, 1.0) is not None
+    assert Gather(F64).fault(0, torch.ones(4), 1.0) == ". is float32[4], expected float64[3]"
+    assert Gather().fault(0, torch.ones(4), 1.0) is None
+    assert Gather().fault(0, {"x": [1.0]}, 1.0) is not None

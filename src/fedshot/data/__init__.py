@@ -14,6 +14,7 @@ from fedshot.data.news import News20
 from fedshot.data.omniglot import Omniglot
 from fedshot.data.partition import Deal, Dealer, Partition, unable
 from fedshot.data.personal import Clusters, Pathological
+from fedshot.data.rows import Rows
 from fedshot.data.sent140 import Sent140, split_users
 from fedshot.data.sources import SOURCES, Digits, Npz, Source, find_data_dir
 from fedshot.data.spec import EpisodeSpec
@@ -49,6 +50,7 @@ __all__ = [
     "Omniglot",
     "Partition",
     "Pathological",
+    "Rows",
     "Sent140",
     "Shards",
     "Source",

@@ -62,7 +62,16 @@ class ClientData:
         Raises DataError when there are fewer such classes than `spec` may ask for.
         """
         classes, support, query = self._draw(spec, rng)
-        return _gather(self.dataset, classes, support, query)
+        episode = _gather(self.dataset, classes, support, query)
+        if not spec.augment.active:
+            return episode
+        if self.dataset.is_text:
+            raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+        key = Key(int(rng.integers(2**62)))
+        return episode._replace(
+            support_x=spec.augment.apply(episode.support_x, key.at("support")),
+            query_x=spec.augment.apply(episode.query_x, key.at("query")),
+        )
 
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and their labels (int64 [n]).
@@ -118,7 +127,13 @@ class Tasks:
 
     @classmethod
     def draw(
-        cls, dataset: Dataset, classes: Sequence[int], spec: EpisodeSpec, n: int, key: Key
+        cls,
+        dataset: Dataset,
+        classes: Sequence[int],
+        spec: EpisodeSpec,
+        n: int,
+        key: Key,
+        rows: Ints | None = None,
     ) -> Tasks:
         """Draw n episodes from these classes; fewer episodes are the first of more.
 
@@ -131,8 +146,9 @@ class Tasks:
                 f"a {spec.way_text} episode needs {spec.max_way} classes; there are "
                 f"{len(classes)}. Lower `way`, or give more classes."
             )
-        _check_counts(dataset, classes, spec)
-        pool = ClientData(dataset, dataset.images_of(classes))
+        rows = dataset.images_of(classes) if rows is None else rows
+        _check_counts(dataset, rows, classes, spec)
+        pool = ClientData(dataset, rows)
         rng = key.numpy()
         drawn = [pool._draw(spec, rng) for _ in range(n)]
         return cls(
@@ -158,8 +174,8 @@ class Tasks:
         return sha.hexdigest()
 
 
-def _check_counts(dataset: Dataset, classes: Iterable[int], spec: EpisodeSpec) -> None:
-    there = np.bincount(dataset.y, minlength=dataset.n_classes)
+def _check_counts(dataset: Dataset, rows: Ints, classes: Iterable[int], spec: EpisodeSpec) -> None:
+    there = np.bincount(dataset.y[rows], minlength=dataset.n_classes)
     for c in classes:
         if 0 <= c < dataset.n_classes and there[c] < spec.needed:
             raise DataError(

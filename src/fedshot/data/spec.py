@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedshot.data.augment import Augment
 from fedshot.errors import DataError
 
 
@@ -13,7 +14,8 @@ class EpisodeSpec:
     """The numbers of an N-way, K-shot episode; a pair as `way` means a random way, ends included.
 
     `queries="exact"` gives every class exactly `query` queries. `"up_to"` is for small clients:
-    a class gives what it has left after the shots, one at least and `query` at most.
+    a class gives what it has left after the shots, one at least and `query` at most. `augment`
+    changes the images of training episodes; tests never do.
 
     >>> print(EpisodeSpec(way=5, shot=1, query=15))
     5-way 1-shot, 15 queries
@@ -23,6 +25,7 @@ class EpisodeSpec:
     shot: int = 1
     query: int = 15
     queries: Literal["exact", "up_to"] = "exact"
+    augment: Augment = Augment()
 
     def __post_init__(self) -> None:
         if isinstance(self.way, tuple) and len(self.way) != 2:

@@ -1,18 +1,20 @@
 """The guard: a reply that would poison the model is refused, by name and with the reason.
 
 Each reply is judged by itself, so what is refused does not depend
-on the order of arrival.
+on the order of arrival. (Of two replies by one client the first stands.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 from torch import Tensor
 
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol import Arrival, Exchange, Fault, Reply
+from fedshot.protocol.reducers import is_plain
 
 
 class Guard(Wrapper):
@@ -25,29 +27,39 @@ class Guard(Wrapper):
             if arrival.client not in waiting:
                 continue  # a stranger, or a second reply: the first one stands
             waiting.remove(arrival.client)
-            reason = arrival.reply and fault(exchange, arrival.reply)
+            reason = arrival.reply and fault(exchange, arrival.client, arrival.reply)
             yield Arrival(arrival.client, None, Fault("refused", reason)) if reason else arrival
         for client in sorted(waiting):
             yield Arrival(client, None, Fault("lost", "no reply"))
 
 
-def fault(exchange: Exchange, reply: Reply) -> str | None:
+def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
     """Say why `reply` cannot be taken in; None when it can."""
-    try:
-        weight = float(reply.weight)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    weight = reply.weight.item() if _is_scalar(reply.weight) else reply.weight
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
         return f"the weight is {reply.weight!r}, expected one number"
-    if not (math.isfinite(weight) and weight > 0):
+    if not 0 < weight < 2.0**1000:  # also without NaN, and without whole numbers beyond float
         return f"the weight is {weight}, expected a finite number above 0"
     named = isinstance(reply.up, Mapping)
     sent = sorted(reply.up, key=str) if named else type(reply.up).__name__
     if sent != sorted(exchange.reduce):
         return f"the parts are {sent}, expected {sorted(exchange.reduce)}"
     for name, reducer in exchange.reduce.items():
-        reason = reducer.fault(reply.up[name], weight)
+        reason = reducer.fault(client, reply.up[name], float(weight))
         if reason:
             return f"part {name!r}: {reason}"
+    if not isinstance(reply.metrics, Mapping):
+        return f"the metrics are {type(reply.metrics).__name__}, expected names and numbers"
     for name, value in reply.metrics.items():
-        if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
+        if not _is_scalar(value) or not math.isfinite(value.item()):
             return f"metric {name!r} is {value!r}, expected one finite number"
     return None
+
+
+def _is_scalar(value: object) -> TypeGuard[Tensor]:
+    return (
+        isinstance(value, Tensor)
+        and value.numel() == 1
+        and not value.is_complex()
+        and is_plain(value)
+    )

@@ -13,7 +13,7 @@ from fedshot import tree
 from fedshot.data import ClientData, Dataset, Partition
 from fedshot.fleets.private import PrivateStore
 from fedshot.keys import Key
-from fedshot.protocol import Exchange, Method, Reply
+from fedshot.protocol import Arrival, Exchange, Fault, Method
 from fedshot.tree import Tree
 
 
@@ -53,8 +53,12 @@ class Host:
         held = self.store.load(client, upto)
         return self._first(client) if held is None else tree.rebuild(self._like, held)
 
-    def serve(self, exchange: Exchange, client: int) -> Reply:
-        """Run the work of one client and keep its private state as a version yet to be settled."""
+    def serve(self, exchange: Exchange, client: int) -> Arrival:
+        """Run the work of one client and keep its private state as a version yet to be settled.
+
+        A private state that is not finite is refused here, where it lives; the client goes on from
+        its last sound one.
+        """
         private = self.private(client, exchange.version)
         drawn = exchange.work.draw(self.data(client), exchange.client_key(client))
         reply = exchange.work(exchange.message(client), private, drawn)
@@ -64,9 +68,12 @@ class Host:
                 f"{exchange.work.name} returned a private state of another form than init_client "
                 f"gives: {changed}"
             )
-        if exchange.phase == "train" and tree.leaves(reply.private) and _finite(reply.private):
+        if exchange.phase == "train" and tree.leaves(reply.private):
+            if not _finite(reply.private):
+                reason = "its private state holds a value that is not finite"
+                return Arrival(client, None, Fault("refused", reason))
             self.store.save(client, exchange.version, tree.detach(reply.private))
-        return reply._replace(up=tree.detach(dict(reply.up)), private={})
+        return Arrival(client, reply._replace(up=tree.detach(dict(reply.up)), private={}))
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Forget the new private states of the clients that were not accepted."""
@@ -79,7 +86,7 @@ class Host:
 
 
 def _finite(private: Tree) -> bool:
-    """Whether a state is worth keeping; a client goes on from its last sound one."""
+    """Whether a state is worth keeping."""
     return all(
         bool(torch.isfinite(leaf).all())
         for leaf in tree.leaves(private)

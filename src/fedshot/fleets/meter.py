@@ -36,7 +36,7 @@ class Meter(Wrapper):
 
         def send(client: int) -> Tree:
             message = exchange.message(client)
-            self._count(exchange, "down", _parts(message))
+            self._count(exchange, "down", message)
             return message
 
         for arrival in self.fleet.replies(replace(exchange, down=PerClient(send))):
@@ -64,12 +64,17 @@ class Meter(Wrapper):
             line = (row["phase"], row["work"], row["direction"], row["part"])
             self.bytes[line], self.messages[line] = row["bytes"], row["messages"]
 
-    def _count(self, exchange: Exchange, direction: str, parts: Mapping[str, Tree]) -> None:
+    def _count(self, exchange: Exchange, direction: str, message: Tree) -> None:
+        parts = message if isinstance(message, Mapping) else {"message": message}
         for part, content in parts.items():
-            line = (exchange.phase, exchange.work.name, direction, part)
-            self.bytes[line] += tree.nbytes(content)
+            line = (exchange.phase, exchange.work.name, direction, str(part))
+            self.bytes[line] += _nbytes(content)
             self.messages[line] += 1
 
 
-def _parts(message: Tree) -> Mapping[str, Tree]:
-    return message if isinstance(message, Mapping) else {"message": message}
+def _nbytes(content: Tree) -> int:
+    """Return the bytes of a tree; none of what is no tree, which the guard refuses after this."""
+    try:
+        return tree.nbytes(content)
+    except TypeError:
+        return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fedshot.fleets.host import Host
 from fedshot.protocol import Arrival, Exchange
@@ -17,7 +17,7 @@ class Sequential:
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""
         for client in exchange.to:
-            yield Arrival(client, self.host.serve(exchange, client))
+            yield self.host.serve(exchange, client)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep the private states of the accepted clients."""
@@ -26,3 +26,15 @@ class Sequential:
     def void(self, round: int) -> None:
         """Drop the private states of a round that does not count."""
         self.host.store.void(round)
+
+    def seal(self, round: int, keep: Collection[int]) -> str:
+        """Make this round's private states last."""
+        return self.host.store.seal(round, keep)
+
+    def open(self, round: int, sha: str) -> None:
+        """Make the private states of a sealed round readable."""
+        self.host.store.open(round, sha)
+
+    def rewind(self, round: int, sha: str) -> None:
+        """Go back to the private states of a sealed round."""
+        self.host.store.rewind(round, sha)

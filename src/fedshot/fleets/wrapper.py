@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fedshot.protocol import Exchange, Fleet
 
 
@@ -18,3 +20,15 @@ class Wrapper:
     def void(self, round: int) -> None:
         """Drop the private states of a round that does not count."""
         self.fleet.void(round)
+
+    def seal(self, round: int, keep: Collection[int]) -> str:
+        """Make this round's private states last."""
+        return self.fleet.seal(round, keep)
+
+    def open(self, round: int, sha: str) -> None:
+        """Make the private states of a sealed round readable."""
+        self.fleet.open(round, sha)
+
+    def rewind(self, round: int, sha: str) -> None:
+        """Go back to the private states of a sealed round."""
+        self.fleet.rewind(round, sha)

@@ -75,6 +75,11 @@ class FedFSLNaive:
         return Maml(self.model, self.inner)
 
     @property
+    def n_episodes(self) -> int:
+        """Episodes of one visit, |B_k|."""
+        return self.local_steps * self.episodes_per_step
+
+    @property
     def transductive(self) -> bool:
         """Whether predictions for one query depend on the others."""
         return self.model.norm_policy == "transductive"
@@ -113,7 +118,10 @@ class FedFSLNaive:
             self.train,
             {"w": server.w, "stats": server.stats},
             to=clients.sample(key),
-            reduce={"delta": Mean(server.w), "stats": Mean(server.stats)},
+            reduce={
+                "delta": Mean(server.w, heaviest=self.n_episodes),
+                "stats": Mean(server.stats, heaviest=self.n_episodes),
+            },
             key=key,
         )
         w = tree.add(server.w, got["delta"])

@@ -70,6 +70,11 @@ class FLProto:
         return Proto(self.model)
 
     @property
+    def n_episodes(self) -> int:
+        """Episodes of one visit, |B_k|."""
+        return self.local_steps * self.episodes_per_step
+
+    @property
     def transductive(self) -> bool:
         """Whether predictions for one query depend on the others."""
         return self.model.norm_policy == "transductive"
@@ -108,7 +113,10 @@ class FLProto:
             self.train,
             {"theta": server.theta, "stats": server.stats},
             to=clients.sample(key),
-            reduce={"delta": Mean(server.theta), "stats": Mean(server.stats)},
+            reduce={
+                "delta": Mean(server.theta, heaviest=self.n_episodes),
+                "stats": Mean(server.stats, heaviest=self.n_episodes),
+            },
             key=key,
         )
         theta = tree.add(server.theta, got["delta"])

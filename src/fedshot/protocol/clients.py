@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Literal
 
 from fedshot.errors import QuorumError
@@ -102,15 +103,21 @@ class Clients:
         return outcome
 
     def _need_quorum(self, outcome: Outcome, asked: int) -> None:
-        need = max(1, math.ceil(self._quorum * asked))
+        need = max(1, math.ceil(Fraction(str(self._quorum)) * asked))
         if len(outcome.accepted) >= need:
             return
         shown = [f"client {c}: {f.kind}, {f.reason}" for c, f in sorted(outcome.faults.items())]
         more = f"; and {len(shown) - 5} more" if len(shown) > 5 else ""
         raise QuorumError(
             f"round {self._round}: {len(outcome.accepted)} of {asked} clients gave a usable reply, "
-            f"the quorum is {need}. {'; '.join(shown[:5])}{more}. Lower run.quorum, or set "
-            "run.below_quorum to 'skip' to go on without such a round."
+            f"the quorum is {need}. {'; '.join(shown[:5])}{more}. "
+            + (
+                "Values that are not finite or too large mean that training diverges: lower the "
+                "step sizes."
+                if sum("finite" in text or "admitted" in text for text in shown) > len(shown) / 2
+                else "Lower run.quorum, or set run.below_quorum to 'skip', in the run's "
+                "config.yaml and resume, to go on without such a round."
+            )
         )
 
 

@@ -7,7 +7,7 @@ gets one `Outcome`. Source of the idea: "exchange" is the only place where metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -138,6 +138,18 @@ class Fleet(Protocol):
 
     def void(self, round: int) -> None:
         """Drop every private state of this round: the round does not count."""
+        ...
+
+    def seal(self, round: int, keep: Collection[int]) -> str:
+        """Make this round's private states last, and those of the rounds to keep; return a hash."""
+        ...
+
+    def open(self, round: int, sha: str) -> None:
+        """Make the private states sealed with this hash readable; change nothing."""
+        ...
+
+    def rewind(self, round: int, sha: str) -> None:
+        """Go back to the private states sealed with this hash; drop all later ones."""
         ...
 
 

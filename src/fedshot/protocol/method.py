@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedshot.errors import check_word
@@ -83,7 +84,7 @@ def answer_at_clients(
 
     Args:
         work: client work that takes `{"questions": {"17": Question, ...}}` and uploads "logits",
-            `{"17": logits, ...}`.
+            `{"17": logits, ...}`, float32 [queries, way].
         clients: the population.
         questions: the questions, without answers.
         key: of this evaluation.
@@ -97,11 +98,23 @@ def answer_at_clients(
     else:
         asked = {c: list(range(i, n, len(everyone))) for i, c in enumerate(everyone[:n])}
 
-    def message(client: int) -> Tree:
-        return {"questions": {str(u): questions[u] for u in asked[client]}}
+    sizes: dict[int, tuple[int, int]] = {}
 
+    def message(client: int) -> Tree:
+        sent = {str(u): questions[u] for u in asked[client]}
+        sizes.update({int(u): (len(q.query_x), len(q.classes)) for u, q in sent.items()})
+        return {"questions": sent}
+
+    def logits_of(client: int) -> Tree:
+        return {str(u): torch.empty(sizes[u], device="meta") for u in asked[client]}
+
+    # Values are for the examiner to judge: logits that are not finite are wrong answers.
     got = clients.exchange(
-        work, PerClient(message), to=list(asked), reduce={"logits": Gather()}, key=key
+        work,
+        PerClient(message),
+        to=list(asked),
+        reduce={"logits": Gather(logits_of, limit=None)},
+        key=key,
     )
     return [
         Answer(int(u), client, logits)
@@ -113,5 +126,5 @@ def answer_at_clients(
 def answer_all(
     answer: Callable[[Question], Tensor], questions: Mapping[str, Question]
 ) -> dict[str, Tensor]:
-    """Answer each of the named questions."""
-    return {u: answer(question).detach() for u, question in questions.items()}
+    """Answer each of the named questions, with float32 logits."""
+    return {u: answer(question).detach().float() for u, question in questions.items()}

@@ -13,6 +13,7 @@ depends on who came first.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -23,8 +24,8 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.tree import Tree
 
-# A lighter contribution would vanish in the rounding of the sum, a heavier one be the mean alone.
-LIGHTEST, HEAVIEST = 2.0**-16, 2.0**32
+# Weights are counts. A lighter contribution than this would vanish in the rounding of the sum.
+LIGHTEST, HEAVIEST = 2.0**-16, 2.0**20
 
 
 class Accumulator(Protocol):
@@ -50,7 +51,7 @@ class Reducer(Protocol):
         """Begin a reduction of at most `cohort` contributions."""
         ...
 
-    def fault(self, part: Tree, weight: float) -> str | None:
+    def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be taken in; None when it can."""
         ...
 
@@ -61,11 +62,15 @@ class Mean:
 
     Args:
         like: a tree of floats with the names, shapes and dtypes that every client must send.
-        limit: the largest |w_k * x_k| that is admitted, in the units of the part.
+        limit: the largest |w_k * x_k| that is admitted, in the units of the part. The resolution of
+            the sum is about limit * cohort / 2**62.
+        heaviest: the largest weight that is admitted: what an honest client can have, so that no
+            client outweighs the others by claiming more.
     """
 
     like: Tree
     limit: float = 2.0**16
+    heaviest: float = HEAVIEST
 
     def start(self, cohort: int) -> _FixedPoint:
         """Begin a mean. Raises TypeError when `like` holds whole numbers, which have no mean."""
@@ -74,12 +79,13 @@ class Mean:
                 raise TypeError(f"{path} is {tree.form(leaf)}; a Mean takes floats, use Sum")
         return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=True)
 
-    def fault(self, part: Tree, weight: float) -> str | None:
+    def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be averaged."""
-        if not LIGHTEST <= weight <= HEAVIEST:
+        del client
+        if not LIGHTEST <= weight <= self.heaviest:
             return (
-                f"the weight is {weight:.3g}; a mean takes {LIGHTEST:.3g} to {HEAVIEST:.3g}. Count "
-                "examples or episodes"
+                f"the weight is {weight:.3g}; this mean takes {LIGHTEST:.3g} to "
+                f"{self.heaviest:.3g}, a count of examples or episodes"
             )
         return _fault(self.like, part, self.limit / weight)
 
@@ -97,12 +103,18 @@ class Sum:
     limit: float = 2.0**16
 
     def start(self, cohort: int) -> _FixedPoint:
-        """Begin a sum."""
+        """Begin a sum. Raises TypeError where `like` is of a type too narrow for sums."""
+        for path, leaf in tree.items(self.like):
+            if leaf.dtype not in (torch.int64, torch.float32, torch.float64):
+                raise TypeError(
+                    f"{path} is {tree.form(leaf)}; a Sum takes int64, float32 or float64, which "
+                    "have room for it"
+                )
         return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
 
-    def fault(self, part: Tree, weight: float) -> str | None:
+    def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be summed."""
-        del weight
+        del client, weight
         return _fault(self.like, part, self.limit)
 
 
@@ -113,42 +125,50 @@ class Gather:
     Costs memory for each sender, and rules out secure sums.
 
     Args:
-        like: the tree that every client must send, or None where the parts differ by client.
+        like: the tree that every client must send; `fn(client)` where it differs from client to
+            client; None to take any tree.
+        limit: the largest |x| that is admitted; None admits what is not finite, too, for a caller
+            that judges values itself.
     """
 
-    like: Tree | None = None
-    limit: float = 2.0**32
+    like: Tree | Callable[[int], Tree] | None = None
+    limit: float | None = 2.0**32
 
     def start(self, cohort: int) -> _Gathered:
         """Begin a collection."""
         del cohort
         return _Gathered()
 
-    def fault(self, part: Tree, weight: float) -> str | None:
+    def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be kept."""
         del weight
-        return _fault(part if self.like is None else self.like, part, self.limit)
+        like = self.like(client) if callable(self.like) else self.like
+        return _fault(part if like is None else like, part, self.limit)
 
 
 def _bits(limit: float, cohort: int) -> int:
     return 62 - math.ceil(math.log2(limit)) - math.ceil(math.log2(max(cohort, 1)))
 
 
-def _fault(like: Tree, part: Tree, limit: float) -> str | None:
+def is_plain(leaf: Tensor) -> bool:
+    """Whether a tensor holds its values densely, so that they can be looked at."""
+    return leaf.layout == torch.strided and not leaf.is_meta and not leaf.is_quantized
+
+
+def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
     where = tree.difference(like, part)
     if where:
         return where
     for path, leaf in tree.items(part):
-        if leaf.numel() == 0:
+        if not is_plain(leaf) or leaf.is_complex():
+            return f"{path} is {leaf.layout} {tree.form(leaf)}, expected plain real numbers"
+        if leaf.numel() == 0 or limit is None:
             continue
         low, high = (float(v) for v in torch.aminmax(leaf.detach()))
         if not (math.isfinite(low) and math.isfinite(high)):
             return f"{path} holds a value that is not finite"
         if max(-low, high) > limit:
-            return (
-                f"{path} holds {max(-low, high):.3g}, above the {limit:.3g} that the sum "
-                "has room for"
-            )
+            return f"{path} holds {max(-low, high):.3g}, above the {limit:.3g} that is admitted"
     return None
 
 

@@ -1,0 +1,108 @@
+"""The commands that train and test: each takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedshot import config
+from fedshot.config import Config
+from fedshot.errors import CheckpointError, ConfigError
+from fedshot.experiment import Experiment, exists
+from fedshot.methods import METHODS
+from fedshot.printing import say, say_score, shown, tell
+from fedshot.setting import Setting
+
+_OWN = ("config", "out", "data-dir", "quiet", "json")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train a method, then test it."""
+    chosen = chosen_config(options)
+    folder = options.out / chosen.name
+    if exists(folder):
+        raise ConfigError(
+            f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or choose "
+            "another --name."
+        )
+    options.run_folder = folder
+    return _train(Experiment(Setting(chosen, data_dir(options)), folder), options)
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Go on with a run."""
+    options.run_folder = options.folder
+    held = _held(options)
+    return _train(Experiment(Setting(held, data_dir(options)), options.folder), options)
+
+
+def _train(experiment: Experiment, options: argparse.Namespace) -> int:
+    for text in experiment.setting.notices():
+        tell(text)
+    for record in shown(experiment, options):
+        if options.json:
+            say(json.dumps(record.to_json()))
+    say_score(experiment.result(), options, experiment)
+    return 0
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Test the chosen round of a run."""
+    held = _held(options)
+    given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
+    words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
+    asked = Config.of(config.override(held.settings, words)[0]).test
+    experiment = Experiment(Setting(held, data_dir(options)), options.folder)
+    if experiment.round < held.run.rounds:
+        tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
+    say_score(experiment.answer(experiment.setting.exam(asked)), options, experiment)
+    return 0
+
+
+def methods(options: argparse.Namespace) -> int:
+    """List the methods, or the options of one."""
+    if options.method:
+        say(config.method_help(options.method))
+        return 0
+    width = max(len(name) for name in METHODS)
+    for name, method in sorted(METHODS.items()):
+        say(f"{name:<{width}}  {(method.__doc__ or '').splitlines()[0]}")
+    return 0
+
+
+def chosen_config(options: argparse.Namespace) -> Config:
+    """Return the configuration of the file and of the command line, which wins."""
+    for word in options.settings:
+        option = word.removeprefix("--").partition("=")[0]
+        near = difflib.get_close_matches(option, _OWN, 1)
+        if word.startswith("--") and near and option not in ("data", "run"):
+            raise ConfigError(f"there is no option --{option}. Did you mean --{near[0]}?")
+    settings: Any = config.load(options.config) if options.config else {}
+    settings, notices = config.override(settings, options.settings)
+    for text in notices:
+        tell(text)
+    return Config.of(settings)
+
+
+def default_data_dir() -> Path:
+    """Return where datasets go when nothing says where."""
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "fedshot"
+
+
+def data_dir(options: argparse.Namespace) -> str | None:
+    """Return the folder of datasets that was named, else the usual one, where it exists."""
+    if options.data_dir or os.environ.get("FEDSHOT_DATA"):
+        named: str | None = options.data_dir
+        return named
+    usual = default_data_dir()
+    return str(usual) if usual.is_dir() else None
+
+
+def _held(options: argparse.Namespace) -> Config:
+    if not exists(options.folder):
+        raise CheckpointError(f"{options.folder} holds no run: it has no config.yaml.")
+    return Config.of(config.load(options.folder / "config.yaml"))

@@ -1,0 +1,113 @@
+"""The commands about data: each takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from fedshot import reports
+from fedshot.commands import chosen_config, data_dir, default_data_dir
+from fedshot.data import SOURCES, Source, checks, fetch
+from fedshot.data.publishers import PUBLISHERS
+from fedshot.errors import DataError
+from fedshot.printing import say
+from fedshot.setting import Arrangement
+
+PROBLEM = 2
+
+
+def list_sources(options: argparse.Namespace) -> int:
+    """List the sources: name, whether the files are there, and a line about it."""
+    folder = _folder(options)
+    rows = [(name, _there(name, cls, folder), _first_line(cls)) for name, cls in SOURCES.items()]
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    for name, there, text in sorted(rows):
+        say(f"{name:<{widths[0]}}  {there:<{widths[1]}}  {text}")
+    say(f"folder of datasets: {folder}")
+    return 0
+
+
+def get(options: argparse.Namespace) -> int:
+    """Fetch a dataset from its publisher."""
+    if options.name in SOURCES and options.name not in PUBLISHERS:
+        raise DataError(f"{options.name} needs no download: {_first_line(SOURCES[options.name])}")
+    with _progress() as progress:
+        files = fetch.get(options.name, _folder(options), progress)
+    for file in files:
+        what = "already there" if file.already else "fetched"
+        sure = "checksum as published" if file.verified else "not verified: no checksum is known"
+        say(f"{what}, {file.size / 1e6:.1f} MB, {sure}: {file.path}")
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Compare a dataset with what its publisher has."""
+    findings = checks.check(options.name, _folder(options))
+    for finding in findings:
+        say(str(finding))
+    problems = sum(finding.level == "problem" for finding in findings)
+    say(f"{options.name}: {problems} problem{'' if problems == 1 else 's'}")
+    return PROBLEM if problems else 0
+
+
+def show(options: argparse.Namespace) -> int:
+    """Draw a source and how it is dealt."""
+    first, *rest = [*options.settings, "--"]
+    if not first.startswith("--"):
+        options.settings = ["--data.name", first, *rest[:-1]]
+    arrangement = Arrangement(chosen_config(options), data_dir(options))
+    for line in reports.facts(arrangement):
+        say(line)
+    for path in reports.pictures(arrangement, options.out):
+        say(f"wrote {path}")
+    return 0
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    text = options.data_dir or os.environ.get("FEDSHOT_DATA")
+    return Path(text).expanduser() if text else default_data_dir()
+
+
+def _there(name: str, source: type[Source], folder: Path) -> str:
+    if name in PUBLISHERS:
+        place = folder / PUBLISHERS[name].folder
+        if place.is_dir() and any(place.iterdir()):
+            return "here"
+        return "get" if PUBLISHERS[name].files else "by hand"
+    needs_path = any(field.default is MISSING for field in fields(source))  # type: ignore[arg-type]
+    return "your files" if needs_path else "comes along"
+
+
+def _first_line(source: type[Source]) -> str:
+    return (source.__doc__ or "").splitlines()[0]
+
+
+@contextmanager
+def _progress() -> Iterator[fetch.Progress | None]:
+    """Give a bar for each file on a terminal, and nothing in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        tasks = {}
+
+        def update(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done, total=total)
+
+        yield update

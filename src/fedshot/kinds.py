@@ -1,0 +1,133 @@
+"""What a configuration consists of: sections, kinds to choose by name, and all their options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from fedshot import settings as trees
+from fedshot.data import PARTITIONS, SOURCES, EpisodeSpec
+from fedshot.errors import ConfigError
+from fedshot.evaluation import ExamOptions
+from fedshot.methods import METHODS
+from fedshot.nn import BACKBONES, HEADS
+from fedshot.options import Option, nearest_options, options_of, settled, takes_text
+from fedshot.sections import ModelOptions, RunOptions, SplitOptions
+from fedshot.settings import Settings
+
+# Where a `name` chooses a dataclass: place in the tree, choices, default.
+KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
+    "data": (SOURCES, "digits"),
+    "partition": (PARTITIONS, "iid"),
+    "model.backbone": (BACKBONES, "conv4"),
+    "model.head": (HEADS, "linear"),
+    "method": (METHODS, "fl_proto"),
+}
+SECTIONS: dict[str, type[Any]] = {
+    "split": SplitOptions,
+    "episode": EpisodeSpec,
+    "model": ModelOptions,
+    "run": RunOptions,
+    "test": ExamOptions,
+}
+NOT_OPTIONS = {"method": {"model", "episode"}, "model": {"backbone", "head"}}
+NO_HEAD = "none"
+_CLIENTS = 10  # of a partition that needs a number and is given none
+# The largest whole numbers that are no slip: width of a net, examples, threads.
+_MOST = {
+    "model.": 65_536,
+    "run.threads": 1024,
+    "test.episodes": 1_000_000,
+    "test.validation_episodes": 1_000_000,
+}
+
+
+def long(place: str, value: Any) -> Any:
+    """Write `method: fl_proto`, which is short for it, as `method: {name: fl_proto}`."""
+    return {"name": value} if place in KINDS and isinstance(value, str) else value
+
+
+def settle(tree: Settings, names: Mapping[str, str]) -> None:
+    """Check every value, put in what fits its option, and refuse keys that no option has."""
+    options = {option.place: option for option in all_options(names)}
+    if "partition.clients" in options and options["partition.clients"].required:
+        tree["partition"].setdefault("clients", _CLIENTS)
+    groups = {place.rsplit(".", i)[0] for place in options for i in range(1, place.count(".") + 1)}
+    for place, value in list(trees.flat(tree)):
+        if value == {} and (place in groups or place in names):
+            continue
+        if place in options:
+            *above, last = place.split(".")
+            trees.at(tree, ".".join(above))[last] = settled(options[place], value)
+            continue
+        for i in range(1, place.count(".") + 1):
+            if (above_it := place.rsplit(".", i)[0]) in options:
+                settled(options[above_it], trees.at(tree, above_it))
+        if place in groups:
+            below = sorted(one for one in options if one.startswith(f"{place}."))
+            raise ConfigError(
+                f"{place} is {value!r}; expected keys and values below it: {', '.join(below)}."
+            )
+        raise ConfigError(_unknown(place, options, names))
+    for option in options.values():
+        if option.required and trees.at(tree, option.place) is None:
+            raise ConfigError(
+                f"{option.place} is not set, and there is no default. Set it in the file, or with "
+                f"--{option.place} VALUE. `fedshot data list` tells the sources."
+                if option.place.startswith("data.")
+                else f"{option.place} is not set, and there is no default; add --{option.place} "
+                "VALUE."
+            )
+
+
+def _unknown(place: str, options: Mapping[str, Option], names: Mapping[str, str]) -> str:
+    for section, (kinds, _) in KINDS.items():
+        owners = [
+            kind
+            for kind in kinds
+            if any(f"{one.place}.".startswith(f"{place}.") for one in kind_options(section, kind))
+        ]
+        if owners:
+            valid = sorted(one for one in options if one.startswith(f"{section}."))
+            has = f"has {', '.join(valid)}" if valid else "has no options"
+            return (
+                f"{place!r} belongs to {section} {' or '.join(map(repr, owners))}, not to "
+                f"{names[section]!r}, which {has}. Remove it, or set {section}.name to "
+                f"{owners[0]!r}."
+            )
+    return f"there is no option {place!r}. {nearest_options(place, {*options, 'name', 'seed'})}"
+
+
+def all_options(names: Mapping[str, str]) -> Iterator[Option]:
+    """Yield every option of a configuration with these kinds, but `name` and `seed`."""
+    for section, cls in SECTIONS.items():
+        yield from map(_bounded, options_of(cls, section, NOT_OPTIONS.get(section, ())))
+    for place, kind in names.items():
+        if kind != NO_HEAD:
+            yield from map(_bounded, kind_options(place, kind))
+
+
+def kind_options(place: str, kind: str) -> Iterator[Option]:
+    """Yield the options of one kind at its place."""
+    return options_of(KINDS[place][0][kind], place, NOT_OPTIONS.get(place, ()))
+
+
+def _bounded(option: Option) -> Option:
+    most = [n for place, n in _MOST.items() if option.place.startswith(place)]
+    return replace(option, most=most[0]) if most else option
+
+
+def is_text(place: str) -> bool:
+    """Whether the option at a place takes text, whichever kind is chosen."""
+    return place in _texts()
+
+
+@cache
+def _texts() -> frozenset[str]:
+    found = {"name", *(f"{place}.name" for place in KINDS)}
+    every = [kind_options(place, kind) for place, (kinds, _) in KINDS.items() for kind in kinds]
+    every += [options_of(cls, s, NOT_OPTIONS.get(s, ())) for s, cls in SECTIONS.items()]
+    found |= {one.place for options in every for one in options if takes_text(one.hint)}
+    return frozenset(found)

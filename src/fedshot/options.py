@@ -1,0 +1,182 @@
+"""Options of dataclasses: their places, types, defaults, and what fits them, in plain words."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedshot.errors import ConfigError, nearest
+
+_BITS = 1 << 63
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One leaf of a tree of dataclasses."""
+
+    place: str  # such as "method.inner.lr"
+    hint: Any
+    required: bool = False
+    most: int = _BITS - 1  # the largest whole number it takes
+
+
+def options_of(cls: type[Any], place: str, skip: Collection[str] = ()) -> Iterator[Option]:
+    """Yield the options of a dataclass, those of dataclasses in it included."""
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        hint, below = hints[field.name], f"{place}.{field.name}"
+        if field.name in skip or not field.init:
+            continue
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from options_of(hint, below)
+        else:
+            required = field.default is MISSING and field.default_factory is MISSING
+            yield Option(below, hint, required)
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether `2024` or `true` is meant as text: in a text, words to choose from, or a list."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return all(isinstance(word, str) for word in inner)
+    if origin in (Union, types.UnionType):
+        return all(one is types.NoneType or takes_text(one) for one in inner)
+    if origin is tuple:
+        return all(one is Ellipsis or takes_text(one) for one in inner)
+    return hint is str
+
+
+def settled(option: Option, value: Any) -> Any:
+    """Return the value as its option takes it: numbers as text and one text as a list of one.
+
+    Raises:
+        ConfigError: the value does not fit, is not finite, or is too large.
+    """
+    if takes_text(option.hint):
+        value = _as_text(value)
+        if isinstance(value, str) and _is_list_of_text(option.hint):
+            value = [value]
+    if not _fits(value, option.hint):
+        raise ConfigError(f"{option.place} is {_shown(value)}{_wanted(option.hint, value)}")
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"{option.place} is {number}; expected a finite number.")
+        if isinstance(number, int) and not -_BITS <= number <= option.most:
+            raise ConfigError(
+                f"{option.place} is {_shown(number)}; expected {option.most} at most."
+                if number > 0
+                else f"{option.place} is {_shown(number)}; expected a number of 64 bits."
+            )
+    return value
+
+
+def nearest_options(place: str, valid: Collection[str]) -> str:
+    """Return a sentence that names the options meant by a place that is none, and its section's.
+
+    An option of the same last name counts as near, however deep it lies.
+    """
+    parts = [part for part in place.split(".") if part]
+    last = parts[-1] if parts else ""
+    for depth in range(len(parts) - 1, -1, -1):
+        above = ".".join(parts[:depth])
+        section = [one for one in valid if not above or one.startswith(f"{above}.")]
+        same = sorted(one for one in section if one.rpartition(".")[2] == last)
+        if same:
+            return f"Did you mean {_either([repr(one) for one in same[:4]])}? {_listed(section)}"
+        if section and above:
+            return nearest(place, section)
+    return nearest(place, valid)
+
+
+def _listed(section: Collection[str]) -> str:
+    return f"Valid: {', '.join(sorted(section))}." if len(section) <= 20 else ""
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    return [_as_text(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_list_of_text(hint: Any) -> bool:
+    return get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return any(value == word and type(value) is type(word) for word in inner)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        each = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        return len(each) == len(value) and all(map(_fits, value, each))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _wanted(hint: Any, value: Any) -> str:
+    """Finish the sentence `x is 3 ...`."""
+    words = get_args(hint)
+    if get_origin(hint) is Literal and isinstance(value, str):
+        return f". {nearest(value, map(str, words))}"
+    fix = ""
+    if isinstance(value, Mapping):
+        fix = " It has no options below it."
+    elif isinstance(value, str) and _fits_unquoted(value, hint):
+        fix = " Leave out the quotes."
+    return f"; expected {_words(hint)}.{fix}"
+
+
+def _fits_unquoted(value: str, hint: Any) -> bool:
+    try:
+        number: Any = int(value)
+    except ValueError:
+        try:
+            number = float(value)
+        except ValueError:
+            return False
+    return _fits(number, hint)
+
+
+def _words(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is types.NoneType:
+        return "null"
+    if origin is Literal:
+        return _either([repr(word) for word in inner])
+    if origin in (Union, types.UnionType):
+        return _either([_words(one) for one in inner])
+    if origin is tuple:
+        kind = _words(inner[0]).removeprefix("a ")
+        if inner[-1] is Ellipsis:
+            return f"a list of {kind}s, such as {'[a, b]' if inner[0] is str else '[1, 2]'}"
+        example = ", ".join(str(i + 1) for i in range(len(inner)))
+        return f"a list of {len(inner)} {kind}s, such as [{example}]"
+    return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _shown(value: Any) -> str:
+    """Return the value as YAML has it, cut where it is long."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    # Python does not write whole numbers of more than 4300 digits.
+    if isinstance(value, int) and value.bit_length() > 400:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -1,0 +1,101 @@
+"""What the commands say: results to stdout, everything else to stderr.
+
+A reader may close the pipe at any time (`fedshot run --json | head -1`). A run goes on to its end
+all the same, since its result is in its folder; nothing more is written to that pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fedshot.evaluation import Score
+    from fedshot.experiment import Experiment
+    from fedshot.recorder import Record
+
+
+def say(text: str) -> None:
+    """Print to stdout, at once."""
+    _write(sys.stdout, text)
+
+
+def tell(text: str) -> None:
+    """Print to stderr, at once."""
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # What is still in the buffer would raise again when Python ends.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
+    """Yield the records, with a bar on a terminal and lines in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    console = Console(stderr=True)
+    rounds = experiment.config.run.rounds
+    if options.quiet or options.json or not console.is_terminal:
+        for record in experiment.run():
+            if not (options.quiet or options.json):
+                tell(_line(record, rounds))
+            yield record
+        return
+    columns = (
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[text]}", markup=False),  # a fault's text may hold brackets
+        TimeLeft(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=rounds, completed=experiment.round, text="")
+        for record in experiment.run():
+            progress.update(task, completed=record.round, text=_facts(record))
+            yield record
+
+
+def _line(record: Record, rounds: int) -> str:
+    return f"round {record.round}/{rounds}  {_facts(record)}  {record.seconds:.2f} s"
+
+
+def _facts(record: Record) -> str:
+    if record.skipped:
+        return f"skipped: {record.skipped}"
+    facts = [f"{name} {value:.4f}" for name, value in sorted(record.metrics.items())]
+    if record.validation:
+        facts.append(f"validation {record.validation}")
+    facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
+    if record.faults:
+        facts.append(f"{len(record.faults)} replies did not count")
+    return "  ".join(facts)
+
+
+def say_score(score: Score, options: argparse.Namespace, experiment: Experiment) -> None:
+    """Print a result as a sentence or as JSON."""
+    if options.json:
+        say(json.dumps({"result": score.to_json(), "round": experiment.best_round}))
+        return
+    marks = " (transductive)" if score.transductive else ""
+    facts = [f"{experiment.method.name}: {score}{marks} on novel classes"]
+    facts.append(f"{score.episodes} episodes")
+    if score.unanswered:
+        facts.append(f"{score.unanswered} unanswered")
+    if score.diverged:
+        facts.append(f"{score.diverged} diverged (counted as wrong)")
+    if score.worst_tenth is not None:
+        facts.append(f"worst tenth {100 * score.worst_tenth:.2f} %")
+    say(f"{', '.join(facts)}, round {experiment.best_round}, tasks {score.tasks[:12]}")
