@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = _parser().parse_known_args(arguments)
     options.run_folder = None  # set by the commands that can be gone on with
     try:
+        _replace_handler(signal.default_int_handler, _stop)
         if rest and not options.takes_settings:
             raise ConfigError(f"{options.command} does not take {' '.join(rest)!r}.")
         options.settings = rest
@@ -52,9 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"smaller episodes or fewer of them.{_way_on(options)}"
         )
     except KeyboardInterrupt:
-        tell(f"\nstopped;{_way_on(options) or ' nothing was changed'}")
+        way_on = _way_on(options)
+        tell(f"\nstopped{';' if way_on else ''}{way_on}")
         return INTERRUPTED
+    finally:
+        _replace_handler(_stop, signal.default_int_handler)
     return REFUSED
+
+
+def _stop(*_: object) -> None:
+    """Let the first Ctrl-C stop the program, and no second one garble its last words."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _replace_handler(old: object, new: Callable[..., object]) -> None:
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if on_main_thread and signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)
 
 
 def _way_on(options: argparse.Namespace) -> str:

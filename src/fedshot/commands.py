@@ -79,7 +79,7 @@ def chosen_config(options: argparse.Namespace) -> Config:
     for word in options.settings:
         option = word.removeprefix("--").partition("=")[0]
         near = difflib.get_close_matches(option, _OWN, 1)
-        if word.startswith("--") and near and option not in ("data", "run"):
+        if word.startswith("--") and near and "." not in option and option not in ("data", "run"):
             raise ConfigError(f"there is no option --{option}. Did you mean --{near[0]}?")
     settings: Any = config.load(options.config) if options.config else {}
     settings, notices = config.override(settings, options.settings)

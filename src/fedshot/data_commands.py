@@ -18,12 +18,14 @@ from fedshot.printing import say
 from fedshot.setting import Arrangement
 
 PROBLEM = 2
+_VECTORS = "Word vectors for the texts of other sources."
 
 
 def list_sources(options: argparse.Namespace) -> int:
     """List the sources: name, whether the files are there, and a line about it."""
     folder = _folder(options)
     rows = [(name, _there(name, cls, folder), _first_line(cls)) for name, cls in SOURCES.items()]
+    rows += [(name, _published(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     for name, there, text in sorted(rows):
         say(f"{name:<{widths[0]}}  {there:<{widths[1]}}  {text}")
@@ -56,9 +58,9 @@ def check(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Draw a source and how it is dealt."""
-    first, *rest = [*options.settings, "--"]
-    if not first.startswith("--"):
-        options.settings = ["--data.name", first, *rest[:-1]]
+    words: list[str] = options.settings
+    if words and not words[0].startswith("--"):
+        options.settings = ["--data.name", *words]
     arrangement = Arrangement(chosen_config(options), data_dir(options))
     for line in reports.facts(arrangement):
         say(line)
@@ -74,12 +76,16 @@ def _folder(options: argparse.Namespace) -> Path:
 
 def _there(name: str, source: type[Source], folder: Path) -> str:
     if name in PUBLISHERS:
-        place = folder / PUBLISHERS[name].folder
-        if place.is_dir() and any(place.iterdir()):
-            return "here"
-        return "get" if PUBLISHERS[name].files else "by hand"
+        return _published(name, folder)
     needs_path = any(field.default is MISSING for field in fields(source))  # type: ignore[arg-type]
     return "your files" if needs_path else "comes along"
+
+
+def _published(name: str, folder: Path) -> str:
+    place = folder / PUBLISHERS[name].folder
+    if place.is_dir() and any(place.iterdir()):
+        return "here"
+    return "not here: data get" if PUBLISHERS[name].files else "not here: by hand"
 
 
 def _first_line(source: type[Source]) -> str:

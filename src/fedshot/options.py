@@ -86,7 +86,8 @@ def nearest_options(place: str, valid: Collection[str]) -> str:
         section = [one for one in valid if not above or one.startswith(f"{above}.")]
         same = sorted(one for one in section if one.rpartition(".")[2] == last)
         if same:
-            return f"Did you mean {_either([repr(one) for one in same[:4]])}? {_listed(section)}"
+            hint = f"Did you mean {_either([repr(one) for one in same[:4]])}?"
+            return f"{hint} {_listed(section)}".strip()
         if section and above:
             return nearest(place, section)
     return nearest(place, valid)

@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _words, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    # Python reads no whole number of more than 4300 digits; such a word stays text.
+    # Python reads no whole number of more than 4300 digits; such a word is an infinite float.
     ("int", r"[-+]?[0-9]{1,4000}", "-+0123456789"),
     (
         "float",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -9,14 +10,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
+from fedshot import commands, printing
 from fedshot.cli import main
-from fedshot.methods import METHODS
+from fedshot.data import checks, fetch
+from fedshot.evaluation import Score
+from fedshot.methods import METHODS, FLProto
 
-from .runs import CHOOSING, SMALL, command, finished, last_hash, line, merged
+from .runs import CHOOSING, SMALL, command, experiment, finished, last_hash, line, merged
 
 
 def written(tmp_path: Path, *changes: dict[str, object]) -> Path:
@@ -100,6 +106,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
             break
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # by an impatient person
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"fedshot resume {tmp_path / 'runs' / 'small'}" in err
@@ -127,8 +134,168 @@ def test_data_show_describes_the_deal_and_draws_it(
     assert "1797 images of 8 x 8 x 1, 10 classes" in out
     assert "6 clients can form a 5-way 1-shot, 5 queries episode" in out
     assert {p.name for p in (tmp_path / "p").iterdir()} >= {
-        "digits-classes.png", "digits-histogram.svg", "digits-partition.svg",
+        "digits-classes.png", "digits-histogram.svg", "digits-partition.svg", "digits-devices.svg",
     }  # fmt: skip
+
+
+def test_data_show_takes_a_name_and_needs_no_model_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "words.jsonl"
+    rows = [{"text": "good bad", "label": f"c{i % 4}", "who": f"secret{i % 8}"} for i in range(80)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("good 1 2\nbad 3 4\n")
+    words = ["--data.path", data, "--data.vectors", vectors, "--data.dim", 2, "--data.user", "who"]
+    words += ["--split.random", "[2, 0, 2]", "--partition", "classes", "--partition.clients", 2]
+    words += ["--episode.way", 1, "--out", tmp_path / "p"]
+    assert main(["data", "show", "texts", *map(str, words)]) == 0
+    out = capsys.readouterr().out
+    assert "80 texts of at most" in out
+    assert "8 users, known by number alone" in out
+    assert "secret" not in out
+    drawn = list((tmp_path / "p").iterdir())
+    assert {p.name.partition("-")[2] for p in drawn} == {
+        "histogram.svg", "partition.svg", "devices.svg",
+    }  # fmt: skip
+    assert not any(b"secret" in p.read_bytes() for p in drawn)
+    devices = (tmp_path / "p" / "words-devices.svg").read_text()
+    assert "2 devices: 20" in devices
+    assert "30 devices: clients is 30, but there are only 2 classes" in devices
+
+
+def test_data_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "omniglot").mkdir()
+    (tmp_path / "omniglot" / "images_background.zip").write_bytes(b"x")
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    assert "here  " in rows["omniglot"]
+    assert "not here" not in rows["omniglot"]
+    assert "not here: data get" in rows["mnist"]
+    assert "not here: by hand" in rows["sent140"]
+    assert "comes along" in rows["digits"]
+    assert "your files" in rows["npz"]
+    assert "Word vectors" in rows["glove"]
+
+
+def test_data_get_says_where_files_went_or_what_to_do_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSHOT_DATA", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    asked = []
+
+    def bring(name: str, folder: Path, progress: object) -> list[fetch.Fetched]:
+        asked.append((name, folder))
+        return [fetch.Fetched(folder / "a.gz", 2_000_000, True, already=False)]
+
+    monkeypatch.setattr(fetch, "get", bring)
+    assert main(["data", "get", "mnist"]) == 0
+    assert asked == [("mnist", tmp_path / "fedshot")]
+    out = capsys.readouterr().out
+    assert f"fetched, 2.0 MB, checksum as published: {tmp_path / 'fedshot' / 'a.gz'}" in out
+    monkeypatch.undo()
+    for name, words in (
+        ("sent140", "Open http://help.sentiment140.com"),
+        ("digits", "digits needs no download"),
+        ("digts", "no publisher is known for 'digts'"),
+    ):
+        assert main(["data", "get", name, "--data-dir", str(tmp_path)]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_data_check_ends_in_2_only_when_something_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["data", "check", "mnist", "--data-dir", str(tmp_path)]) == 2
+    assert "mnist: 1 problem" in capsys.readouterr().out
+    found = [checks.Finding("ok", "whole"), checks.Finding("note", "a subset")]
+    monkeypatch.setattr(checks, "check", lambda *_: found)
+    assert main(["data", "check", "mnist", "--data-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "ok: whole\nnote: a subset\nmnist: 0 problems\n"
+
+
+@pytest.mark.parametrize("moment", ["start", "result"])
+def test_ctrl_c_at_any_moment_ends_in_130_without_a_traceback(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config, out = written(tmp_path), tmp_path / "runs"
+    if moment == "start":
+        monkeypatch.setattr(commands, "Setting", stop)
+    else:
+        monkeypatch.setattr(commands.Experiment, "result", stop)
+    assert main(["run", "--config", str(config), "--out", str(out)]) == 130
+    err = capsys.readouterr().err
+    assert ("go on with `fedshot resume" in err) == (moment == "result")
+    assert "stopped" in err
+
+
+def test_ctrl_c_while_evaluating_ends_in_130(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    finished(tmp_path / "run")
+    monkeypatch.setattr(commands.Experiment, "answer", stop)
+    assert main(["evaluate", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == "\nstopped\n"
+
+
+def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
+    words = line("run", "--config", written(tmp_path), "--out", tmp_path / "runs", "--json")
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["round"] == 0
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 0
+    assert "Broken" not in err
+    assert (tmp_path / "runs" / "small" / "result.json").exists()
+
+
+def test_evaluating_an_unfinished_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = experiment(tmp_path / "run", {"run": {"rounds": 50}})
+    for record in begun.run():
+        if record.round == 3:
+            break
+    assert main(["evaluate", str(tmp_path / "run"), "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "round 3 of 50: the run is not finished\n"
+    assert len(out.splitlines()) == 1
+
+
+def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    found = Score(0.5, 0.1, 18, 2, 3, "0" * 64, False, {}, None, (0.5,) * 18)
+    printing.say_score(
+        found,
+        argparse.Namespace(json=False),
+        cast(Any, SimpleNamespace(method=FLProto, best_round=4)),
+    )
+    assert capsys.readouterr().out == (
+        "fl_proto: 50.00 ± 10.00 % on novel classes, 18 episodes, 2 unanswered, 3 diverged "
+        "(counted as wrong), round 4, tasks 000000000000\n"
+    )
+
+
+def test_what_another_kind_leaves_out_is_told_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path), "--run.rounds", "1"]
+    assert main([*words, "--partition", "iid"]) == 0
+    assert "partition.alpha left out: of 'dirichlet'" in capsys.readouterr().err
 
 
 def test_the_command_runs_as_a_program(tmp_path: Path) -> None:

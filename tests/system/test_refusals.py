@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import yaml
 from PIL import Image
 
+from fedshot import commands
 from fedshot.cli import main
+from fedshot.recorder import Record, Recorder
 
 from .runs import SMALL, finished, merged
 
@@ -58,9 +61,18 @@ def refusal(
         ({"run": {"quorum": 1.5}}, ["run.quorum is 1.5", "[0, 1]"]),
         ({"name": "../up"}, ["name is '../up'", "names a folder"]),
         ({"partition": {"name": "dirichlet", "clients": 0}}, ["clients is 0"]),
-        ({"partition": {"name": "shards"}}, ["partition.clients"]),
+        (
+            {"partition": {"name": "iid", "alpha": 1.0}},
+            ["'partition.alpha' belongs to partition 'dirichlet'", "not to 'iid'"],
+        ),
         ({"split": {"base": ["0-3"], "novel": ["3-9"]}}, ["class number 3", "disjoint"]),
         ({"split": {"base": ["0-4"], "novel": ["ten"]}}, ["'ten'"]),
+        ({"model": {"backbone": {"name": "mlp", "hidden": []}}}, ["hidden is []", "[64]"]),
+        ({"model": {"backbone": {"hidden": [10**14]}}}, ["hidden is 1", "expected 65536 at most"]),
+        ({"model": {"pixel_std": float("inf")}}, ["pixel_std is inf", "finite"]),
+        ({"run": {"cohort": 100}}, ["run.cohort is 100", "6 clients"]),
+        ({"run": {"threads": 10**20}}, ["run.threads is 1", "expected 1024 at most"]),
+        ({"method": {"name": ["fl_proto"]}}, ["method.name is ['fl_proto']"]),
         (
             {"method": {"name": "fedfsl_naive"}, "model": {"head": {"way": 3}}},
             ["model.head.way is 3", "Set model.head.way to 5"],
@@ -201,3 +213,103 @@ def test_a_config_that_is_no_tree_of_settings_is_refused(
     config.write_text(content)
     assert main(["run", "--config", str(config)]) == 2
     assert "bad.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--out", "FILE"], ["taken", "Not a directory", "A file is where a folder is expected"]),
+        (["--out", "FOLDER", "--name", "taken"], ["taken", "A file is where a folder is expected"]),
+        (["--out", "/proc/x"], ["/proc/x", "Correct the path"]),
+        (["--name", "n" * 300], ["name is 'nnn", "up to 100 letters"]),
+        (["--out", "FOLDER/" + "n" * 300], ["File name too long", "Choose a shorter name"]),
+        (["--config", "FOLDER"], ["Is a directory", "name a file"]),
+        (["--config", "FILE/x"], ["Not a directory"]),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_with_the_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], expected: list[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    places = {"FILE": str(tmp_path / "taken"), "FOLDER": str(tmp_path)}
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
+    assert main(["run", "--config", str(config), *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    for text in expected:
+        assert text in err
+
+
+def test_pictures_that_cannot_be_written_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "show", "digits", "--out", "/dev/null/x"]) == 2
+    assert "/dev/null/x: Not a directory" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_with_the_way_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    append = Recorder.append
+
+    def full(self: Recorder, record: Record) -> None:
+        if record.round > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, record)
+
+    monkeypatch.setattr(Recorder, "append", full)
+    assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 2
+    err = capsys.readouterr().err
+    assert "No space left on device. Free some space on that disk" in err
+    assert f"go on with `fedshot resume {tmp_path / 'runs' / 'small'}`" in err
+    monkeypatch.undo()
+    assert main(["resume", str(tmp_path / "runs" / "small")]) == 0
+
+
+def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    words = ["run", "--config", str(config), "--out", str(tmp_path / "runs")]
+    said = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."
+
+    def fails(*_: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(commands, "Setting", fails)
+    assert main(words) == 2
+    assert "the memory of this machine does not suffice" in capsys.readouterr().err
+    said = "a mistake of ours"
+    with pytest.raises(RuntimeError, match=said):
+        main(words)
+
+
+def test_keys_that_stand_twice_are_refused_on_resume_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    finished(tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text() + "seed: 1\n")
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert "'seed' is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--episodes", "99999999999999999999", "test.episodes is 99999999999999999999"),
+        ("--seed", "99999999999999999999", "test.seed is"),
+        ("--way", "x", "test.way is 'x'; expected a whole number"),
+        ("--shot", "0", "shot is 0"),
+    ],
+)
+def test_evaluate_checks_its_options_like_those_of_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, value: str, expected: str
+) -> None:
+    finished(tmp_path / "run")
+    assert main(["evaluate", str(tmp_path / "run"), option, value]) == 2
+    assert expected in capsys.readouterr().err

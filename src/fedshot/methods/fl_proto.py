@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedshot import tree
 from fedshot.data import ClientData, EpisodeSpec
@@ -63,6 +63,12 @@ class FLProto:
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits prototypes: running ones."""
+        del options
+        return "running"
 
     @property
     def learner(self) -> Proto:

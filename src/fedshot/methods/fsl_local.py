@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fedshot.data import ClientData, EpisodeSpec
 from fedshot.errors import check_word
@@ -74,6 +74,11 @@ class FSLLocal:
         check_budget(self.local_steps, self.episodes_per_step)
         check_word("learner_name", self.learner_name, ("maml", "proto"))
         check_word("answer_by", self.answer_by, ("turns", "all"))
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits the learner."""
+        return "running" if options["learner_name"] == "proto" else "support"
 
     @property
     def learner(self) -> Learner:

@@ -82,6 +82,13 @@ class Proto:
 
     model: Model
 
+    def __post_init__(self) -> None:
+        if getattr(self.model.backbone, "hidden", None) == ():
+            raise ConfigError(
+                "model.backbone.hidden is []: without a layer there is nothing that prototypes "
+                "could train. Give it a width at least, such as [64]."
+            )
+
     @property
     def max_way(self) -> None:
         """Any number of classes."""
@@ -129,8 +136,8 @@ class InnerLoop:
     adapts: Literal["all", "head"] = "all"
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ConfigError(f"inner.lr is {self.lr}; expected a number above 0.")
+        if not 0 < self.lr < float("inf"):
+            raise ConfigError(f"inner.lr is {self.lr}; expected a finite number above 0.")
         if self.steps < 0 or self.test_steps < 0:
             raise ConfigError(
                 f"inner.steps is {self.steps} and inner.test_steps is {self.test_steps}; expected "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -50,8 +51,10 @@ class Model:
             )
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
-        if not self.pixel_std > 0:
-            raise ConfigError(f"pixel_std is {self.pixel_std}; expected a number above 0.")
+        if not 0 < self.pixel_std < math.inf:
+            raise ConfigError(f"pixel_std is {self.pixel_std}; expected a finite number above 0.")
+        if not math.isfinite(self.pixel_mean):
+            raise ConfigError(f"pixel_mean is {self.pixel_mean}; expected a finite number.")
 
     def _check_kind(self) -> None:
         """Refuse a shape, a table or a backbone that is for the other kind of data."""

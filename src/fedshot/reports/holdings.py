@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
 import numpy as np
@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from fedshot.data import ClassSplit, Partition
 from fedshot.data.dataset import Ints
 from fedshot.reports.canvas import INK, PALETTE, Format, picture
-from fedshot.reports.words import count, shortened
+from fedshot.reports.words import count, joined, shortened
 
 _BUBBLES = 12  # classes above which a heat map is easier to read
 _NAMED = 40  # classes above which only some names fit beside an axis
@@ -135,6 +135,53 @@ def class_histogram(
 
     height = 1.0 + max(0.2 * len(order) if len(order) <= _NAMED else 0.06 * len(order), 1.2)
     return picture("Images of each class", (5.0, min(height, 9.0)), draw, format)
+
+
+def one_client_picture(
+    held: Mapping[int, Ints], class_names: Sequence[str], notes: Sequence[str] = ()
+) -> str:
+    """Draw what one client holds when the same data is dealt to few or to many, as SVG.
+
+    Args:
+        held: by number of clients, how many examples of each class the client has.
+        class_names: in the order of those counts.
+        notes: what to say below, such as which numbers of clients are left out, and why.
+    """
+
+    def draw(ax: Axes) -> None:
+        figure = ax.figure
+        ax.remove()
+        panels = figure.subplots(1, max(len(held), 1), sharex=True, sharey=True, squeeze=False)[0]
+        for panel, (clients, counts) in zip(panels, held.items(), strict=False):
+            at = np.arange(len(counts))
+            if len(counts) <= _NAMED:
+                panel.bar(at, counts, width=0.8, color=PALETTE[0])
+            else:  # bars thinner than a pixel would fade away
+                panel.vlines(at[counts > 0], 0, counts[counts > 0], color=PALETTE[0], lw=0.8)
+                panel.set_xlim(-1, len(counts))
+                panel.set_ylim(bottom=0)
+            panel.set_title(f"{clients} devices: {counts.sum():,}", loc="left")
+            panel.grid(axis="y")
+            panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+            _few_classes(panel, class_names)
+        if not held:
+            panels[0].set_axis_off()
+        panels[0].set_ylabel("examples of client 0")
+        text = "\n".join(shortened(note, 150) for note in notes)
+        figure.supxlabel(f"class\n{text}" if held and text else text or "class", fontsize=8.5)
+
+    title = f"Examples of one client, dealt to {joined([str(n) for n in held]) or 'nobody'}"
+    svg = picture(title, (9.0, 2.6 + 0.16 * len(notes)), draw, "svg")
+    assert isinstance(svg, str)
+    return svg
+
+
+def _few_classes(ax: Axes, names: Sequence[str]) -> None:
+    """Name the classes in a small panel where they are few and short, else number them."""
+    if len(names) <= _BUBBLES and sum(map(len, names)) <= 24:
+        ax.set_xticks(range(len(names)), [shortened(name, 16) for name in names])
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def _bubbles(ax: Axes, table: Ints) -> None:

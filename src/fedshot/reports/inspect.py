@@ -1,54 +1,118 @@
-"""A setting before any training: what the data is and how it is dealt."""
+"""An arrangement before any training: what the data is and how it is dealt."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedshot import storage
-from fedshot.experiment import Setting
+from fedshot.data import Deal
+from fedshot.data.dataset import Ints
+from fedshot.errors import DataError
+from fedshot.reports.holdings import one_client_picture
 from fedshot.reports.plots import class_histogram, contact_sheet, partition_picture
+from fedshot.reports.words import count
+from fedshot.setting import Arrangement
 
 _ROWS = 20  # classes on the contact sheet
+DEVICES = (2, 5, 10, 20, 30)
 
 
-def facts(setting: Setting) -> list[str]:
-    """Return lines that describe the data, the split and the partition."""
-    data, split, sizes = setting.dataset, setting.split, setting.deal.train.sizes
+def facts(arrangement: Arrangement) -> list[str]:
+    """Return lines that describe the data, the split and the partition; users are only counted."""
+    data, sizes = arrangement.dataset, arrangement.deal.train.sizes
+    noun = "texts" if data.is_text else "images"
     if data.is_text:
         kind_of_x = f"texts of at most {data.shape[0]} words"
     else:
         kind_of_x = f"images of {' x '.join(map(str, data.shape))}"
-    kind = type(setting.config.partition).__name__.lower()
     lines = [
         f"{data.name}: {len(data)} {kind_of_x}, {data.n_classes} classes, hash {data.digest[:12]}",
-        f"split: {len(split.base)} base, {len(split.validation)} validation, "
-        f"{len(split.novel)} novel classes",
-        f"partition {kind}: {len(sizes)} clients with {sizes.min()} to {sizes.max()} images, "
+        f"split: {_split(arrangement)}",
+        f"partition {arrangement.config.settings['partition']['name']}: "
+        f"{count(len(sizes), 'client')} with {sizes.min()} to {sizes.max()} {noun}, "
         f"median {np.median(sizes):.0f}",
-        f"{len(setting.clients)} clients can form a {setting.config.episode} episode",
+        f"{len(arrangement.clients)} clients can form a {arrangement.config.episode} episode",
     ]
-    return lines + [f"client {c} cannot: {why}" for c, why in list(setting.left_out.items())[:5]]
+    if data.users is not None:
+        lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, known by number alone")
+    left_out = list(arrangement.left_out.items())
+    lines += [f"client {c} cannot: {why}" for c, why in left_out[:5]]
+    return lines + ([f"and {len(left_out) - 5} more"] if len(left_out) > 5 else [])
 
 
-def pictures(setting: Setting, folder: Path) -> list[Path]:
-    """Write the contact sheet, the class histogram and the partition picture; return the files."""
-    data = setting.dataset
+def pictures(arrangement: Arrangement, folder: Path) -> list[Path]:
+    """Draw the data and who holds what; return the files.
+
+    They are a contact sheet (of images), images per class, images per client and class, and how one
+    client's share changes with the number of clients.
+    """
+    data = arrangement.dataset
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+    trained = np.unique(data.y[arrangement.rows.base])
     if not data.is_text:
         written.append(folder / f"{data.name}-classes.png")
         scale = max(1, 56 // max(data.shape[:2]))
-        base = setting.split.base
-        some = [base[i] for i in np.linspace(0, len(base) - 1, min(_ROWS, len(base))).astype(int)]
-        contact_sheet(data, some, scale=scale).save(written[0])
+        some = trained[np.linspace(0, len(trained) - 1, min(_ROWS, len(trained))).astype(int)]
+        contact_sheet(data, some.tolist(), scale=scale).save(written[0])
+    held, notes = shares_of_client_0(arrangement)
     figures = {
-        "histogram": class_histogram(data.y, data.class_names, setting.split),
-        "partition": partition_picture(setting.deal.train, data.y, data.class_names),
+        "histogram": class_histogram(data.y, data.class_names, arrangement.split),
+        "partition": partition_picture(arrangement.deal.train, data.y, data.class_names),
+        "devices": one_client_picture(held, [data.class_names[c] for c in trained], notes),
     }
     for name, svg in figures.items():
         path = folder / f"{data.name}-{name}.svg"
         storage.write_bytes(path, svg.encode(), sync=False)
         written.append(path)
     return written
+
+
+def shares_of_client_0(arrangement: Arrangement) -> tuple[dict[int, Ints], list[str]]:
+    """Return what client 0 holds of each base class for 2, 5, 10, 20 and 30 clients.
+
+    The partition's other options stay as they are. Second, notes on the numbers of clients that it
+    cannot deal to.
+    """
+    data, rows = arrangement.dataset, arrangement.rows.base
+    trained = np.unique(data.y[rows])
+    held, notes = {}, []
+    for n in DEVICES:
+        try:
+            deal = _dealt(arrangement, n)
+        except DataError as error:
+            notes.append(f"{n} devices: {error}")
+            continue
+        counts = np.bincount(data.y[deal.train[0]], minlength=data.n_classes)
+        held[n] = counts[trained].astype(np.int64)
+    return held, notes
+
+
+def _dealt(arrangement: Arrangement, clients: int) -> Deal:
+    dealer: Any = arrangement.config.partition
+    if "clients" not in {field.name for field in fields(dealer)}:
+        raise DataError(f"{type(dealer).__name__} does not take a number of clients.")
+    return replace(dealer, clients=clients).deal(  # type: ignore[no-any-return]
+        arrangement.dataset,
+        arrangement.rows.base,
+        arrangement.key.at("partition"),
+        arrangement.config.episode,
+    )
+
+
+def _split(arrangement: Arrangement) -> str:
+    split, rows, data = arrangement.split, arrangement.rows, arrangement.dataset
+    parts: Mapping[str, Any] = {
+        part: getattr(rows if split is None else split, part)
+        for part in ("base", "validation", "novel")
+    }
+    if split is not None:
+        return ", ".join(f"{len(found)} {part}" for part, found in parts.items()) + " classes"
+    assert data.users is not None  # only users can be split in the place of classes
+    counts = {part: len(np.unique(data.users[found])) for part, found in parts.items()}
+    return ", ".join(f"{n} {part}" for part, n in counts.items()) + " users"

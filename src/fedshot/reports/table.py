@@ -34,7 +34,11 @@ def comparison(rows: Sequence[Row]) -> Table:
     notes = [f"{printable(row.label)}: {note}." for row, (*_, note) in shown if note]
     text = Text("\n".join([*notes, caption(rows)]))
     table = Table(
-        box=box.SIMPLE_HEAD, caption=text, caption_justify="left", pad_edge=False, padding=(0, 1)
+        box=box.SIMPLE_HEAD,
+        caption=text,
+        caption_justify="left",
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
     )
     for name in COLUMNS[:-1]:
         left = name == "method"

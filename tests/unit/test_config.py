@@ -1,0 +1,338 @@
+"""Settings: read from YAML and the command line, merged, checked, and refused in plain words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedshot.config import Config, difference, load, method_help, override
+from fedshot.data import Dataset
+from fedshot.errors import ConfigError
+from fedshot.methods import METHODS
+from fedshot.nn import MLP, InnerLoop, Model, Proto
+
+
+def read(tmp_path: Path, text: str) -> dict[str, Any]:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load(path)
+
+
+def refusal(settings: dict[str, Any], *words: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        Config.of(override(settings, list(words))[0])
+    text = str(error.value)
+    assert "Parser key" not in text
+    assert "Union" not in text
+    assert "<class" not in text
+    return text
+
+
+def chosen(*words: str, file: dict[str, Any] | None = None) -> dict[str, Any]:
+    return Config.of(override(file or {}, list(words))[0]).settings
+
+
+# What YAML means.
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10),
+        ("-3", -3),
+        ("1e-3", 0.001),
+        ("1.", 1.0),
+        ("true", True),
+        ("no", "no"),
+        ("1_000", "1_000"),
+        ("12:30", "12:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("~", None),
+        ("'5'", "5"),
+        ("9" * 5000, float("inf")),
+    ],
+)
+def test_yaml_is_read_as_people_mean_it(tmp_path: Path, text: str, value: object) -> None:
+    assert read(tmp_path, f"a: {text}") == {"a": value}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: 1\nseed: 2", "line 2: 'seed' is given twice. Keep one of them."),
+        ("run:\n  rounds: 1\n  rounds: 2", "line 3: 'run.rounds' is given twice"),
+        ("a: &x {b: *x}", "an anchor holds itself"),
+        ("a: &x [*x]", "an anchor holds itself"),
+        ("[1]: 2", "a key is a list or a tree"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("a: !!python/object:os.system {}", "is not YAML"),
+        ("a: [", "is not YAML"),
+        ("a: \x00", "is not YAML"),
+        ("5", "holds 5; expected keys and values"),
+        ("", "holds nothing; expected keys and values"),
+    ],
+)
+def test_unclear_yaml_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, text)
+    assert expected in str(error.value)
+    assert "config.yaml" in str(error.value)
+
+
+def test_anchors_used_over_and_over_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]" for i in range(1, 9)]
+    with pytest.raises(ConfigError, match="Use fewer anchors"):
+        read(tmp_path, "\n".join(lines))
+
+
+def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: *a"
+    assert read(tmp_path, text)["b"] == {"x": 1, "y": 3}
+
+
+# Text where an option takes text.
+
+
+@pytest.mark.parametrize("text", ["2024", "true", "2024-01-01", "010", "1.10", "1e5", "no"])
+def test_a_name_is_text_whatever_it_looks_like(tmp_path: Path, text: str) -> None:
+    assert chosen("--name", text)["name"] == text
+    assert Config.of(read(tmp_path, f"name: {text}")).name == text
+
+
+def test_a_path_of_digits_is_text() -> None:
+    assert chosen("--data.name", "npz", "--data.path", "05")["data"]["path"] == "05"
+    assert chosen(file={"data": {"name": "npz", "path": 5}})["data"]["path"] == "5"
+    assert chosen("--data.name=cifar100", "--data.file=null")["data"]["file"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "base"),
+    [
+        (["--split.base", "0-4"], ["0-4"]),
+        (["--split.base", "[0, 1]"], ["0", "1"]),
+        (["--split.base", "['0-2', cat]"], ["0-2", "cat"]),
+        (["--split.base", "7"], ["7"]),
+    ],
+)
+def test_classes_may_be_numbers_ranges_and_names(words: list[str], base: list[str]) -> None:
+    assert chosen(*words)["split"]["base"] == base
+
+
+def test_classes_may_be_numbers_in_python_and_in_a_file(tmp_path: Path) -> None:
+    assert Config.of({"split": {"base": [0, 1], "novel": (2,)}}).split.base == ("0", "1")
+    held = Config.of(read(tmp_path, "split: {base: [0, 01], novel: 5-9}")).split
+    assert (held.base, held.novel) == (("0", "01"), ("5-9",))
+
+
+# The command line over a file.
+
+
+def test_a_section_on_the_command_line_is_merged() -> None:
+    file = {"run": {"rounds": 7, "unreliable": {"drop": 0.5}}}
+    assert chosen("--run", "{}", file=file)["run"]["rounds"] == 7
+    run = chosen("--run", "{cohort: 3, unreliable: {delay: 0.1}}", file=file)["run"]
+    assert (run["rounds"], run["cohort"]) == (7, 3)
+    assert run["unreliable"] == {"drop": 0.5, "delay": 0.1, "corrupt": 0.0}
+
+
+@pytest.mark.parametrize("option", ["--method", "--method.name"])
+@pytest.mark.parametrize("short", [True, False])
+def test_the_same_kind_keeps_the_options_of_the_file(option: str, short: bool) -> None:
+    file: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 7}}
+    if short:
+        del file["method"]["name"]  # fl_proto is the default
+    settings, notices = override(file, [option, "fl_proto"])
+    assert Config.of(settings).settings["method"]["local_steps"] == 7
+    assert notices == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--method", "fl_proto"], ["--method.name", "fl_proto"], ["--method={name: fl_proto}"]],
+)
+def test_another_kind_drops_what_it_does_not_have_and_says_so(words: list[str]) -> None:
+    file = {"method": {"name": "fedfsl_naive", "local_steps": 7, "inner": {"lr": 0.5}}}
+    settings, notices = override(file, words)
+    assert Config.of(settings).settings["method"]["local_steps"] == 7
+    assert "inner" not in settings["method"]
+    assert notices == [
+        "the file's method.inner left out: of 'fedfsl_naive', and method is now 'fl_proto'; "
+        "method.local_steps stays"
+    ]
+
+
+def test_a_partition_chosen_on_the_command_line_leaves_out_the_other_ones_options() -> None:
+    file = {"partition": {"name": "dirichlet", "clients": 6, "alpha": 1.0}}
+    settings, notices = override(file, ["--partition.name", "iid"])
+    assert Config.of(settings).settings["partition"] == {"name": "iid", "clients": 6}
+    assert "partition.alpha left out: of 'dirichlet'" in notices[0]
+    assert override({"model": {"head": {"way": 7}}}, ["--model.head", "none"])[1]
+
+
+def test_the_order_of_the_words_does_not_matter() -> None:
+    words = ["--partition.alpha", "2.0", "--partition.name", "dirichlet"]
+    assert chosen(*words) == chosen(*words[2:], *words[:2])
+
+
+def test_a_slip_in_the_file_is_not_dropped_with_the_other_kind() -> None:
+    file = {"partition": {"name": "dirichlet", "alhpa": 1.0}}
+    assert "'partition.alhpa'" in refusal(file, "--partition.name", "iid")
+
+
+# Words for what does not fit.
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--episode.shot", "5.5"], ["episode.shot is 5.5; expected a whole number."]),
+        (["--episode.shot", "true"], ["episode.shot is true; expected a whole number."]),
+        (["--episode.shot", "'5'"], ["is '5'; expected a whole number. Leave out the quotes."]),
+        (
+            ["--episode.way", "x"],
+            ["is 'x'; expected a whole number or a list of 2 whole numbers, such as [1, 2]"],
+        ),
+        (["--split.random", "[1, 2]"], ["is [1, 2]; expected a list of 3 whole numbers"]),
+        (["--run.rounds", "null"], ["run.rounds is null; expected a whole number."]),
+        (["--run.rounds", "{a: 1}"], ["run.rounds is {'a': 1}", "no options below it"]),
+        (["--run.rounds", "{}"], ["run.rounds is {}; expected a whole number"]),
+        (["--run", "5"], ["run is 5; expected keys and values below it: run.below_quorum,"]),
+        (["--foo", "{}"], ["there is no option 'foo'"]),
+        (["--method.optimizer.name", "adm"], ["Did you mean 'adam'? Valid: adam, sgd."]),
+        (["--method", "{name: [fl_proto]}"], ["method.name is ['fl_proto']", "fl_proto"]),
+        (["--data.name", "npz"], ["data.path is not set", "--data.path VALUE"]),
+        (["--data.channels", "2", "--data.name=folder", "--data.path=x"], ["expected 1 or 3"]),
+        (["--seed", "x"], ["seed is 'x'; expected a whole number"]),
+        (["--name", "a" * 101], ["up to 100 letters"]),
+        (["rounds"], ["'rounds' is not an option; expected --section.key VALUE"]),
+        (["--seed", "--name", "x"], ["--seed has no value"]),
+    ],
+)
+def test_a_value_that_does_not_fit_is_told_in_plain_words(
+    words: list[str], expected: list[str]
+) -> None:
+    text = refusal({}, *words)
+    for part in expected:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--run.threads", "99999999999999999999"], "expected 1024 at most"),
+        (["--run.threads", "0"], "expected at least 1"),
+        (["--seed", "99999999999999999999"], "expected 9223372036854775807 at most"),
+        (["--seed", "-99999999999999999999"], "expected a number of 64 bits"),
+        (["--test.seed", "99999999999999999999"], "expected 9223372036854775807 at most"),
+        (["--test.episodes", "99999999999999999999999"], "expected 1000000 at most"),
+        (["--seed", "9" * 3000], "a number of 9966 bits"),
+        (["--model.backbone", "{name: mlp, hidden: [100000000000000]}"], "expected 65536 at most"),
+        (["--model.backbone.width", "100000"], "expected 65536 at most"),
+        (["--model.pixel_mean", ".nan"], "model.pixel_mean is nan; expected a finite number"),
+        (["--model.pixel_std", ".inf"], "model.pixel_std is inf; expected a finite number"),
+        (["--method.optimizer.lr", ".inf"], "expected a finite number"),
+        (["--method.optimizer.momentum", ".nan"], "expected a finite number"),
+        (["--method", "{name: fedfsl_naive, inner: {lr: .inf}}"], "method.inner.lr is inf"),
+        (["--split.users", "[.nan, 0.1, 0.1]"], "expected a finite number"),
+    ],
+)
+def test_numbers_have_bounds(words: list[str], expected: str) -> None:
+    assert expected in refusal({}, *words)
+
+
+def test_values_from_python_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"inner\.lr is inf"):
+        InnerLoop(lr=float("inf"))
+    for options in ({"pixel_mean": float("nan")}, {"pixel_std": float("inf")}):
+        with pytest.raises(ConfigError, match="finite"):
+            Model(MLP(), None, (8, 8, 1), **options)
+    with pytest.raises(ConfigError, match=r"hidden is \[\]: without a layer"):
+        Proto(Model(MLP(hidden=()), None, (8, 8, 1)))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--method", "fedfsl_naive", "--method.lr", "1"],
+         "Did you mean 'method.inner.lr' or 'method.optimizer.lr'? Valid: method.episodes_per_"),
+        (["--method.lr", "1"], "Did you mean 'method.optimizer.lr'?"),
+        (["--lr", "5"], "Did you mean 'method.optimizer.lr'?"),
+        (["--.lr", "3"], "Did you mean 'method.optimizer.lr'?"),
+        (["--method.optimizer.rl", "1"], "Did you mean 'method.optimizer.lr'?"),
+        (["--rounds", "5"], "Did you mean 'run.rounds'?"),
+        (["--nmae", "x"], "Did you mean 'name'?"),
+        (["--...", "3"], "there is no option '...'"),
+        (["--partition.alpha", "3"],
+         "'partition.alpha' belongs to partition 'dirichlet' or 'clusters', not to 'iid', which "
+         "has partition.clients. Remove it, or set partition.name to 'dirichlet'."),
+        (["--method.inner", "3"], "'method.inner' belongs to method 'fedfsl_naive'"),
+    ],
+)  # fmt: skip
+def test_an_unknown_option_gets_the_nearest_ones_however_deep(
+    words: list[str], expected: str
+) -> None:
+    assert expected in refusal({}, *words)
+
+
+# Defaults.
+
+
+def test_a_partition_without_a_number_of_clients_has_ten() -> None:
+    assert chosen()["partition"] == {"name": "iid", "clients": 10}
+    assert chosen("--partition", "shards")["partition"]["clients"] == 10
+    assert chosen("--partition", "users")["partition"]["clients"] is None
+    assert chosen("--partition", "clusters")["partition"]["clients"] == 30
+
+
+def test_an_empty_section_is_one_with_defaults(tmp_path: Path) -> None:
+    assert Config.of(read(tmp_path, "run:\nmodel:\n")).settings == Config.of({}).settings
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"),
+    [
+        ({"name": "fl_proto"}, "running"),
+        ({"name": "fedfsl_naive"}, "support"),
+        ({"name": "fsl_local"}, "support"),
+        ({"name": "fsl_local", "learner_name": "proto"}, "running"),
+    ],
+)
+def test_batch_norm_at_test_is_the_methods_choice_and_is_written_down(
+    tmp_path: Path, method: dict[str, Any], policy: str
+) -> None:
+    config = Config.of({"method": method})
+    assert config.settings["model"]["norm_policy"] == policy
+    images = Dataset("i", np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), ("a", "b"))
+    assert config.method(config.model.build(images)).model.norm_policy == policy  # type: ignore[attr-defined]
+    config.write(tmp_path / "config.yaml")
+    assert f"norm_policy: {policy}" in (tmp_path / "config.yaml").read_text()
+    asked = Config.of({"method": method, "model": {"norm_policy": "transductive"}})
+    assert asked.settings["model"]["norm_policy"] == "transductive"
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_what_is_written_is_read_back_the_same(tmp_path: Path, method: str) -> None:
+    made = Config.of({"name": "010", "method": method, "split": {"base": [0, 1]}, "seed": -3})
+    made.write(tmp_path / "config.yaml")
+    again = Config.of(load(tmp_path / "config.yaml"))
+    assert again.settings == made.settings
+    assert difference(made.settings, again.settings) is None
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == made.settings
+
+
+def test_ways_to_split_exclude_each_other() -> None:
+    text = refusal({}, "--split.random", "[1, 1, 1]", "--split.users", "[0.5, 0.2, 0.3]")
+    assert "split.random and split.users exclude each other" in text
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_methods_help_lists_options_alone(method: str) -> None:
+    text = method_help(method)
+    assert "--method.optimizer.lr" in text
+    assert "configuration file" not in text
+    assert "CONFIG" not in text
