@@ -43,7 +43,7 @@ def refusal(
         ),
         (
             {"episode": {"shot": 40}},
-            ["6 of 6 clients cannot form a 5-way 40-shot", "with at least 45 images"],
+            ["6 of 6 clients cannot form a 5-way 40-shot", "with at least 45 examples"],
         ),
         (
             {"test": {"way": 7}, "model": {"head": "none"}},
@@ -119,7 +119,7 @@ def test_a_client_without_data_is_named_or_left_out(
     }
     text = refusal(capsys, tmp_path, changes)
     assert "1 of 3 clients cannot form a 2-way 1-shot" in text
-    assert "client 1 has 0 classes with at least 6 images" in text
+    assert "client 1 has 0 classes with at least 6 examples" in text
     assert "run.unable" in text
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")

@@ -116,7 +116,7 @@ def test_up_to_gives_each_class_what_it_has_left():
 def test_a_client_too_small_for_an_episode_says_by_how_much():
     client = everything(numbered([6, 6, 6, 5, 5, 5]))
     with pytest.raises(
-        DataError, match=r"3 classes with at least 6 images, a 5-way episode needs 5\. Lower"
+        DataError, match=r"3 classes with at least 6 examples, a 5-way episode needs 5\. Lower"
     ):
         client.episode(EpisodeSpec(5, 1, 5), Key(0).numpy())
 

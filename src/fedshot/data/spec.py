@@ -75,6 +75,6 @@ class EpisodeSpec:
         """Say what `able` large enough classes lack, as in `has 3 classes ..., ... needs 5`."""
         classes = "1 class" if able == 1 else f"{able} classes"
         return (
-            f"has {classes} with at least {self.needed} images, "
+            f"has {classes} with at least {self.needed} examples, "
             f"a {self.way_text} episode needs {self.max_way}"
         )

@@ -1,0 +1,50 @@
+"""What the README tells a newcomer to type works as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedshot.cli import main
+from fedshot.config import Config, load
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_first_run_and_its_evaluation_work_word_for_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (text,) = [b for b in blocks("") if b.startswith("fedshot run --name first")]
+    lines = text.replace("\\\n", " ").strip().splitlines()
+    assert [line.split()[1] for line in lines] == ["run", "evaluate"]
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().out.count("on novel classes") == 2
+
+
+def test_the_settings_it_shows_are_valid() -> None:
+    (text,) = blocks("yaml")
+    config = Config.of(yaml.safe_load(text))
+    assert config.name == "mine"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+def test_the_examples_are_valid(path: Path) -> None:
+    assert Config.of(load(path)).name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/adding.md", "docs/data.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
