@@ -110,18 +110,23 @@ class Experiment:
     def answer(self, exam: Exam) -> Score:
         """Let the chosen round sit an exam: the best on validation, else the last saved one.
 
-        Raises CheckpointError when there is no checkpoint of it.
+        The run goes on afterwards as if nothing had been asked; its ledger does not count it.
+        Raises CheckpointError when there is no checkpoint of the round.
         """
         server, notes = self.checkpoints.read(self.best_round, self.server)
         self.fleet.open(self.best_round, notes["private"])
-        with _intra_op(self.config.run.threads):
-            return self._sit(exam, server, self.best_round)[0]
+        return self._aside(exam, server, self.best_round)
 
     def answer_untrained(self, exam: Exam) -> Score:
         """Let the method sit an exam with what it starts from: a floor."""
-        server = self.method.init(self.setting.key.at("init"))
+        return self._aside(exam, self.method.init(self.setting.key.at("init")), -1)
+
+    def _aside(self, exam: Exam, server: Tree, round: int) -> Score:
+        ledger = self.meter.to_json()
         with _intra_op(self.config.run.threads):
-            return self._sit(exam, server, -1)[0]
+            found, _ = self._sit(exam, server, round)
+        self.meter.load_json(ledger)
+        return found
 
     def _rehearsed(self, fleet: Fleet) -> Fleet:
         trouble = self.config.run.unreliable

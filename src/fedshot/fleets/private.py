@@ -81,6 +81,8 @@ class PrivateStore:
             CheckpointError: that version is missing, damaged, or not the one that was sealed.
             KeyError: `upto` lies before the last sealed round and was not opened.
         """
+        if upto[0] < 0:  # before training
+            return None
         pending = [v for c, v in self._pending if c == client and v <= upto]
         if pending:
             return storage.read(self._path(client, max(pending)))[0]

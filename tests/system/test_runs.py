@@ -1,0 +1,110 @@
+"""A run among others: read while it trains, resumed with other limits, compared across seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedshot.errors import CheckpointError
+from fedshot.keys import Key
+from fedshot.protocol import Clients
+
+from .runs import CHOOSING, experiment, finished, last_hash
+
+
+def test_a_run_can_be_tested_while_it_trains(tmp_path: Path) -> None:
+    finished(tmp_path / "alone", CHOOSING)
+    training = experiment(tmp_path / "watched", CHOOSING)
+    for _ in training.run():
+        watcher = experiment(tmp_path / "watched", CHOOSING)
+        score = watcher.answer(watcher.setting.test)
+        assert score == training.answer(training.setting.test)
+    assert last_hash(tmp_path / "watched") == last_hash(tmp_path / "alone")
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    first = experiment(tmp_path / "run")
+    rounds = first.run()
+    next(rounds)
+    second = experiment(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"another process is training in .*run"):
+        next(second.run())
+    assert len(list(rounds)) == 4
+    assert list(experiment(tmp_path / "run").run()) == []
+
+
+@pytest.mark.parametrize("harm", ["all", "one", "older"])
+def test_lost_private_states_are_noticed(tmp_path: Path, harm: str) -> None:
+    finished(tmp_path / "run", {"run": {"cohort": 6}})
+    clients = tmp_path / "run" / "clients"
+    states = sorted((clients / "000002").iterdir())
+    if harm == "all":
+        shutil.rmtree(clients)
+    elif harm == "one":
+        states[-1].unlink()
+    else:
+        states[-1].write_bytes(states[0].read_bytes())
+    with pytest.raises(CheckpointError, match=r"client 2|private states of round 4"):  # noqa: PT012
+        again = experiment(tmp_path / "run", {"run": {"cohort": 6}})
+        again.answer(again.setting.test)
+
+
+def test_a_run_may_be_made_longer_and_more_tolerant(tmp_path: Path) -> None:
+    finished(tmp_path / "run")
+    longer = {"run": {"rounds": 6, "quorum": 0.25, "below_quorum": "skip"}}
+    rounds = [record.round for record in experiment(tmp_path / "run", longer).run()]
+    assert rounds == [5, 6]
+    whole = finished(tmp_path / "whole", longer)
+    assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
+    assert whole.best_round == 6
+
+
+def test_the_untrained_floor_is_that_of_round_0_whenever_it_is_asked_for(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run")
+    before = made.answer_untrained(made.setting.test)
+    for _ in made.run():
+        pass
+    assert made.answer_untrained(made.setting.test) == before != made.result()
+
+
+def test_the_round_is_saved_as_often_as_asked(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", {"run": {"rounds": 7, "checkpoint_every": 3}})
+    saved = {max(made.checkpoints.rounds(), default=-1) for _ in made.run()}
+    assert saved == {0, 3, 6, 7}
+
+
+def test_threads_are_those_of_the_run_and_given_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    made = experiment(tmp_path / "run", {"run": {"threads": 2}})
+    for _ in made.run():
+        assert torch.get_num_threads() == before
+    made.result()
+    assert torch.get_num_threads() == before
+
+
+def test_every_training_seed_sits_the_same_test(tmp_path: Path) -> None:
+    drawn = {"split": {"random": [5, 0, 5]}}
+    one = experiment(tmp_path / "one", drawn, {"seed": 1})
+    two = experiment(tmp_path / "two", drawn, {"seed": 2})
+    assert one.setting.test.digest == two.setting.test.digest
+
+
+def test_a_method_is_handed_questions_without_labels(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", {"method": {"name": "fl_proto"}})
+    seen = []
+    method = type(made.method)
+
+    class Curious(method):  # type: ignore[misc, valid-type]
+        def evaluate(self, server: object, clients: Clients, questions: object, key: Key) -> object:
+            seen.append(questions)
+            return super().evaluate(server, clients, questions, key)
+
+    fields = {f.name: getattr(made.method, f.name) for f in dataclasses.fields(made.method)}
+    made.method = Curious(**fields)
+    made.answer_untrained(made.setting.test)
+    assert not hasattr(seen[0], "labels")
+    assert not hasattr(seen[0][0], "query_y")
