@@ -13,6 +13,7 @@ the digits 0 to 4; the digits 5 to 9 chose nothing.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from fedshot import reports
 from fedshot.config import Config
-from fedshot.evaluation import Score, pixel_logits, score
+from fedshot.evaluation import pixel_logits, score
 from fedshot.experiment import Experiment, Setting
 from fedshot.protocol import answer_at_server
 
@@ -50,24 +51,36 @@ def settings(method: dict[str, Any], seed: int) -> dict[str, Any]:
     }
 
 
-def train(label: str, seed: int, folder: Path, say: Any) -> tuple[Setting, dict[int, Score]]:
-    """Train one method with one seed; return its accuracy on new digits by round."""
+def train(label: str, seed: int, folder: Path, say: Any) -> Experiment:
+    """Train one method with one seed; for the first seed, measure new digits on the way."""
     config = Config.of(settings(METHODS[label], seed))
-    setting = Setting(config)
-    experiment = Experiment(setting, folder / config.name)
-    curve = {}
+    experiment = Experiment(Setting(config), folder / config.name)
     for record in experiment.run():
         say(f"{label}, seed {seed}: round {record.round} of {config.run.rounds}")
         if seed == SEEDS[0] and record.round in LOOK:
-            curve[record.round] = experiment.answer(setting.test)
+            found = experiment.answer(experiment.setting.test)
+            point = [record.round, found.accuracy, found.interval]
+            with (experiment.folder / "curve.jsonl").open("a") as file:
+                file.write(json.dumps(point) + "\n")
     if not (experiment.folder / "result.json").exists():
         experiment.result()
-    return setting, curve
+    return experiment
 
 
-def floors(setting: Setting, untrained: Score) -> list[reports.Row]:
+def curve(label: str, experiment: Experiment) -> reports.Series:
+    """Return the accuracies that `train` measured on the way."""
+    lines = (experiment.folder / "curve.jsonl").read_text().splitlines()
+    points = {round: (accuracy, interval) for round, accuracy, interval in map(json.loads, lines)}
+    return reports.Series(
+        label, list(points), [a for a, _ in points.values()], [i for _, i in points.values()]
+    )
+
+
+def floors(experiment: Experiment) -> list[reports.Row]:
     """Return what no training reaches: raw pixels, and the encoder before round 1."""
-    pixels = score(answer_at_server(pixel_logits, setting.test.questions), setting.test)
+    exam = experiment.setting.test
+    pixels = score(answer_at_server(pixel_logits, exam.questions), exam)
+    untrained = experiment.answer_untrained(exam)
     return [
         reports.Row("raw pixels", pixels, floor=True, note="nearest class mean"),
         reports.Row("untrained encoder", untrained, floor=True, note="FL-Proto at round 0"),
@@ -85,34 +98,24 @@ def main() -> int:
         for label in METHODS:
             made = [train(label, seed, out, status.update) for seed in SEEDS]
             seen = [
-                reports.Run.read(out / setting.config.name, f"{label}, seed {setting.config.seed}")
-                for setting, _ in made
+                reports.Run.read(experiment.folder, f"{label}, seed {seed}")
+                for seed, experiment in zip(SEEDS, made, strict=True)
             ]
             rows.append(reports.Row.of_runs(label, seen))
             runs += seen
-            setting, curve = made[0]
-            if curve:
-                curves.append(
-                    reports.Series(
-                        label,
-                        list(curve),
-                        [s.accuracy for s in curve.values()],
-                        [s.interval for s in curve.values()],
-                    )
-                )
+            curves.append(curve(label, made[0]))
             if label == "FL-Proto":
-                untrained = Experiment(setting, out / setting.config.name).answer_untrained(
-                    setting.test
-                )
-    rows += floors(setting, untrained)
+                below = floors(made[0])
+    rows += below
     console.print(reports.comparison(rows))
     page = out / "report.html"
+    setting = made[0].setting
     base = setting.dataset
     reports.write_page(
         page,
         "Five new digits from one example each",
         rows,
-        curves or None,
+        curves,
         reports.partition_picture(setting.deal.train, base.y, base.class_names),
         runs,
         [

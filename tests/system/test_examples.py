@@ -1,0 +1,27 @@
+"""The examples run as they stand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> None:
+    words = [sys.executable, ROOT / "examples" / "digits.py", "--out", tmp_path / "demo"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "80"}
+    )
+    assert done.returncode == 0, done.stderr
+    for label in ("FSL-local", "FL-Proto", "FedFSL-naive", "raw pixels", "untrained encoder"):
+        assert f"\n {label} " in done.stdout
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert "Five new digits from one example each" in page
+    assert page.count("<svg") == 2  # the curve and the partition
