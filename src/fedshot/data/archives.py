@@ -10,6 +10,7 @@ import gzip
 import os
 import struct
 import tarfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ DAMAGE = (
 )
 PICTURE_LIMIT = 32 << 20  # bytes of one picture file
 _ENCRYPTED = 1
+_PIECE = 1 << 16  # bytes unpacked at a time
 
 
 class Archive(Protocol):
@@ -144,9 +146,17 @@ class _Zip:
             raise DataError(f"{path} holds {twice!r} twice. Fetch or write the file again.")
 
     def read(self, name: str, limit: int = PICTURE_LIMIT) -> bytes:
-        _bounded(self.path, name, self._archive.getinfo(name).file_size, limit)
-        with _damage(self.path, "zip"):
-            return self._archive.read(name)
+        info = self._archive.getinfo(name)
+        _bounded(self.path, name, info.file_size, limit)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            # Only deflate is unpacked piece by piece: the others may hold far more than they say.
+            raise DataError(
+                f"{self.path}: {name} is packed in a way that is not taken. Pack the files again, "
+                "as an ordinary zip (deflate)."
+            )
+        with _damage(self.path, "zip"), self._archive.open(info) as file:
+            pieces = list(iter(lambda: file.read(_PIECE), b""))
+            return b"".join(pieces)
 
 
 class _Tar:
@@ -161,13 +171,14 @@ class _Tar:
                     f"{path}: {member.name!r} is a link or device; expected files only. Fetch the "
                     "file again from its publisher."
                 )
+        self._one = threading.Lock()
         self._members = {m.name: m for m in members if m.isfile() and not _hidden(m.name)}
         self.names = sorted(self._members)
 
     def read(self, name: str, limit: int = PICTURE_LIMIT) -> bytes:
         member = self._members[name]
         _bounded(self.path, name, member.size, limit)
-        with _damage(self.path, "tar"):
+        with self._one, _damage(self.path, "tar"):  # the members share one place in one file
             file = self._tar.extractfile(member)
             assert file is not None  # it is a regular file
             data = file.read()

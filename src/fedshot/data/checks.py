@@ -44,6 +44,8 @@ class _Whole:
 _WHOLE = {
     "cifar10": _Whole(60_000, 10, None),
     "cifar100": _Whole(60_000, 100, (60, 20, 20)),
+    "huffpost": _Whole(36_900, 41, (20, 5, 16)),
+    "news20": _Whole(18_846, 20, (8, 5, 7)),
     "fashion_mnist": _Whole(70_000, 10, (5, 0, 5)),
     "mini_imagenet": _Whole(60_000, 100, (64, 16, 20)),
     "mnist": _Whole(70_000, 10, (5, 0, 5)),
@@ -133,10 +135,12 @@ def _images(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _counts(dataset: Dataset, whole: _Whole) -> Iterator[Finding]:
-    level: Literal["ok", "problem"] = "ok" if dataset.n_classes == whole.classes else "problem"
-    yield Finding(level, f"{dataset.n_classes} of {whole.classes} classes")
+    there = len(np.unique(dataset.y))
+    level: Literal["ok", "problem"] = "ok" if there == whole.classes else "problem"
+    yield Finding(level, f"{there} of {whole.classes} classes")
+    what = "texts" if dataset.is_text else "images"
     if len(dataset) == whole.images:
-        yield Finding("ok", f"complete: all {whole.images} images")
+        yield Finding("ok", f"complete: all {whole.images} {what}")
         return
     counts = np.bincount(dataset.y, minlength=dataset.n_classes)
     least, most = int(counts.min()), int(counts.max())
@@ -146,7 +150,7 @@ def _counts(dataset: Dataset, whole: _Whole) -> Iterator[Finding]:
     yield Finding(
         "note" if len(dataset) < whole.images else "problem",
         f"{'a subset' if len(dataset) < whole.images else 'too many'}: {len(dataset)} of "
-        f"{whole.images} images, {told} images per class",
+        f"{whole.images} {what}, {told} {what} per class",
     )
 
 

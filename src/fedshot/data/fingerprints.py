@@ -89,7 +89,9 @@ def _stamp(source: Path) -> tuple[str, float]:
     sha = hashlib.sha256()
     for name, stat in _stats(source):
         latest = max(latest, stat.st_mtime_ns)
-        sha.update(f"{len(name)}:{name}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino};".encode())
+        sha.update(
+            f"{len(name)}:{name}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_ino};".encode()
+        )
     return sha.hexdigest(), latest / 1e9
 
 

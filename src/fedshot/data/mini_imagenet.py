@@ -153,13 +153,15 @@ def _rows(where: object, text: str) -> list[tuple[str, str]]:
 
 def _matched(archive: Archive, rows: _Rows) -> list[tuple[str, str]]:
     """Return (class, member) of every row, wherever its file lies."""
+    classes = {c for listed in rows.values() for _, c in listed}
     flat: dict[str, str] = {}
     by_class: dict[tuple[str, str], str] = {}
     for member in archive.names:
         *above, file = member.split("/")
-        flat[file] = member
-        if above:
+        if above and above[-1] in classes:
             by_class[above[-1], file] = member
+        else:
+            flat[file] = member
     members: list[tuple[str, str]] = []
     for part, listed in rows.items():
         for file, c in listed:

@@ -15,7 +15,7 @@ from fedshot.data.dataset import ClassSplit, Dataset, Pixels
 from fedshot.data.glove import Keep, Unknown, embed, find_vectors
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
-from fedshot.errors import DataError, nearest
+from fedshot.errors import DataError
 
 _LONGEST = 1 << 24  # bytes of a line of JSON
 _JSON = (".json", ".jsonl", ".ndjson")
@@ -169,4 +169,8 @@ def _value(path: Path, n: int, row: dict[str, Any], key: str) -> str:
 def _missing(key: str, row: dict[str, Any]) -> str:
     if key in row:
         return f"{key!r} is empty or {type(row[key]).__name__}; expected a text"
-    return f"there is no {key!r}. {nearest(key, row)} Set `text`, `label` or `user`."
+    # What stands in the first line may be a row of a file without a header, names and all.
+    return (
+        f"there is no {key!r} among its {len(row)} fields. Set `text`, `label` or `user`; a csv "
+        "needs a first line that names its columns."
+    )
