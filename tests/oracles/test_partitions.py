@@ -1,4 +1,4 @@
-"""What each partition promises, for any numbers (METHODS 1.3, and 7 test 9)."""
+"""What each partition promises, for any numbers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def same(shape: tuple[int, ...], rate: float, size: int, seed: int = 0) -> Tenso
     return drop_block(torch.ones(shape), rate, size, Mode(True, seed=torch.tensor(seed)), 3)
 
 
-# METHODS 1.2 gives 8.0 M and 12.42 M, 1.4 gives 5.6 M; the digits beyond come from this count:
+# The published sizes are 8.0 M, 12.42 M and 5.6 M; the digits beyond come from this count:
 # a block of c channels on b has 9bc + 18c^2 + bc weights and 8c of the norms.
 @pytest.mark.parametrize(
     ("widths", "millions"),

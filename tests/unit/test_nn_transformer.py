@@ -97,7 +97,7 @@ def test_stacked_clients_and_their_gradients_equal_the_loop(queries: Any) -> Non
 
 
 def test_f2ls_layer_on_640_features_has_4_27_million_parameters() -> None:
-    # METHODS 1.2; 12 d^2-like terms: 4 d (d + 1) attention, d 2048 twice and biases, 4 d of norms.
+    # The published size is 4.27 M: 4 d (d + 1) attention, d 2048 twice and biases, 4 d of norms.
     params = SetTransformer().init(Key(0), 640, torch.float32)
     assert count_parameters(params) == 4 * 640 * 641 + 2 * 640 * 2048 + 2048 + 640 + 4 * 640
     assert round(count_parameters(params) / 1e6, 2) == 4.27
