@@ -95,8 +95,12 @@ def test_evaluate_answers_another_shape_and_changes_nothing(
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     config = written(tmp_path, {"run": {"rounds": 5000}})
+    # A shell that runs the tests in the background lets its children ignore Ctrl-C; undo that.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    words = [str(w) for w in ("run", "--config", config, "--out", tmp_path / "runs")]
+    code = f"{heed}import sys; from fedshot.cli import main; sys.exit(main({words!r}))"
     process = subprocess.Popen(
-        line("run", "--config", config, "--out", tmp_path / "runs"),
+        [sys.executable, "-c", code],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
