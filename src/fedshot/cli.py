@@ -121,7 +121,36 @@ def _parser() -> argparse.ArgumentParser:
     methods = _add(commands, "methods", "list the methods, or the options of one")
     methods.add_argument("method", nargs="?", help="a method's name")
     _add_data(commands)
+    _add_reproduce(commands)
     return parser
+
+
+def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    made = _add(
+        commands,
+        "reproduce",
+        "train the cells of a published table or figure; `list` tells which there are, `results` "
+        "writes a page of what is finished",
+        "recipe",
+    )
+    made.add_argument("name", help="a recipe's name, `list` or `results`")
+    made.add_argument(
+        "--cells", nargs="+", default=[], metavar="ROW/COLUMN", help="these alone; * for anything"
+    )
+    made.add_argument("--budget", choices=("small", "paper"), default="small", help="(small)")
+    made.add_argument("--seeds", type=int, default=3, help="trainings of each cell (3)")
+    made.add_argument("--tune", type=int, default=0, metavar="N", help="N trials for every method")
+    made.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
+    made.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
+    made.add_argument(
+        "--results", type=Path, default=Path("results"), help="folder of finished cells (results)"
+    )
+    made.add_argument("--to", type=Path, help="with `results`: the file to write")
+    made.add_argument("--plan", action="store_true", help="show the table and train nothing")
+    made.add_argument("--measure", action="store_true", help="with `list`: time what has no time")
+    _add_data_dir(made)
+    made.add_argument("--quiet", action="store_true", help="print the table alone")
+    made.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -193,6 +193,22 @@ def merged(old: Any, new: Any) -> Any:
             for key, value in both.items()}  # fmt: skip
 
 
+def layered(*layers: Mapping[str, Any]) -> Settings:
+    """Return the layers one over the other; a null takes away what lies below it."""
+    tree: Settings = {}
+    for layer in layers:
+        tree = _without_nulls(merged(tree, layer))
+    return tree
+
+
+def _without_nulls(tree: Mapping[str, Any]) -> Settings:
+    return {
+        key: _without_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+        if value is not None
+    }
+
+
 def difference(
     old: Settings, new: Settings, *, except_for: Collection[str] = (), later: bool = False
 ) -> str | None:

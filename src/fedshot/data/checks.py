@@ -54,6 +54,13 @@ _WHOLE = {
 }
 
 
+def published_size(name: str) -> int | None:
+    """Return how many examples the publisher's complete set has; None when that is not known."""
+    if name == "digits":
+        return 1797
+    return _WHOLE[name].images if name in _WHOLE else None
+
+
 def check(name: str, data_dir: Path) -> list[Finding]:
     """Look at a dataset's files, images, classes and splits; what is wrong is a finding.
 

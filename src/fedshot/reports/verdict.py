@@ -61,7 +61,7 @@ class Row:
             notes.append(f"{lost} unanswered")
         return cls(
             label=label,
-            score=_combined(tests),
+            score=combined(tests),
             seeds=len(runs),
             bytes_down=round(statistics.fmean(run.bytes("down") for run in runs)),
             bytes_up=round(statistics.fmean(run.bytes("up") for run in runs)),
@@ -148,7 +148,7 @@ def half_width(values: Sequence[float]) -> float:
     return 1.96 * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return one score for several seeds on the same episodes."""
     if len(tests) == 1:
         return tests[0]

@@ -1,0 +1,144 @@
+"""The command `reproduce`: takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedshot import reports, storage
+from fedshot.commands import data_dir
+from fedshot.config import Config
+from fedshot.methods import METHODS
+from fedshot.printing import say, tell
+from fedshot.recipes import Recipe, names, page, tables, timing
+from fedshot.recipes.bench import Bench, Request
+from fedshot.recipes.jobs import Event, Jobs
+from fedshot.recipes.overview import overview, overview_json, overview_text
+from fedshot.recipes.results import Results
+from fedshot.setting import Arrangement
+
+BROKE_OFF = 1
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Train a recipe's cells, list the recipes, or write the page of results."""
+    if options.name == "list":
+        return _list(options)
+    if options.name == "results":
+        return _results(options)
+    recipe = Recipe.load(options.name)
+    if recipe.kind == "picture":
+        return _picture(recipe, options)
+    bench = Bench(_request(recipe, options))
+    bench.check()
+    if not options.plan:
+        for _ in _shown(bench, options):
+            pass
+    states = list(bench.states.values())
+    say(tables.as_json(states) if options.json else tables.as_text(recipe, options.budget, states))
+    return BROKE_OFF if any(state.failed for state in states) else 0
+
+
+def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
+    return Request(
+        recipe,
+        options.budget,
+        tuple(options.cells),
+        options.seeds,
+        options.tune,
+        options.jobs,
+        options.out,
+        options.results,
+        data_dir(options),
+    )
+
+
+def _shown(bench: Bench, options: argparse.Namespace) -> Iterator[Event]:
+    """Yield the events, with a live table on a terminal and lines in a pipe."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    request = bench.request
+    if options.quiet or options.json or not console.is_terminal:
+        for event in bench.run():
+            if not (options.quiet or options.json):
+                _tell(event)
+            yield event
+        return
+
+    def now() -> object:
+        return tables.table(request.recipe, request.budget, list(bench.states.values()))
+
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        for event in bench.run():
+            live.update(now())  # type: ignore[arg-type]
+            yield event
+
+
+def _tell(event: Event) -> None:
+    what = " ".join(event.job.key.split(" ")[:3])
+    facts = event.facts
+    if event.kind == "round":
+        seen = facts["validation"]
+        if seen is not None:
+            tell(f"{what}: round {facts['round']}/{facts['rounds']}, validation {100 * seen:.2f} %")
+    elif event.kind == "done" and "test" in facts:
+        test = facts["test"]
+        tell(f"{what}: {100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} %")
+    elif event.kind in ("refused", "failed"):
+        tell(f"{what}: {event.kind}: {facts['reason']}")
+        for line in facts.get("log", []):
+            tell(f"    {line}")
+
+
+def _list(options: argparse.Namespace) -> int:
+    """List the recipes: data, methods, and the time they will take."""
+    recipes = [Recipe.load(name) for name in names()]
+    if options.measure:
+        _measure(recipes, options)
+    lines = [overview(recipe, options.budget, options.seeds, data_dir(options), options.jobs)
+             for recipe in recipes]  # fmt: skip
+    say(overview_json(lines) if options.json else overview_text(lines, options))
+    return 0
+
+
+def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
+    """Time two rounds of everything that can be trained and has not been timed here."""
+    folder = data_dir(options)
+    cells = [
+        cell
+        for recipe in recipes
+        for cell in (recipe.cells(options.budget) if recipe.rows else [])
+        if cell.row.method in METHODS
+    ]
+    wanted = list(timing.jobs(cells, folder))
+    for i, event in enumerate(Jobs(wanted, 1), start=1):  # alone, or they would slow each other
+        if event.kind == "done":
+            timing.keep(event.job.key, event.facts)
+        if not options.quiet:
+            took = f"{event.facts['round']:.2f} s a visit" if event.kind == "done" else event.kind
+            tell(f"{i}/{len(wanted)} {event.job.settings['name']}: {took}")
+
+
+def _results(options: argparse.Namespace) -> int:
+    """Write the page of everything that is finished."""
+    text = page.markdown(Results(options.results).every())
+    if options.to is None:
+        say(text)
+        return 0
+    options.to.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_bytes(options.to, text.encode(), sync=False)
+    tell(f"wrote {options.to}")
+    return 0
+
+
+def _picture(recipe: Recipe, options: argparse.Namespace) -> int:
+    """Draw what a recipe without cells shows."""
+    arrangement = Arrangement(Config.of(recipe.settings), data_dir(options))
+    folder: Path = options.results / recipe.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reports.pictures(arrangement, folder):
+        say(f"wrote {path}")
+    return 0

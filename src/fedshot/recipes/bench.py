@@ -1,0 +1,208 @@
+"""Train the cells of a recipe: what is finished is not trained again, what was begun goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedshot.errors import ConfigError
+from fedshot.methods import METHODS
+from fedshot.recipes import tuning
+from fedshot.recipes.jobs import Event, Job, Jobs
+from fedshot.recipes.plan import Obstacle, obstacle
+from fedshot.recipes.recipe import Cell, Recipe, Row
+from fedshot.recipes.results import Result, Results
+from fedshot.recipes.tuning import Chosen
+
+
+@dataclass
+class State:
+    """How far a cell has come.
+
+    Args:
+        cell: which.
+        obstacle: why it cannot be trained.
+        result: what is finished of it.
+        running: seed -> (round, rounds, last validation accuracy) of what is under way.
+        failed: seed -> why its training broke off.
+    """
+
+    cell: Cell
+    obstacle: Obstacle | None = None
+    result: Result | None = None
+    running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a bench.
+
+    Args:
+        recipe: whose cells.
+        budget: "paper" or "small".
+        patterns: of cells, as "row/column"; all without any.
+        seeds: trainings of each cell, seeds 0, 1, ...
+        tune: trials for each method; 0 for none.
+        jobs: processes at once; None for as many as cores and memory allow.
+        runs: folder in which trainings live.
+        results: folder of finished cells.
+        data_dir: folder of datasets.
+    """
+
+    recipe: Recipe
+    budget: str = "small"
+    patterns: tuple[str, ...] = ()
+    seeds: int = 3
+    tune: int = 0
+    jobs: int | None = None
+    runs: Path = Path("runs")
+    results: Path = Path("results")
+    data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("tune", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name} is {getattr(self, name)}; expected {least} or more.")
+        if self.jobs is not None and self.jobs < 1:
+            raise ConfigError(f"--jobs is {self.jobs}; expected 1 or more.")
+
+    @property
+    def variant(self) -> str:
+        """The name of budget and tuning in files."""
+        return f"{self.budget}-tune{self.tune}" if self.tune else self.budget
+
+
+class Bench:
+    """The cells of one request; `states` changes while `run` is under way."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.results = Results(request.results)
+        self.cells = request.recipe.cells(request.budget, request.patterns)
+        self.states = {cell.key: State(cell) for cell in self.cells}
+        self.tuned: dict[str, Chosen | None] = {}
+        for cell in self.cells:
+            if request.tune:
+                self.tuned[cell.row.key] = self._tuned(cell.row)
+            self._refresh(cell)
+
+    def check(self) -> None:
+        """Look for what stands in the way of each cell that is not finished."""
+        for state in self.states.values():
+            if self._missing(state):
+                state.obstacle = obstacle(state.cell, self.request.data_dir)
+
+    def run(self) -> Iterator[Event]:
+        """Tune, train and test, yielding what the workers say.
+
+        Raises ConfigError when tuning is asked for and a trial broke off.
+        """
+        yield from self._tune()
+        for event in Jobs(self._jobs(), self.request.jobs):
+            self._take(event)
+            yield event
+
+    def _jobs(self) -> list[Job]:
+        return [
+            self._job(state.cell, seed, "train", self._chosen(state.cell.row))
+            for seed in range(self.request.seeds)  # every cell has a number soon
+            for state in self.states.values()
+            if state.obstacle is None and seed in self._missing(state)
+        ]
+
+    def _missing(self, state: State) -> list[int]:
+        held = state.result.seeds if state.result else {}
+        return [seed for seed in range(self.request.seeds) if seed not in held]
+
+    def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
+        settings = cell.settings(seed, chosen)
+        text = json.dumps({**settings, "name": "", "data_dir": ""}, sort_keys=True)
+        name = f"{cell.stem}.s{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        folder = self.request.runs / "recipes" / cell.recipe.name / self.request.budget / name
+        return Job(f"{do} {cell.key} {seed} {name}", do, settings, folder, self.request.data_dir)
+
+    def _take(self, event: Event) -> None:
+        _, key, seed_text, _ = event.job.key.split(" ")
+        state, seed = self.states[key], int(seed_text)
+        if event.kind in ("begun", "round"):
+            before = state.running.get(seed, (0, 0, None))
+            seen = event.facts.get("validation")
+            state.running[seed] = (
+                event.facts["round"], event.facts["rounds"], before[2] if seen is None else seen,
+            )  # fmt: skip
+            return
+        state.running.pop(seed, None)
+        if event.kind == "done":
+            cell, chosen = state.cell, self._chosen(state.cell.row)
+            state.result = self.results.add(cell, self.request.variant, chosen, seed, event.facts)
+        elif event.kind == "refused" and event.facts["error"] == "DataError":
+            state.obstacle = Obstacle("too little data", f"seed {seed}: {event.facts['reason']}")
+        else:
+            state.failed[seed] = event.facts["reason"]
+
+    def _refresh(self, cell: Cell) -> None:
+        if self.request.tune and self.tuned[cell.row.key] is None:
+            return
+        if cell.row.method not in METHODS:
+            return
+        self.states[cell.key].result = self.results.of(
+            cell, self.request.variant, self._chosen(cell.row)
+        )
+
+    def _chosen(self, row: Row) -> Chosen | None:
+        return self.tuned.get(row.key)
+
+    def _tuned(self, row: Row) -> Chosen | None:
+        return tuning.read(self._trials_path(row), self._trials(row))
+
+    def _trials(self, row: Row) -> list[dict[str, Any]]:
+        return tuning.trials(self.request.recipe, row, self.request.tune)
+
+    def _trials_path(self, row: Row) -> Path:
+        return tuning.path(self.request.results, self.request.recipe, self.request.variant, row)
+
+    def _tune(self) -> Iterator[Event]:
+        """Train the trials of every row that has none yet."""
+        rows = [
+            state.cell.row
+            for state in self.states.values()
+            if state.obstacle is None and self.request.tune and not self.tuned[state.cell.row.key]
+        ]
+        wanted = {row.key: (row, self._trials(row)) for row in rows}
+        wanted = {k: v for k, v in wanted.items() if self.tuned[k] is None}
+        plan: dict[str, tuple[str, int]] = {}
+        queue: list[Job] = []
+        for row, trials in wanted.values():
+            cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
+            for i, options in enumerate(trials):
+                job = self._job(cell, tuning.SEED, "tune", options)
+                plan[job.key] = (row.key, i)
+                queue.append(job)
+        told: dict[str, dict[int, Mapping[str, Any]]] = {key: {} for key in wanted}
+        for event in Jobs(queue, self.request.jobs):
+            row_key, i = plan[event.job.key]
+            if event.kind in ("refused", "failed"):
+                told[row_key][i] = {"validation": [], "broke_off": event.facts["reason"]}
+            elif event.kind == "done":
+                told[row_key][i] = event.facts
+            if len(told[row_key]) == len(wanted[row_key][1]) and self.tuned[row_key] is None:
+                self._settle(row_key, wanted[row_key], told[row_key])
+            yield event
+
+    def _settle(
+        self, key: str, wanted: tuple[Row, list[dict[str, Any]]], told: dict[int, Any]
+    ) -> None:
+        row, trials = wanted
+        facts = [told[i] for i in range(len(trials))]
+        if not any(one["validation"] for one in facts):
+            raise ConfigError(f"no trial of {row.label} came to an end: {facts[0]['broke_off']}")
+        cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
+        self.tuned[key] = tuning.write(self._trials_path(row), cell, trials, facts)
+        for state in self.states.values():
+            if state.cell.row.key == key:
+                self._refresh(state.cell)

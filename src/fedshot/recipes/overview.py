@@ -1,0 +1,128 @@
+"""One line for each recipe: is its data here, do its methods exist, how long will it take?"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedshot.data.checks import published_size
+from fedshot.methods import METHODS
+from fedshot.recipes import timing
+from fedshot.recipes.jobs import cores
+from fedshot.recipes.plan import examples
+from fedshot.recipes.recipe import Recipe
+from fedshot.reports.words import count
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the list says of a recipe.
+
+    Args:
+        name: the recipe's.
+        title: what it is about.
+        source: paper and table.
+        data: the dataset, and how much of it is here.
+        methods: its methods that exist.
+        missing: its methods that do not.
+        cells: cells whose method exists.
+        all_cells: all its cells.
+        seconds: of those cells with the data here, all seeds; None when not measured.
+    """
+
+    name: str
+    title: str
+    source: str
+    data: str
+    methods: tuple[str, ...]
+    missing: tuple[str, ...]
+    cells: int
+    all_cells: int
+    seconds: float | None
+
+
+def overview(
+    recipe: Recipe, budget: str, seeds: int, data_dir: str | None, jobs: int | None
+) -> Line:
+    """Return the line of a recipe; nothing is trained."""
+    able = [name for name in recipe.methods if name in METHODS]
+    every = recipe.cells(budget) if recipe.rows else []
+    ready = [cell for cell in every if cell.row.method in METHODS]
+    here = _data(recipe, data_dir)
+    total: float | None = None
+    if ready and not here.endswith("missing"):
+        each = [timing.seconds(cell) for cell in ready]
+        if all(one is not None for one in each):
+            at_once = jobs or max(1, cores() // ready[0].settings()["run"]["threads"])
+            total = seeds * sum(one for one in each if one is not None) / at_once
+    return Line(
+        recipe.name, recipe.title, recipe.source, here, tuple(able),
+        tuple(name for name in recipe.methods if name not in METHODS),
+        len(ready), len(every), total,
+    )  # fmt: skip
+
+
+def overview_text(lines: list[Line], options: argparse.Namespace) -> str:
+    """Return the list as a table."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("recipe", "what", "data here", "cells", "methods to come", "time"):
+        made.add_column(name, overflow="fold", justify="right" if name == "cells" else "left")
+    for line in lines:
+        cells = f"{line.cells}/{line.all_cells}" if line.all_cells else "picture"
+        texts = (line.name, f"{line.title}\n{line.source}", line.data, cells,
+                 ", ".join(line.missing) or "-", _time(line))  # fmt: skip
+        made.add_row(*(Text(text) for text in texts))
+    out = io.StringIO()
+    Console(file=out, width=130, color_system=None, force_terminal=False).print(made)
+    said = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+    said.append(
+        f"Cells: those whose method exists, of all. Time: of those, budget {options.budget}, "
+        f"{count(options.seeds, 'seed')}, on this machine, from two rounds of each; "
+        "`--measure` times what says 'not measured'."
+    )
+    return "\n".join(said)
+
+
+def overview_json(lines: list[Line]) -> str:
+    """Return the list for programs."""
+    return json.dumps([asdict(line) for line in lines], indent=1)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them, e.g. "40 s", "12 min" or "3.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def _time(line: Line) -> str:
+    if not line.cells or line.data.endswith("missing"):
+        return "-"
+    return "not measured" if line.seconds is None else duration(line.seconds)
+
+
+def _data(recipe: Recipe, data_dir: str | None) -> str:
+    source = recipe.source_name
+    n = _examples(json.dumps(recipe.settings["data"], sort_keys=True), data_dir)
+    whole = published_size(source)
+    if not n:
+        return f"{source}: missing"
+    if n == whole:
+        return f"{source}: all {n:,}"
+    return f"{source}: {n:,}" + (f" of {whole:,}" if whole else ", a part")
+
+
+@cache  # recipes of the same data share one look
+def _examples(data: str, data_dir: str | None) -> int:
+    return examples(json.loads(data), data_dir)

@@ -1,0 +1,142 @@
+"""The page of results: Markdown made of the files of finished cells, and of nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+from fedshot.recipes import provenance
+from fedshot.recipes.bench import State
+from fedshot.recipes.plan import marks
+from fedshot.recipes.recipe import Cell, Recipe, names
+from fedshot.recipes.results import Result, mean
+from fedshot.recipes.tables import Marks, difference, ours, published, unfair
+from fedshot.reports.words import count, megabytes, printable, seconds
+
+_HEAD = """\
+# Results
+
+Made by `fedshot reproduce results --to docs/results.md` from the files below `results/`; not
+written by hand. One line is one cell of a published table. "Ours" is the mean over the test
+episodes in percent, ± the half-width of its 95 % interval over episodes; several seeds sit the same
+episodes and are averaged episode by episode, and "over seeds" is the standard deviation of their
+accuracies. "Validation" is the accuracy on validation classes before training and at the round that
+they chose, mean over seeds. MB (all clients, down and up) and seconds are of one seed. The letters
+tell what sets a number apart from the published one. The command beside a table makes its numbers
+again, to the last digit on the same kind of machine.
+"""
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Return the page."""
+    parts = [_HEAD]
+    key = lambda r: (r.recipe, r.variant)  # noqa: E731
+    for (name, variant), group in itertools.groupby(sorted(results, key=key), key):
+        if name in names():
+            parts.append(_section(Recipe.load(name), variant, list(group)))
+    if len(parts) == 1:
+        parts.append("Nothing is finished yet.\n")
+    return "\n".join(parts)
+
+
+def _section(recipe: Recipe, variant: str, results: Sequence[Result]) -> str:
+    held = {f"{r.row}/{r.column}": r for r in results}
+    budget = variant.partition("-")[0]
+    states = [
+        State(cell, result=held[cell.key]) for cell in recipe.cells(budget) if cell.key in held
+    ]
+    letters = Marks()
+    lines = [_line(state, letters) for state in states]
+    said = [
+        f"## {printable(recipe.title)} ({variant})",
+        "",
+        f"{printable(recipe.source)}. Published: {printable(recipe.measure)}.",
+        "",
+        "| method | setting | published | ours | difference | seeds | over seeds | validation | MB "
+        "| seconds | |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+        *lines,
+        "",
+        *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
+        *[f"- **{printable(text)}**" for text in unfair(states)],
+        "",
+        f"`{_command(recipe, states)}`",
+        "",
+        _made(states),
+        "",
+    ]
+    if recipe.open:
+        said += ["What the paper leaves open:", ""]
+        said += [f"- {key}: {printable(text)}" for key, text in recipe.open.items()]
+        said.append("")
+    return "\n".join(said)
+
+
+def _line(state: State, letters: Marks) -> str:
+    result = state.result
+    assert result is not None
+    every = [one for _, one in sorted(result.seeds.items())]
+    accuracies = [100 * one["test"]["accuracy"] for one in every]
+    spread = f"{statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else "-"
+    traffic = mean([one["bytes_down"] + one["bytes_up"] for one in every])
+    cells = (
+        printable(state.cell.row.label),
+        printable(state.cell.column.label),
+        published(state),
+        ours(state),
+        difference(state),
+        str(len(every)),
+        spread,
+        _validation(result),
+        megabytes(round(traffic)),
+        seconds(mean([one["seconds"] for one in every])),
+        letters.of(marks(state.cell, result)),
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _validation(result: Result) -> str:
+    """Return accuracy before training and at the chosen round; "-" without validation classes."""
+    pairs = []
+    for one in result.seeds.values():
+        curve = {round: accuracy for round, accuracy, _ in one["validation"]}
+        if 0 in curve and one["round"] in curve:
+            pairs.append((curve[0], curve[one["round"]]))
+    if not pairs:
+        return "-"
+    before, after = (100 * mean([pair[i] for pair in pairs]) for i in (0, 1))
+    return f"{before:.1f} → {after:.1f}"
+
+
+def _command(recipe: Recipe, states: Sequence[State]) -> str:
+    """Return one command for all lines, naming the cells unless they are all there are."""
+    results = [state.result for state in states if state.result]
+    words = ["fedshot", "reproduce", recipe.name]
+    budget, _, trials = results[0].variant.partition("-tune")
+    every: list[Cell] = recipe.cells(budget)
+    if len(states) < len(every):
+        words += ["--cells", *(_patterns(states))]
+    words += ["--budget", budget, "--seeds", str(max(max(r.seeds) for r in results) + 1)]
+    return " ".join(words + (["--tune", trials] if trials else []))
+
+
+def _patterns(states: Sequence[State]) -> list[str]:
+    """Return 'row/*' where a row is whole, else its cells."""
+    found = []
+    for key in dict.fromkeys(state.cell.row.key for state in states):
+        mine = [state.cell for state in states if state.cell.row.key == key]
+        whole = len(mine) == len(mine[0].recipe.columns)
+        found += [f"'{key}/*'"] if whole else [f"'{cell.key}'" for cell in mine]
+    return found
+
+
+def _made(states: Sequence[State]) -> str:
+    """Say with which code and on what kind of machine."""
+    seeds = [one for state in states if state.result for one in state.result.seeds.values()]
+    commits = sorted({one["commit"] for one in seeds})
+    machines = sorted({provenance.kind(one["machine"]) for one in seeds})
+    return (
+        f"{count(len(commits), 'commit')}: {', '.join(commits)}. Made on {'; '.join(machines)}. "
+        f"Test episodes: {', '.join(sorted({one['test']['tasks'][:12] for one in seeds}))}."
+    )

@@ -1,0 +1,272 @@
+"""A recipe: one published table or figure as cells that can be trained.
+
+A recipe is a YAML file beside this one. Its layers are merged in the order: settings of all cells,
+of the column, of the budget, of the row. Only a row names a method, and a row can set nothing else
+but that method's head and batch norm: within a column every method gets the same data, clients,
+test episodes and communication rounds, because there is no place where they could differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from fedshot import settings as trees
+from fedshot.errors import ConfigError, nearest
+from fedshot.settings import Settings
+
+_ROW_MAY_SET = ("method", "model.head", "model.norm_policy")
+_KEYS = {"title", "source", "kind", "measure", "open", "settings", "columns", "rows", "tune",
+         "budgets", "axis"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, or one value on the x axis of a figure."""
+
+    key: str
+    label: str
+    settings: Settings
+    x: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of a table, with what the paper says of it.
+
+    Args:
+        key: its name in commands and files.
+        label: its name in the paper.
+        settings: the method and its hyper-parameters.
+        published: accuracy in percent for each column; None where the paper gives none.
+        spread: the paper's own +-, likewise.
+        exchanges: communication rounds that one round of the method takes.
+        tune: its search space, beside the table's.
+    """
+
+    key: str
+    label: str
+    settings: Settings
+    published: tuple[float | None, ...]
+    spread: tuple[float | None, ...]
+    exchanges: int = 1
+    tune: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """The method's name in `fedshot methods`."""
+        chosen = self.settings["method"]
+        return str(chosen["name"] if isinstance(chosen, Mapping) else chosen)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much work: communication rounds for every method alike, and settings that go with it."""
+
+    name: str
+    exchanges: int
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One table or figure.
+
+    Args:
+        name: of its file.
+        title: what it is about.
+        source: paper, and the number of the table or figure.
+        kind: "table"; "curve", its columns values on an axis; "picture", which trains nothing.
+        measure: what the published numbers are.
+        open: what the paper leaves open: what was chosen, and why.
+        settings: of every cell.
+        columns: its columns, by key.
+        rows: its rows, by key.
+        tune: the search space that all rows share.
+        budgets: "paper" and "small".
+        axis: what a curve's x values are.
+    """
+
+    name: str
+    title: str
+    source: str
+    kind: Literal["table", "curve", "picture"]
+    measure: str
+    open: Mapping[str, str]
+    settings: Settings
+    columns: Mapping[str, Column]
+    rows: Mapping[str, Row]
+    tune: Mapping[str, Any]
+    budgets: Mapping[str, Budget]
+    axis: str = ""
+
+    @classmethod
+    def load(cls, name: str) -> Recipe:
+        """Read a recipe. Raises ConfigError when there is none of that name."""
+        if name not in names():
+            raise ConfigError(f"there is no recipe {name!r}. {nearest(name, names())}")
+        text = _folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        return read(name, trees.parse(text, lambda _: False, origin=f"{name}.yaml"))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of its rows, each once."""
+        return tuple(dict.fromkeys(row.method for row in self.rows.values()))
+
+    @property
+    def source_name(self) -> str:
+        """The dataset's name in `fedshot data list`."""
+        chosen = self.settings.get("data", "")
+        return str(chosen["name"] if isinstance(chosen, Mapping) else chosen)
+
+    def budget(self, name: str) -> Budget:
+        """Return a budget. Raises ConfigError when the recipe has none of that name."""
+        if name not in self.budgets:
+            raise ConfigError(f"{self.name} has no budget {name!r}. {nearest(name, self.budgets)}")
+        return self.budgets[name]
+
+    def cells(self, budget: str, patterns: Sequence[str] = ()) -> list[Cell]:
+        """Return the cells whose "row/column" fits one of the patterns; all without any.
+
+        Raises ConfigError when a pattern fits none.
+        """
+        every = [
+            Cell(self, row, column, self.budget(budget))
+            for row in self.rows.values()
+            for column in self.columns.values()
+        ]
+        for pattern in patterns:
+            if not any(fnmatchcase(cell.key, pattern) for cell in every):
+                keys = [cell.key for cell in every]
+                raise ConfigError(
+                    f"no cell of {self.name} fits {pattern!r}. {nearest(pattern, keys)} A star "
+                    f"stands for anything, as in '{next(iter(self.rows))}/*'."
+                )
+        if not patterns:
+            return every
+        return [c for c in every if any(fnmatchcase(c.key, pattern) for pattern in patterns)]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: a method under one setting."""
+
+    recipe: Recipe
+    row: Row
+    column: Column
+    budget: Budget
+
+    @property
+    def key(self) -> str:
+        """Its name in commands."""
+        return f"{self.row.key}/{self.column.key}"
+
+    @property
+    def stem(self) -> str:
+        """Its name in files."""
+        return f"{self.row.key}.{self.column.key}"
+
+    @property
+    def published(self) -> float | None:
+        """The paper's accuracy in percent."""
+        return self.row.published[self._place]
+
+    @property
+    def spread(self) -> float | None:
+        """The paper's own +- in percentage points."""
+        return self.row.spread[self._place]
+
+    def settings(self, seed: int = 0, chosen: Mapping[str, Any] | None = None) -> Settings:
+        """Return the configuration of one training of this cell.
+
+        Args:
+            seed: of training and of the partition.
+            chosen: what tuning found, by dotted place.
+        """
+        tree = trees.layered(
+            self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings
+        )
+        for place, value in (chosen or {}).items():
+            trees.put(tree, place, value)
+        rounds = max(1, self.budget.exchanges // self.row.exchanges)
+        trees.put(tree, "run.rounds", rounds)
+        return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}
+
+    @property
+    def _place(self) -> int:
+        return list(self.recipe.columns).index(self.column.key)
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all recipes, in order."""
+    files = (entry.name for entry in _folder().iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+def read(name: str, tree: Any) -> Recipe:
+    """Make a recipe of what its file holds.
+
+    Raises ConfigError when something is missing, unknown or unfair.
+    """
+    if not isinstance(tree, dict):
+        raise ConfigError(f"recipe {name} holds {tree!r:.60}; expected keys and values.")
+    unknown = tree.keys() - _KEYS
+    if unknown:
+        raise ConfigError(f"recipe {name}: {nearest(min(unknown), _KEYS)}")
+    kind = tree.get("kind")
+    if kind not in ("table", "curve", "picture"):
+        raise ConfigError(f"recipe {name}: kind is {kind!r}; expected table, curve or picture.")
+    columns = {key: _column(key, one) for key, one in (tree.get("columns") or {}).items()}
+    recipe = Recipe(
+        name=name,
+        title=tree["title"],
+        source=tree["source"],
+        kind=kind,
+        measure=tree["measure"],
+        open=tree.get("open") or {},
+        settings=tree["settings"],
+        columns=columns,
+        rows={key: _row(name, key, one, len(columns))
+              for key, one in (tree.get("rows") or {}).items()},
+        tune=tree.get("tune") or {},
+        budgets={key: Budget(key, one["exchanges"], one.get("settings") or {})
+                 for key, one in (tree.get("budgets") or {}).items()},
+        axis=tree.get("axis", ""),
+    )  # fmt: skip
+    if kind != "picture" and not (
+        recipe.rows and columns and {"paper", "small"} <= recipe.budgets.keys()
+    ):
+        raise ConfigError(f"recipe {name} needs rows, columns, and the budgets paper and small.")
+    if kind == "curve" and not all(column.x is not None for column in columns.values()):
+        raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
+    return recipe
+
+
+def _column(key: str, tree: Mapping[str, Any]) -> Column:
+    return Column(key, tree["label"], tree.get("settings") or {}, tree.get("x"))
+
+
+def _row(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
+    own = tree.get("settings") or {}
+    for place, _ in trees.flat(own):
+        if not any(f"{place}.".startswith(f"{may}.") for may in _ROW_MAY_SET):
+            raise ConfigError(
+                f"recipe {name}, row {key} sets {place}; a row may set {', '.join(_ROW_MAY_SET)} "
+                "alone, so that all methods of a column get the same."
+            )
+    published, spread = tree["published"], tree.get("spread") or [None] * n
+    if len(published) != n or len(spread) != n:
+        raise ConfigError(f"recipe {name}, row {key} has {len(published)} numbers, {n} columns.")
+    return Row(
+        key, tree["label"], own, tuple(published), tuple(spread), tree.get("exchanges", 1),
+        tree.get("tune") or {},
+    )  # fmt: skip
+
+
+def _folder() -> Any:
+    return resources.files("fedshot.recipes")

@@ -1,0 +1,188 @@
+"""Finished cells as small JSON files: a cell, its seeds, and everything needed to have it again.
+
+results/RECIPE/VARIANT/ROW.COLUMN.json, where the variant is the budget, and how it was tuned. A
+seed is added to the file when its training has ended; nothing else is ever written there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedshot import storage
+from fedshot.config import Config
+from fedshot.errors import CheckpointError
+from fedshot.recipes.recipe import Cell
+from fedshot.reports.verdict import Row, combined
+from fedshot.settings import Settings, difference
+
+_NOT_THE_CELL = ("name", "seed")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell with at least one seed trained.
+
+    Args:
+        recipe: the recipe's name.
+        variant: budget and tuning, such as "small" or "small-tune4".
+        row: key of the method.
+        column: key of the column.
+        settings: the whole configuration, without name and seed.
+        seeds: what each training came to, by seed.
+        tuned: the options that tuning chose; None without it.
+    """
+
+    recipe: str
+    variant: str
+    row: str
+    column: str
+    settings: Settings
+    seeds: Mapping[int, Mapping[str, Any]]
+    tuned: Mapping[str, Any] | None = None
+    path: Path | None = field(default=None, compare=False)
+
+    @property
+    def score(self) -> Mapping[str, Any]:
+        """The test score: the mean over seeds, its interval over episodes of that mean."""
+        return combined([test_of(one) for _, one in sorted(self.seeds.items())])
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        """What does not depend on the seed is read here."""
+        return self.seeds[min(self.seeds)]
+
+    def as_row(self, label: str) -> Row:
+        """Return the row that reports compare by."""
+        every = list(self.seeds.values())
+        return Row(
+            label,
+            self.score,
+            seeds=len(every),
+            bytes_down=round(mean([one["bytes_down"] for one in every])),
+            bytes_up=round(mean([one["bytes_up"] for one in every])),
+            seconds=mean([one["seconds"] for one in every]),
+        )
+
+    def command(self) -> str:
+        """Return the command that makes the same numbers again."""
+        budget, _, tuned = self.variant.partition("-tune")
+        words = [f"fedshot reproduce {self.recipe} --cells '{self.row}/{self.column}'"]
+        words += [f"--budget {budget}", f"--seeds {max(self.seeds) + 1}"]
+        return " ".join(words + ([f"--tune {tuned}"] if tuned else []))
+
+
+class Results:
+    """The folder of finished cells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, cell: Cell, variant: str) -> Path:
+        """Return where a cell's file is."""
+        return self.folder / cell.recipe.name / variant / f"{cell.stem}.json"
+
+    def of(self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None) -> Result | None:
+        """Return what is finished of a cell as its recipe is today; None when nothing is.
+
+        A file that was made with other settings, because the recipe has changed, is out of date
+        and counts for nothing.
+        """
+        path = self.path(cell, variant)
+        found = read(path) if path.exists() else None
+        if found is None or difference(found.settings, identity(cell, chosen), later=True):
+            return None
+        return found
+
+    def add(
+        self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None, seed: int, facts: Any
+    ) -> Result:
+        """Add a seed to a cell's file and return the cell."""
+        before = self.of(cell, variant, chosen)
+        seeds = dict(before.seeds) if before else {}
+        seeds[seed] = kept(facts)
+        result = Result(
+            cell.recipe.name, variant, cell.row.key, cell.column.key, identity(cell, chosen),
+            dict(sorted(seeds.items())), chosen, self.path(cell, variant),
+        )  # fmt: skip
+        write(self.path(cell, variant), result)
+        return result
+
+    def every(self) -> list[Result]:
+        """Return all that is there, in the order of paths."""
+        files = sorted(self.folder.glob("*/*/*.json"))
+        return [read(path) for path in files if not path.name.endswith(".tune.json")]
+
+
+def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
+    """Return all settings of a cell, defaults included, without name and seed."""
+    whole = Config.of(cell.settings(0, chosen)).settings
+    return {key: value for key, value in whole.items() if key not in _NOT_THE_CELL}
+
+
+def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a worker told, with accuracies of episodes as counts of right answers.
+
+    Where several clients answered an episode its accuracy is their mean, no count, and stays.
+    """
+    test, queries = dict(facts["test"]), facts["queries"]
+    counts = [accuracy * queries for accuracy in test["per_episode"]]
+    if any(abs(count - round(count)) > 1e-6 for count in counts):
+        return {**facts, "test": test}
+    del test["per_episode"]
+    return {**facts, "test": test, "right": [round(count) for count in counts]}
+
+
+def test_of(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the score of one seed as `evaluation.Score` has it."""
+    if "right" not in one:
+        return dict(one["test"])
+    return {**one["test"], "per_episode": [n / one["queries"] for n in one["right"]]}
+
+
+def write(path: Path, result: Result) -> None:
+    """Write a cell's file in one step."""
+    content = {
+        "recipe": result.recipe,
+        "cell": f"{result.row}/{result.column}",
+        "variant": result.variant,
+        "command": result.command(),
+        "tuned": result.tuned,
+        "settings": result.settings,
+        "seeds": {str(seed): one for seed, one in result.seeds.items()},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_bytes(path, f"{_json(content)}\n".encode(), sync=True)
+
+
+def read(path: Path) -> Result:
+    """Read a cell's file. Raises CheckpointError when it is no such file."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        row, column = tree["cell"].split("/")
+        return Result(
+            tree["recipe"], tree["variant"], row, column, tree["settings"],
+            {int(seed): one for seed, one in tree["seeds"].items()}, tree["tuned"], path,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is no result of a cell: {error!r}. Restore it from a copy, or remove it and "
+            "train the cell again."
+        ) from None
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def _json(tree: Any, depth: int = 0) -> str:
+    """Return JSON with one line for each list, so that a file of a thousand counts stays short."""
+    if isinstance(tree, dict) and tree:
+        pad = " " * (depth + 1)
+        lines = [f"{pad}{json.dumps(k)}: {_json(v, depth + 1)}" for k, v in tree.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
+    return json.dumps(tree)

@@ -1,0 +1,96 @@
+"""The same number of trials for every method, chosen on validation classes.
+
+Trial 0 is the recipe as it stands. The others draw each option from its space; an option that all
+rows share is drawn alike for all of them, so no method gets luckier step sizes than another. The
+trials train in the recipe's first column with a seed of their own; the one with the highest
+validation accuracy is used for every column of its row. Novel classes are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedshot import storage
+from fedshot.errors import CheckpointError, ConfigError
+from fedshot.keys import Key
+from fedshot.recipes.recipe import Cell, Recipe, Row
+
+SEED = 1_000  # of the trials: no training that is reported has it
+
+Chosen = Mapping[str, Any]
+
+
+def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
+    """Return n settings to try, by dotted place.
+
+    Raises ConfigError when the recipe has no search space.
+    """
+    if not recipe.tune and not row.tune and n > 1:
+        raise ConfigError(f"{recipe.name} says of no option where to search; leave out --tune.")
+    key = Key(0).at("tune")
+    found: list[dict[str, Any]] = [{}]
+    for i in range(1, n):
+        shared = {place: _draw(space, key.at(i, place)) for place, space in recipe.tune.items()}
+        own = {place: _draw(space, key.at(i, row.key, place)) for place, space in row.tune.items()}
+        found.append(shared | own)
+    return found
+
+
+def path(folder: Path, recipe: Recipe, variant: str, row: Row) -> Path:
+    """Return where a row's trials are kept."""
+    return folder / recipe.name / variant / f"{row.key}.tune.json"
+
+
+def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
+    """Return the cell in which a row is tuned."""
+    return Cell(recipe, row, next(iter(recipe.columns.values())), recipe.budget(budget))
+
+
+def read(file: Path, wanted: list[dict[str, Any]]) -> Chosen | None:
+    """Return what was chosen, when the file holds these very trials; else None."""
+    if not file.exists():
+        return None
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+        tried = [trial["options"] for trial in tree["trials"]]
+        return dict(tree["chosen"]) if tried == wanted else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} holds no trials: {error!r}. Remove it.") from None
+
+
+def write(
+    file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: list[Mapping[str, Any]]
+) -> Chosen:
+    """Keep the trials and return the options of the best; of equals the first."""
+    best = [max((mark[1] for mark in one["validation"]), default=0.0) for one in facts]
+    chosen = wanted[best.index(max(best))]
+    content = {
+        "tuned_in": cell.key,
+        "seed": SEED,
+        "chosen": chosen,
+        "trials": [
+            {"options": options, "best_validation": accuracy, "validation": one["validation"]}
+            for options, accuracy, one in zip(wanted, best, facts, strict=True)
+        ],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_bytes(file, f"{json.dumps(content, indent=1)}\n".encode(), sync=True)
+    return chosen
+
+
+def _draw(space: Mapping[str, Any], key: Key) -> Any:
+    """Draw from `{log: [a, b]}`, `{linear: [a, b]}` or `{choice: [...]}`; three digits are kept."""
+    kind, values = next(iter(space.items()))
+    u = float(key.numpy().random())
+    if kind == "choice":
+        return values[int(u * len(values))]
+    low, high = values
+    if kind == "log":
+        return float(f"{math.exp(math.log(low) + u * (math.log(high) - math.log(low))):.3g}")
+    if kind == "linear":
+        return float(f"{low + u * (high - low):.3g}")
+    raise ConfigError(f"a search space is {kind!r}; expected log, linear or choice.")

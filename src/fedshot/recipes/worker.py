@@ -1,0 +1,158 @@
+"""The process that trains one cell: an order comes in on stdin, events go out on stdout.
+
+It ends when its parent does, since stdin closes then; a run goes on from its last checkpoint, so
+ending at any instant loses nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from fedshot.config import Config
+from fedshot.data.checks import published_size
+from fedshot.errors import FedshotError
+from fedshot.experiment import Experiment
+from fedshot.recipes import provenance
+from fedshot.recorder import Record
+from fedshot.setting import Setting
+
+
+def main() -> int:
+    """Obey one order: {"do", "settings", "folder", "data_dir"}."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        setting = Setting(Config.of(order["settings"]), order["data_dir"])
+        done = _DEEDS[order["do"]](setting, Path(order["folder"]))
+    except FedshotError as error:
+        _say("refused", {"reason": str(error), "error": type(error).__name__})
+        return 2
+    _say("done", done)
+    return 0
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(3)
+
+
+def _train(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Train to the end, test, and tell all that a table needs."""
+    run = Experiment(setting, folder)
+    _advance(run)
+    result = folder / "result.json"
+    if not result.exists():
+        run.result()
+    found = json.loads(result.read_text(encoding="utf-8"))
+    return _facts(setting) | {
+        "test": found["test"],
+        "queries": setting.config.test.way * setting.config.test.query,
+        "round": found["round"],
+        "bytes_down": found["bytes_down"],
+        "bytes_up": found["bytes_up"],
+        **_history(run),
+        "commit": provenance.revision(),
+        "machine": provenance.machine(),
+    }
+
+
+def _tune(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Train to the end and tell the validation alone: the novel classes are not looked at."""
+    run = Experiment(setting, folder)
+    _advance(run)
+    return _facts(setting) | _history(run)
+
+
+def _measure(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Train two rounds that nobody keeps, and tell what a round and a test question take."""
+    del folder
+    with tempfile.TemporaryDirectory() as place:
+        records = list(Experiment(setting, Path(place)).run())
+        again = Experiment(setting, Path(place))
+        start = time.perf_counter()
+        again.answer(setting.test)
+        test = time.perf_counter() - start
+    return {
+        "round": records[-1].seconds / (setting.config.run.cohort or len(setting.clients)),
+        "question": test / len(setting.test),
+        "clients": len(setting.clients),
+        "peak": _peak(),
+    }
+
+
+_DEEDS = {"train": _train, "tune": _tune, "measure": _measure}
+
+
+def _advance(run: Experiment) -> None:
+    _say("begun", {"round": run.round, "rounds": run.config.run.rounds})
+    for record in run.run():
+        _say("round", _seen(record, run.config.run.rounds))
+
+
+def _seen(record: Record, rounds: int) -> dict[str, Any]:
+    accuracy = record.validation.accuracy if record.validation else None
+    return {
+        "round": record.round,
+        "rounds": rounds,
+        "validation": accuracy,
+        "seconds": record.seconds,
+        "peak": _peak(),
+    }
+
+
+def _facts(setting: Setting) -> dict[str, Any]:
+    """Return what says whether two cells are comparable, and whether the data are whole."""
+    deal = hashlib.sha256()
+    for rows in setting.deal.train:
+        deal.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
+    return {
+        "data": {
+            "name": setting.dataset.name,
+            "digest": setting.dataset.digest,
+            "examples": len(setting.dataset),
+            "published": published_size(setting.config.settings["data"]["name"]),
+        },
+        "partition": deal.hexdigest(),
+        "clients": [len(setting.clients), len(setting.deal.train)],
+        "left_out": {str(c): reason for c, reason in sorted(setting.left_out.items())},
+    }
+
+
+def _history(run: Experiment) -> dict[str, Any]:
+    records = run.recorder.records()
+    marks = [(r["round"], r["validation"]) for r in records if r["validation"]]
+    return {
+        "validation": [[round, v["accuracy"], v["interval"]] for round, v in marks],
+        "seconds": sum(r["seconds"] for r in records),
+        "rounds": records[-1]["round"],
+        "faults": sum(len(r["faults"]) for r in records),
+        "skipped": sum(r["skipped"] is not None for r in records),
+        "metrics": records[-1]["metrics"],
+        "peak": _peak(),
+    }
+
+
+def _peak() -> int:
+    """Return the most memory this process has held, in bytes; 0 where the system does not tell."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else held * 1024
+
+
+def _say(event: str, content: dict[str, Any]) -> None:
+    print(json.dumps({"event": event} | content), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
