@@ -162,7 +162,7 @@ def test_a_builder_that_fails_leaves_nothing(folder):
 
     with pytest.raises(DataError, match="image 8 is bad"):
         cache.load_or_build("toy", "k", build, folder)
-    assert [path.name for path in folder.iterdir()] == ["toy-k.lock"]
+    assert list(folder.iterdir()) == []
 
 
 def test_blocks_that_do_not_fill_the_array_are_no_entry(folder):

@@ -206,7 +206,7 @@ def test_what_is_missing_is_named_with_its_place(tmp_path):
         ({"a\\..\\..\\x.png": b""}, "climbs out"),
         (
             {"train/apple/0_0.png": None, "test/apple/0_1.png": None},
-            "99 classes, expected 100; 'app",
+            "99 of its 100 classes, and none of 'app",
         ),
     ],
 )

@@ -103,7 +103,9 @@ def test_vectors_are_found_by_path_by_name_and_by_dimension(tmp_path, monkeypatc
     assert find_vectors(str(folder / "glove.6B.50d.txt"), 1, None) == folder / "glove.6B.50d.txt"
     with pytest.raises(DataError, match="no file of word vectors at missing"):
         find_vectors("missing", 50, tmp_path)
-    with pytest.raises(DataError, match=r"no data folder.*\$FEDSHOT_DATA"):
+    with pytest.raises(
+        DataError, match=r"no data folder.*\$FEDSHOT_DATA, or --data-dir \(in Python `data_dir`\)"
+    ):
         find_vectors(None, 50, None)
 
 

@@ -27,10 +27,11 @@ def write(home: Path, *rows: object) -> None:
 
 
 def test_both_forms_of_a_row_are_the_same_and_words_stay_as_they_are(home):
-    write(home, {"raw": "a cat 's don't", "label": 40}, {"text": ["a", "cat", "'s"], "label": 0})
+    first = ({"raw": "a cat 's don't", "label": 40}, {"text": ["a", "cat", "'s"], "label": 0})
+    write(home, *first, *({"raw": "a", "label": c} for c in range(1, 40)))
     dataset = HuffPost().load(home)
     assert dataset.x.rows(np.arange(2)).tolist() == [[2, 3, 4, 1], [2, 3, 4, 0]]
-    assert dataset.y.tolist() == [40, 0]
+    assert dataset.y.tolist() == [40, *range(40)]
     assert dataset.class_names == tuple(map(str, range(41)))
     assert dataset.shape == (44, 2)
     split = HuffPost().split(dataset)
@@ -57,6 +58,15 @@ def test_both_forms_of_a_row_are_the_same_and_words_stay_as_they_are(home):
 def test_a_bad_row_is_refused_with_its_line(home, row, said):
     write(home, {"raw": "a", "label": 0}, row)
     with pytest.raises(DataError, match=rf"huffpost\.json, line 2: {said}"):
+        HuffPost().load(home)
+
+
+def test_classes_without_a_headline_are_named(home):
+    write(home, *({"raw": "a cat", "label": c} for c in range(41) if c not in (3, 40)))
+    with pytest.raises(
+        DataError,
+        match=r"huffpost\.json holds headlines of 39 of its 41 classes, and none of '3', '40'\. Fetch",
+    ):
         HuffPost().load(home)
 
 

@@ -128,7 +128,15 @@ def test_a_bomb_ends_in_an_error_and_not_in_all_of_memory(home, monkeypatch):
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
     head = info.tobuf(tarfile.GNU_FORMAT)
     archive(home).write_bytes(gzip.compress(head + b"\0" * 200_000))
-    with pytest.raises(DataError, match=r"unpacks to more than|not a whole"):
+    with pytest.raises(DataError, match=r"a header of more than 16384 bytes"):
+        News20().load(home)
+
+
+def test_a_group_without_a_message_is_named(home):
+    found = [member(f"20news-bydate-train/{group}/1") for group in GROUPS if group != "sci.med"]
+    packed(archive(home), found)
+    said = r"20news-bydate\.tar\.gz holds messages of 19 of its 20 classes, and none of 'sci\.med'"
+    with pytest.raises(DataError, match=rf"{said}\. Fetch the file again"):
         News20().load(home)
 
 
@@ -139,7 +147,7 @@ def test_what_is_missing_or_cut_off_is_named(home):
         with pytest.raises(DataError, match=r"20news-bydate\.tar\.gz"):
             News20().load(home)
     archive(home).unlink()
-    with pytest.raises(DataError, match=r"20news-bydate\.tar\.gz is missing"):
+    with pytest.raises(DataError, match=r"20news-bydate\.tar\.gz does not exist\. Put it there"):
         News20().load(home)
     with pytest.raises(DataError, match=r"news20 needs a data folder.*\$FEDSHOT_DATA"):
         News20().load(None)

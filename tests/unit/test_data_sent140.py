@@ -88,15 +88,26 @@ def test_leafs_json_holds_the_same_tweets(home):
 
 
 def test_users_with_few_tweets_are_left_out_and_the_others_counted_anew(home):
-    (home / "sent140" / NAME).write_text(sheet(ROWS[1:] + ROWS[4:5]))
+    cross = ("0", "zoe_handle", "a cat")
+    (home / "sent140" / NAME).write_text(sheet([*ROWS[1:], cross]))
     dataset = Sent140(min_tweets=2).load(home)
     assert dataset.users is not None
     assert dataset.users.tolist() == [0, 0]
-    assert dataset.y.tolist() == [1, 1]
+    assert dataset.y.tolist() == [1, 0]
     with pytest.raises(DataError, match="no user has 9 tweets; the most is 2"):
         Sent140(min_tweets=9).load(home)
     with pytest.raises(DataError, match="min_tweets is 0"):
         Sent140(min_tweets=0)
+
+
+def test_a_label_without_a_tweet_is_named(home):
+    said = "holds tweets of 1 of its 2 classes, and none of 'negative'. Lower `min_tweets`"
+    with pytest.raises(DataError, match=rf"noemoticon\.csv {said}"):
+        Sent140(min_tweets=2).load(home)
+    positive = [row for row in ROWS if row[0] == "4"]
+    (home / "sent140" / NAME).write_text(sheet(positive))
+    with pytest.raises(DataError, match=said):
+        Sent140().load(home)
 
 
 def test_a_file_that_begins_like_the_publishers_is_found(home):

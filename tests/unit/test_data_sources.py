@@ -336,7 +336,9 @@ def test_the_data_folder_is_the_option_then_the_environment_then_none(tmp_path, 
     (tmp_path / "other").mkdir()
     assert find_data_dir(None) == tmp_path
     assert find_data_dir(str(tmp_path / "other")) == tmp_path / "other"
-    with pytest.raises(DataError, match="data_dir is 'missing', which is not a folder"):
+    with pytest.raises(
+        DataError, match=r"--data-dir \(in Python `data_dir`\) is 'missing', which is not a folder"
+    ):
         find_data_dir("missing")
     monkeypatch.setenv("FEDSHOT_DATA", "gone")
     with pytest.raises(DataError, match=r"\$FEDSHOT_DATA is 'gone'"):

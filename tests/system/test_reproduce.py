@@ -1,0 +1,172 @@
+"""`fedshot reproduce`: killed and begun again, it repeats no cell and changes no number."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.recipes import Recipe, provenance
+from fedshot.recipes.jobs import Job, Jobs, cores
+from fedshot.recipes.results import Result, Results
+
+from .runs import line, merged
+
+WORDS = ("reproduce", "digits", "--seeds", "1", "--budget", "paper")
+
+
+def reproduce(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        line(*words), cwd=folder, capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """Everything of the results that must not change: all but seconds, memory and machine."""
+    found = {}
+    for result in Results(folder / "results").every():
+        for seed, one in result.seeds.items():
+            kept = {k: v for k, v in one.items() if k not in ("seconds", "peak", "machine")}
+            found[f"{result.row}/{result.column} {seed}"] = kept
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("undisturbed")
+    done = reproduce(folder, *WORDS)
+    assert "FL-Proto" in done.stdout
+    assert len(numbers(folder)) == 4
+    return folder
+
+
+def test_killed_and_begun_again_it_ends_in_the_same_numbers(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        line(*WORDS), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not numbers(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < len(numbers(tmp_path)) < 4
+    before = numbers(tmp_path)
+    again = reproduce(tmp_path, *WORDS)
+    for cell in before:
+        assert f"train {cell}" not in again.stderr, "a finished cell was trained again"
+    assert numbers(tmp_path) == numbers(undisturbed)
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        line("reproduce", "digits", "--seeds", "50", "--budget", "paper"),
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (children := workers_of(process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    assert children
+    deadline = time.monotonic() + 20
+    while any(alive(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(child) for child in children)
+
+
+def test_what_is_finished_is_shown_without_training(undisturbed: Path) -> None:
+    begun = time.monotonic()
+    done = reproduce(undisturbed, *WORDS, "--json")
+    rows = json.loads(done.stdout)
+    assert len(rows) == 4
+    assert all(row["seeds"] == [0] for row in rows)
+    assert done.stderr == ""
+    assert time.monotonic() - begun < 60
+
+
+def test_the_command_beside_a_cell_gives_the_same_number(undisturbed: Path, tmp_path: Path) -> None:
+    path = undisturbed / "results" / "digits" / "paper" / "local.iid-5.json"
+    words = shlex.split(json.loads(path.read_text(encoding="utf-8"))["command"])
+    assert words[0] == "fedshot"
+    reproduce(tmp_path, *words[1:])
+    again = numbers(tmp_path)
+    assert len(again) == 1
+    assert again == {key: value for key, value in numbers(undisturbed).items() if key in again}
+
+
+def test_a_committed_cell_is_had_again_to_the_last_digit(tmp_path: Path) -> None:
+    """On the kind of machine that made it; elsewhere the last digit may differ, and it skips."""
+    root = Path(__file__).parents[2]
+    cell = Recipe.load("digits").cells("small", ["fl-proto/iid-1"])[0]
+    held = Results(root / "results").of(cell, "small", None)
+    assert held is not None, "the demonstration's cells are committed and up to date"
+    if not provenance.same_bits(held.first["machine"], provenance.machine()):
+        pytest.skip("this machine is of another kind than the one that made the committed cell")
+    reproduce(tmp_path, *shlex.split(held.command())[1:])
+    again = Results(tmp_path / "results").of(cell, "small", None)
+    assert again is not None
+    assert accuracies(again) == accuracies(held)
+
+
+def accuracies(result: Result) -> list[tuple[int, float, list[int]]]:
+    return [(s, one["test"]["accuracy"], one["right"]) for s, one in sorted(result.seeds.items())]
+
+
+@pytest.mark.slow
+def test_tuning_gives_every_method_the_same_trials_and_keeps_them(tmp_path: Path) -> None:
+    words = ("reproduce", "digits", "--cells", "*/iid-1", "--seeds", "1", "--tune", "3")
+    done = reproduce(tmp_path, *words)
+    trials = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("results/*/*/*.tune.json"))]
+    assert [len(one["trials"]) for one in trials] == [3, 3]
+    tried = [[t["options"] for t in one["trials"]] for one in trials]
+    assert tried[0] == tried[1]
+    assert done.stderr.count("tune ") > 0
+    # A trial has no result: the novel classes were not looked at.
+    runs = [path.parent for path in tmp_path.glob("runs/recipes/*/*/*/config.yaml")]
+    trial_runs = [run for run in runs if ".s1000-" in run.name]
+    assert len(trial_runs) == 6
+    assert not any((run / "result.json").exists() for run in trial_runs)
+    again = reproduce(tmp_path, *words)
+    assert "tune " not in again.stderr
+
+
+def test_two_cells_are_trained_at_once_where_two_cores_are(tmp_path: Path) -> None:
+    if cores() < 2:
+        pytest.skip("this machine has one core")
+    cells = Recipe.load("digits").cells("paper", ["*/iid-1"])
+    jobs = []
+    for cell in cells:
+        settings = merged(cell.settings(), {"run": {"rounds": 200, "validate_every": 200}})
+        jobs.append(Job(cell.key, "tune", settings, tmp_path / cell.stem, None))
+    kinds = [(event.job.key, event.kind) for event in Jobs(jobs)]
+    first, second = (cell.key for cell in cells)
+    assert kinds.index((second, "begun")) < kinds.index((first, "done"))
+    assert [kind for _, kind in kinds].count("done") == 2
+
+
+def workers_of(parent: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
+    except OSError:
+        pytest.skip("this system does not list children")
+    return [int(word) for word in text.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

@@ -1,0 +1,320 @@
+"""Recipes: published numbers as data, fair by construction, results that can be had again."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.config import Config
+from fedshot.errors import CheckpointError, ConfigError
+from fedshot.methods import METHODS
+from fedshot.recipes import Recipe, names, page, tables, tuning
+from fedshot.recipes.bench import Bench, Request, State
+from fedshot.recipes.plan import Obstacle, budget_marks, comparable, marks, obstacle
+from fedshot.recipes.recipe import read
+from fedshot.recipes.results import Results, test_of
+
+EXPECTED = {
+    "digits",
+    *(f"fedfsl-{n}" for n in ("sent140", "mini", "fc100", "fig6", "fig7", "fig8", "k-exclusive")),
+    *(f"f2l-{n}" for n in ("20news", "huffpost", "fc100", "mini", "fig4", "fig5", "fig6")),
+    *(f"frl-{n}" for n in ("table1", "table2", "table3", "a1", "b1", "b2", "c1", "c2", "d1")),
+    *(f"frl-{n}" for n in ("e1", "f1", "fig2")),
+    *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),
+}
+SMALL: dict[str, Any] = {
+    "title": "A test",
+    "source": "nowhere",
+    "kind": "table",
+    "measure": "nothing",
+    "settings": {
+        "data": {"name": "digits"},
+        "split": {"base": ["0-2"], "validation": ["3-4"], "novel": ["5-9"]},
+        "model": {"backbone": {"name": "mlp", "hidden": [8]}},
+        "episode": {"way": 3, "query": 5},
+        "partition": {"name": "iid", "clients": 4},
+        "test": {"way": 2, "query": 5, "episodes": 10, "validation_episodes": 5},
+        "run": {"threads": 1},
+    },
+    "columns": {
+        "one": {"label": "1-shot"},
+        "five": {"label": "5-shot", "settings": {"test": {"shot": 5}}},
+    },
+    "rows": {
+        "proto": {
+            "label": "FL-Proto",
+            "settings": {"method": {"name": "fl_proto"}, "model": {"head": "none"}},
+            "published": [50.0, None],
+        },
+        "local": {
+            "label": "Local",
+            "settings": {"method": {"name": "fsl_local", "learner_name": "proto"}},
+            "published": [40.0, 60.0],
+            "spread": [1.5, None],
+            "tune": {"method.local_steps": {"choice": [1, 2, 3]}},
+        },
+    },
+    "tune": {"method.optimizer.lr": {"log": [1e-4, 1e-2]}},
+    "budgets": {
+        "paper": {"exchanges": 10},
+        "small": {"exchanges": 2, "settings": {"model": {"backbone": {"hidden": [4]}}}},
+    },
+}  # fmt: skip
+
+
+def changed(**parts: Any) -> dict[str, Any]:
+    return deepcopy(SMALL) | parts
+
+
+def facts(accuracy: float = 0.5, **other: Any) -> dict[str, Any]:
+    """What a worker tells of a finished training."""
+    each = [accuracy] * 10
+    test = {"accuracy": accuracy, "interval": 0.1, "episodes": 10, "unanswered": 0, "diverged": 0,
+            "tasks": "abc", "transductive": False, "clients": {}, "worst_tenth": None,
+            "per_episode": each}  # fmt: skip
+    return {
+        "test": test, "queries": 10, "round": 2, "rounds": 2, "bytes_down": 10, "bytes_up": 10,
+        "seconds": 1.0, "commit": "0123", "validation": [[0, 0.3, 0.1], [2, 0.4, 0.1]],
+        "data": {"name": "digits", "digest": "d", "examples": 1797, "published": 1797},
+        "partition": "p", "clients": [4, 4], "left_out": {}, "faults": 0, "skipped": 0,
+        "machine": {"cores": 2, "machine": "x86", "torch": "2"}, **other,
+    }  # fmt: skip
+
+
+def test_every_table_and_figure_has_a_recipe() -> None:
+    assert set(names()) == EXPECTED
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_recipe_reads_and_its_cells_are_configurations(name: str) -> None:
+    recipe = Recipe.load(name)
+    if recipe.kind == "picture":
+        assert Config.of(recipe.settings)
+        return
+    for budget in recipe.budgets:
+        for cell in recipe.cells(budget):
+            if cell.row.method in METHODS:
+                config = Config.of(cell.settings())
+                assert config.run.threads == 1, "bits depend on it"
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_row_of_a_table_gets_the_same_budget_of_communication(name: str) -> None:
+    recipe = Recipe.load(name)
+    for budget in recipe.budgets.values():
+        for row in recipe.rows.values():
+            assert budget.exchanges >= row.exchanges
+
+
+def test_a_row_cannot_have_data_clients_or_tests_of_its_own() -> None:
+    for place, own in (
+        ("partition.clients", {"partition": {"clients": 3}}),
+        ("test.episodes", {"test": {"episodes": 9}}),
+        ("run.cohort", {"run": {"cohort": 2}}),
+        ("model.backbone.name", {"model": {"backbone": {"name": "mlp"}}}),
+    ):
+        tree = changed()
+        tree["rows"]["proto"]["settings"] |= own
+        with pytest.raises(ConfigError, match=f"row proto sets {place}; a row may set method"):
+            read("t", tree)
+
+
+def test_rounds_are_exchanges_over_those_of_one_round() -> None:
+    tree = changed()
+    tree["rows"]["local"]["exchanges"] = 4
+    proto, local = (c for c in read("t", tree).cells("paper") if c.column.key == "one")
+    assert proto.settings()["run"]["rounds"] == 10
+    assert local.settings()["run"]["rounds"] == 2
+
+
+def test_layers_lie_over_each_other_and_a_null_takes_away() -> None:
+    tree = changed()
+    tree["columns"]["one"]["settings"] = {"episode": {"query": None, "shot": 2}}
+    settings = read("t", tree).cells("small")[0].settings(seed=7)
+    assert settings["episode"] == {"way": 3, "shot": 2}
+    assert settings["model"] == {"backbone": {"name": "mlp", "hidden": [4]}, "head": "none"}
+    assert (settings["seed"], settings["name"]) == (7, "t.proto.one")
+
+
+def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
+    recipe = read("t", changed())
+    assert [c.key for c in recipe.cells("small", ["proto/*"])] == ["proto/one", "proto/five"]
+    assert [c.key for c in recipe.cells("small", ["*/five"])] == ["proto/five", "local/five"]
+    with pytest.raises(
+        ConfigError, match=r"no cell of t fits 'prot/one'. Did you mean 'proto/one'"
+    ):
+        recipe.cells("small", ["prot/one"])
+    with pytest.raises(ConfigError, match="Did you mean 'f2l-fc100'"):
+        Recipe.load("f2l-fc10")
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (changed(kind="pie"), "kind is 'pie'"),
+        (changed(extra=1), "recipe t: Valid"),
+        (changed(budgets={"small": {"exchanges": 1}}), "needs rows, columns, and the budgets"),
+        (changed(kind="curve"), "every column needs an x"),
+        (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),
+        ([], "expected keys and values"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(tree: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        read("t", tree)
+
+
+def test_what_sets_a_budget_apart_is_told_from_the_settings_themselves() -> None:
+    small, paper = (read("t", changed()).cells(budget)[0] for budget in ("small", "paper"))
+    assert budget_marks(small) == [
+        "2 of 10 communication rounds",
+        "backbone: mlp (hidden [4]), not mlp (hidden [8])",
+    ]
+    assert budget_marks(paper) == []
+
+
+def test_marks_tell_subsets_clients_and_troubles(tmp_path: Path) -> None:
+    cell = read("t", changed()).cells("paper")[0]
+    told = facts(
+        data={"name": "digits", "digest": "d", "examples": 700, "published": 1797},
+        clients=[3, 4],
+        commit="0123+",
+        faults=2,
+    )
+    told["test"]["transductive"] = True
+    result = Results(tmp_path).add(cell, "paper", None, 0, told)
+    assert marks(cell, result) == [
+        "data: 700 of 1,797 examples",
+        "3 of 4 clients can form an episode",
+        "transductive: predictions may depend on other queries",
+        "2 replies refused or lost",
+        "made with code that was not committed",
+    ]
+
+
+def test_rows_that_sat_other_episodes_are_named(tmp_path: Path) -> None:
+    one, _, two, _ = read("t", changed()).cells("small")
+    other = facts()
+    other["test"]["tasks"] = "xyz"
+    results = Results(tmp_path)
+    held = {
+        "proto": results.add(one, "small", None, 0, facts()),
+        "local": results.add(two, "small", None, 0, other),
+    }
+    assert comparable(held) == ["rows differ in their test episodes at seed 0"]
+
+
+def test_an_episode_that_cannot_be_formed_is_an_obstacle_and_so_is_a_method_to_come() -> None:
+    tree = changed()
+    tree["columns"]["one"]["settings"] = {"episode": {"shot": 500}}
+    tree["rows"]["new"] = {"label": "N", "settings": {"method": {"name": "xyz"}},
+                           "published": [1, 2]}  # fmt: skip
+    cells = {cell.key: cell for cell in read("t", tree).cells("small")}
+    found = obstacle(cells["proto/one"], None)
+    assert found is not None
+    assert found.kind == "too little data"
+    assert "3-way 500-shot" in found.reason
+    assert obstacle(cells["proto/five"], None) is None
+    assert obstacle(cells["new/one"], None) == Obstacle("no method", "there is no method 'xyz' yet")
+
+
+def test_missing_data_are_an_obstacle_and_nothing_is_filled_in(tmp_path: Path) -> None:
+    cell = Recipe.load("f2l-huffpost").cells("small", ["fl-proto/iid-1"])[0]
+    found = obstacle(cell, str(tmp_path))
+    assert found is not None
+    assert found.kind == "no data"
+    state = State(cell, obstacle=found)
+    letters = tables.Marks()
+    assert tables.cells(state, letters)[3] == "no data"
+
+
+def test_a_result_comes_back_as_it_went_in(tmp_path: Path) -> None:
+    cell = read("t", changed()).cells("small")[0]
+    results = Results(tmp_path)
+    results.add(cell, "small", None, 0, facts(0.5))
+    results.add(cell, "small", None, 1, facts(0.7))
+    found = results.of(cell, "small", None)
+    assert found is not None
+    assert sorted(found.seeds) == [0, 1]
+    assert found.seeds[1]["right"] == [7] * 10
+    assert test_of(found.seeds[1])["per_episode"] == [0.7] * 10
+    assert found.score["accuracy"] == pytest.approx(0.6, abs=1e-15)
+    assert found.command() == "fedshot reproduce t --cells 'proto/one' --budget small --seeds 2"
+
+
+def test_accuracies_that_are_no_counts_are_kept_as_they_are(tmp_path: Path) -> None:
+    told = facts()
+    told["test"]["per_episode"] = [1 / 3] * 10
+    result = Results(tmp_path).add(read("t", changed()).cells("small")[0], "small", None, 0, told)
+    assert test_of(result.first)["per_episode"] == [1 / 3] * 10
+
+
+def test_a_result_of_an_older_recipe_counts_for_nothing(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(read("t", changed()).cells("small")[0], "small", None, 0, facts())
+    tree = changed()
+    tree["settings"]["episode"]["query"] = 4
+    assert results.of(read("t", tree).cells("small")[0], "small", None) is None
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    cell = read("t", changed()).cells("small")[0]
+    results.path(cell, "small").parent.mkdir(parents=True)
+    results.path(cell, "small").write_text('{"cell": 3}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"proto\.one\.json is no result of a cell"):
+        results.of(cell, "small", None)
+
+
+def test_every_method_has_the_same_trials_of_what_all_share() -> None:
+    recipe = read("t", changed())
+    one, two = (tuning.trials(recipe, row, 6) for row in recipe.rows.values())
+    assert one[0] == two[0] == {}
+    assert len(one) == len(two) == 6
+    lr = "method.optimizer.lr"
+    assert [t[lr] for t in one[1:]] == [t[lr] for t in two[1:]]
+    assert all(1e-4 <= t[lr] <= 1e-2 for t in one[1:])
+    assert len({t[lr] for t in one[1:]}) == 5
+    assert {t["method.local_steps"] for t in two[1:]} <= {1, 2, 3}
+
+
+def test_tuning_without_a_space_is_refused() -> None:
+    tree = changed(tune={})
+    recipe = read("t", tree)
+    with pytest.raises(ConfigError, match="t says of no option where to search"):
+        tuning.trials(recipe, recipe.rows["proto"], 2)
+
+
+def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
+    recipe = read("t", changed())
+    row = recipe.rows["proto"]
+    wanted = tuning.trials(recipe, row, 3)
+    cell = tuning.cell_of(recipe, "small", row)
+    told = [{"validation": [[0, 0.2, 0], [2, a, 0]]} for a in (0.4, 0.6, 0.6)]
+    file = tuning.path(tmp_path, recipe, "small-tune3", row)
+    assert tuning.write(file, cell, wanted, told) == wanted[1]
+    assert tuning.read(file, wanted) == wanted[1]
+    assert tuning.read(file, tuning.trials(recipe, row, 4)) is None, "other trials were asked for"
+    assert [t["best_validation"] for t in json.loads(file.read_text())["trials"]] == [0.4, 0.6, 0.6]
+
+
+def test_the_page_of_results_is_made_of_the_files_of_results() -> None:
+    root = Path(__file__).parents[2]
+    made = page.markdown(Results(root / "results").every())
+    assert (root / "docs" / "results.md").read_text(encoding="utf-8") == made, (
+        "docs/results.md is not what `fedshot reproduce results --to docs/results.md` writes"
+    )
+
+
+def test_a_request_that_cannot_be_is_refused() -> None:
+    recipe = read("t", changed())
+    for wrong, text in (({"seeds": 0}, "--seeds is 0"), ({"tune": -1}, "--tune is -1"),
+                        ({"jobs": 0}, "--jobs is 0")):  # fmt: skip
+        with pytest.raises(ConfigError, match=text):
+            Request(recipe, **wrong)
+    with pytest.raises(ConfigError, match="has no budget 'huge'"):
+        Bench(Request(recipe, budget="huge"))
