@@ -16,6 +16,7 @@ import torch
 from fedshot import __version__, storage
 from fedshot.errors import CheckpointError
 from fedshot.evaluation import Score
+from fedshot.nn import compiled
 
 
 @dataclass(frozen=True)
@@ -136,4 +137,5 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "byte_order": sys.byteorder,
+        "kernels": compiled.kind(),
     }

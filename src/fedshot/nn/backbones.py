@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
+from fedshot.nn import fused
 from fedshot.nn.layers import (
     Shape,
     batch_norm,
@@ -24,6 +25,7 @@ from fedshot.nn.layers import (
     init_linear,
     init_norm,
     linear,
+    needs_gradient,
 )
 from fedshot.nn.mode import Mode
 from fedshot.nn.recurrent import GRU, BiLSTM
@@ -156,16 +158,31 @@ class Conv4:
         x = channels_last(x)  # 1.8 times as quick as the plain layout; the weights' does not matter
         for i in range(1, 5):
             norm = f"norm{i}"
-            p = params[f"conv{i}"]
-            x = conv(p if mode.norm == "given" else _without_bias_gradient(p), x)
-            x, kept = batch_norm(params[norm], stats.get(norm, {}), x, mode)
+            x, kept = _block(params[f"conv{i}"], params[norm], stats.get(norm, {}), x, mode)
             if kept:  # no statistics in, none out: `{}` keeps its structure
                 after[norm] = kept
-            if min(x.shape[-2:]) >= 2:
-                x = F.max_pool2d(x, 2)
-            x = dropout(F.relu(x), self.dropout, mode, site=i)
+            x = dropout(x, self.dropout, mode, site=i)
         kept = stats or mode.norm == "capture"
         return x.flatten(1), after if kept else stats
+
+
+def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+    """Return (relu(pool(norm(conv(x)))), statistics), by the fused kernels where they fit."""
+    given = mode.norm == "given"
+    if fused.fits(x):
+        if not given:
+            # Normalising by the batch's own mean takes the bias out again: only the mean has it.
+            h = conv({"weight": conv_p["weight"]}, x)
+            if fused.fits(h):
+                return fused.norm_pool_relu(norm_p, s, h, conv_p["bias"], mode)
+        elif not needs_gradient(x, conv_p, norm_p):
+            h = conv(conv_p, x)
+            return fused.norm_pool_relu(norm_p, s, h, None, mode)
+    h = conv(conv_p if given else _without_bias_gradient(conv_p), x)
+    h, kept = batch_norm(norm_p, s, h, mode)
+    if min(h.shape[-2:]) >= 2:
+        h = F.max_pool2d(h, 2)
+    return F.relu(h), kept
 
 
 def _without_bias_gradient(p: Tree) -> Tree:

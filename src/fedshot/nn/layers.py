@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
+from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn.mode import Mode, mix64
@@ -19,6 +20,10 @@ from fedshot.tree import Tree
 
 Shape = tuple[int, ...]  # (height, width, channels) of images, (words, vector length) of texts
 
+NO_STATISTICS = (
+    "batch norm has no statistics to go by; pass those of training or of a support set, or use "
+    "Mode(norm='batch')."
+)
 EPS = 1e-5  # added to a variance before the root, as in torch
 
 _MIX32 = (-2048144789, -1028477387)  # multipliers of the 32-bit murmur finaliser, signed
@@ -111,18 +116,12 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     """
     if mode.norm == "given":
         if not s:
-            raise ConfigError(
-                "batch norm has no statistics to go by; pass those of training or of a support "
-                "set, or use Mode(norm='batch')."
-            )
+            raise ConfigError(NO_STATISTICS)
         mean, var = s["mean"].detach(), s["var"].detach()
         return F.batch_norm(x, mean, var, p["weight"], p["bias"], eps=EPS), s
     n = x.numel() // x.shape[1]
     if n < 2:
-        raise ConfigError(
-            f"batch norm got {n} value per channel from a batch of shape {list(x.shape)}; it needs "
-            "at least 2 to take a variance. Use a larger batch or larger images."
-        )
+        raise ConfigError(too_few(n, x))
     if mode.norm == "batch" and not s:
         return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
     # torch writes the buffers in place: it gets fresh ones, the caller's stay as they are.
@@ -134,6 +133,21 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     if mode.norm == "capture":
         var = var * ((n - 1) / n)  # torch stores the unbiased variance but divides by the biased
     return y, {"mean": mean, "var": var}
+
+
+def needs_gradient(*trees: Tree) -> bool:
+    """Whether somebody may differentiate by a leaf of these trees."""
+    return torch.is_grad_enabled() and any(
+        leaf.requires_grad for one in trees for leaf in tree.leaves(one)
+    )
+
+
+def too_few(n: int, x: Tensor) -> str:
+    """Say that a batch is too small to normalise by."""
+    return (
+        f"batch norm got {n} value per channel from a batch of shape {list(x.shape)}; it needs "
+        "at least 2 to take a variance. Use a larger batch or larger images."
+    )
 
 
 def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:

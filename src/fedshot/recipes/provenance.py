@@ -37,7 +37,7 @@ def kind(found: dict[str, Any]) -> str:
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two machines are expected to give the same last digit."""
-    names = ("torch", "numpy", "processor", "cpu_capability")
+    names = ("torch", "numpy", "processor", "cpu_capability", "kernels")
     return all(one.get(name) == other.get(name) for name in names)
 
 

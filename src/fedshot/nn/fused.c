@@ -1,0 +1,167 @@
+/* Batch norm, 2x2 max-pool and ReLU of one channels-last map [n, h, w, c] of floats, in two passes
+ * over memory instead of the seven of separate operations.
+ *
+ * Every function works on the images `from` to `to`, so that threads can share a batch; per-image
+ * sums are merged in the order of the images, so bits do not depend on how many threads there are.
+ * Within an image, sums run over blocks of rows in float and over blocks in double.
+ */
+
+#include <math.h>
+#include <stddef.h>
+
+#define BLOCK 64
+#define MOST 1024 /* channels; the caller sees to it */
+
+typedef ptrdiff_t size;
+
+/* mean[image][c] and m2[image][c], the sum of squared distances from that mean. */
+void fedshot_moments(const float *restrict x, size from, size to, size rows, size c,
+                     double *restrict mean, double *restrict m2) {
+    float sum[MOST], square[MOST];
+    for (size i = from; i < to; i++) {
+        const float *image = x + i * rows * c;
+        double *mu = mean + i * c, *m = m2 + i * c;
+        for (size k = 0; k < c; k++) mu[k] = m[k] = 0.0;
+        for (size first = 0; first < rows; first += BLOCK) {
+            size n = rows - first < BLOCK ? rows - first : BLOCK;
+            const float *block = image + first * c;
+            for (size k = 0; k < c; k++) sum[k] = square[k] = 0.0f;
+            for (size r = 0; r < n; r++)
+                for (size k = 0; k < c; k++) sum[k] += block[r * c + k];
+            for (size k = 0; k < c; k++) sum[k] /= (float)n;
+            for (size r = 0; r < n; r++)
+                for (size k = 0; k < c; k++) {
+                    float d = block[r * c + k] - sum[k];
+                    square[k] += d * d;
+                }
+            double share = (double)n / (double)(first + n), both = share * (double)first;
+            for (size k = 0; k < c; k++) {
+                double d = (double)sum[k] - mu[k];
+                mu[k] += d * share;
+                m[k] += (double)square[k] + d * d * both;
+            }
+        }
+    }
+}
+
+/* Merge the moments of n images with as many rows each: mean[c], variance[c] (divided by all). */
+void fedshot_merge(const double *restrict mean, const double *restrict m2, size n, size rows,
+                   size c, float *restrict out_mean, float *restrict out_var) {
+    for (size k = 0; k < c; k++) {
+        double mu = 0.0, m = 0.0;
+        for (size i = 0; i < n; i++) {
+            double d = mean[i * c + k] - mu, share = 1.0 / (double)(i + 1);
+            mu += d * share;
+            m += m2[i * c + k] + d * d * (double)rows * (double)i * share;
+        }
+        out_mean[k] = (float)mu;
+        out_var[k] = (float)(m / ((double)n * (double)rows));
+    }
+}
+
+/* y = relu(maxpool(x * scale + shift)); a NaN stays one, as in torch. */
+void fedshot_pool(const float *restrict x, const float *restrict scale,
+                  const float *restrict shift, size from, size to, size h, size w, size c,
+                  float *restrict y) {
+    size ph = h / 2, pw = w / 2;
+    for (size i = from; i < to; i++)
+        for (size r = 0; r < ph; r++)
+            for (size q = 0; q < pw; q++) {
+                const float *x0 = x + ((i * h + 2 * r) * w + 2 * q) * c;
+                const float *x1 = x0 + c, *x2 = x0 + w * c, *x3 = x2 + c;
+                float *out = y + ((i * ph + r) * pw + q) * c;
+                for (size k = 0; k < c; k++) {
+                    float s = scale[k], b = shift[k];
+                    float a0 = x0[k] * s + b, a1 = x1[k] * s + b;
+                    float a2 = x2[k] * s + b, a3 = x3[k] * s + b;
+                    float m = a0;
+                    m = a1 > m ? a1 : m;
+                    m = a2 > m ? a2 : m;
+                    m = a3 > m ? a3 : m;
+                    out[k] = m <= 0.0f ? 0.0f : m;
+                }
+            }
+}
+
+/* Sums over each image of dz and dz * (x - mean), where dz is what reaches the winner of a pool. */
+void fedshot_sums(const float *restrict x, const float *restrict scale,
+                  const float *restrict shift, const float *restrict mean,
+                  const float *restrict dy, size from, size to, size h, size w, size c,
+                  double *restrict dz_sum, double *restrict dzx_sum) {
+    size ph = h / 2, pw = w / 2;
+    float one[MOST], two[MOST];
+    for (size i = from; i < to; i++) {
+        double *d0 = dz_sum + i * c, *d1 = dzx_sum + i * c;
+        for (size k = 0; k < c; k++) d0[k] = d1[k] = 0.0;
+        for (size r = 0; r < ph; r++) {
+            for (size k = 0; k < c; k++) one[k] = two[k] = 0.0f;
+            for (size q = 0; q < pw; q++) {
+                const float *x0 = x + ((i * h + 2 * r) * w + 2 * q) * c;
+                const float *x1 = x0 + c, *x2 = x0 + w * c, *x3 = x2 + c;
+                const float *g = dy + ((i * ph + r) * pw + q) * c;
+                for (size k = 0; k < c; k++) {
+                    float s = scale[k], b = shift[k];
+                    float a1 = x1[k] * s + b, a2 = x2[k] * s + b, a3 = x3[k] * s + b;
+                    float m = x0[k] * s + b, v = x0[k];
+                    v = a1 > m ? x1[k] : v;
+                    m = a1 > m ? a1 : m;
+                    v = a2 > m ? x2[k] : v;
+                    m = a2 > m ? a2 : m;
+                    v = a3 > m ? x3[k] : v;
+                    m = a3 > m ? a3 : m;
+                    float d = m <= 0.0f ? 0.0f : g[k];
+                    one[k] += d;
+                    two[k] += d * (v - mean[k]);
+                }
+            }
+            for (size k = 0; k < c; k++) d0[k] += (double)one[k];
+            for (size k = 0; k < c; k++) d1[k] += (double)two[k];
+        }
+    }
+}
+
+/* dx = scale * dz + slope * (x - mean) + level, dz as above. */
+void fedshot_grad(const float *restrict x, const float *restrict scale,
+                  const float *restrict shift, const float *restrict mean,
+                  const float *restrict slope, const float *restrict level,
+                  const float *restrict dy, size from, size to, size h, size w, size c,
+                  float *restrict dx) {
+    size ph = h / 2, pw = w / 2;
+    for (size i = from; i < to; i++) {
+        for (size r = 0; r < ph; r++)
+            for (size q = 0; q < pw; q++) {
+                size at = ((i * h + 2 * r) * w + 2 * q) * c;
+                const float *x0 = x + at, *x1 = x0 + c, *x2 = x0 + w * c, *x3 = x2 + c;
+                float *y0 = dx + at, *y1 = y0 + c, *y2 = y0 + w * c, *y3 = y2 + c;
+                const float *g = dy + ((i * ph + r) * pw + q) * c;
+                for (size k = 0; k < c; k++) {
+                    float s = scale[k], b = shift[k], t = slope[k], u = mean[k], l = level[k];
+                    float a0 = x0[k] * s + b, a1 = x1[k] * s + b;
+                    float a2 = x2[k] * s + b, a3 = x3[k] * s + b;
+                    float m = a0;
+                    m = a1 > m ? a1 : m;
+                    m = a2 > m ? a2 : m;
+                    m = a3 > m ? a3 : m;
+                    float d = m <= 0.0f ? 0.0f : g[k] * s;
+                    float b0 = x0[k] - u, b1 = x1[k] - u, b2 = x2[k] - u, b3 = x3[k] - u;
+                    float e0 = a0 == m ? d : 0.0f; /* of equal ones the first takes it all */
+                    d = a0 == m ? 0.0f : d;
+                    float e1 = a1 == m ? d : 0.0f;
+                    d = a1 == m ? 0.0f : d;
+                    float e2 = a2 == m ? d : 0.0f;
+                    d = a2 == m ? 0.0f : d;
+                    y0[k] = b0 * t + l + e0;
+                    y1[k] = b1 * t + l + e1;
+                    y2[k] = b2 * t + l + e2;
+                    y3[k] = b3 * t + l + d;
+                }
+            }
+        /* A last row or column that no pool covers takes part in the statistics all the same. */
+        for (size r = 0; r < h; r++)
+            for (size q = r < 2 * ph ? 2 * pw : 0; q < w; q++) {
+                size at = ((i * h + r) * w + q) * c;
+                for (size k = 0; k < c; k++)
+                    dx[at + k] = (x[at + k] - mean[k]) * slope[k] + level[k];
+            }
+    }
+}
