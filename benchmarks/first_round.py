@@ -49,23 +49,29 @@ SETS: dict[str, dict[str, Any]] = {
 }
 
 
+ROUND: dict[str, Any] = {
+    "partition": TEN,
+    "episode": {},
+    "method": {"name": "fl_proto", "local_steps": 1},
+    "run": {"rounds": 1, "threads": 2, "unable": "leave_out", "validate_every": 100},
+    "test": {"episodes": 2, "validation_episodes": 2},
+}
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Return what is measured of a set; the tests on real data run the same with two clients."""
+    own = SETS[name]
+    model, test = own["model"] | {"head": "none"}, ROUND["test"] | own.get("test", {})
+    return ROUND | own | {"model": model, "test": test}
+
+
 def measure(name: str, data_dir: str) -> dict[str, Any]:
     """Train one round in this process."""
     from fedshot.config import Config
     from fedshot.experiment import Experiment, Setting
 
-    chosen = {
-        "partition": TEN,
-        "episode": {},
-        "method": {"name": "fl_proto", "local_steps": 1},
-        "run": {"rounds": 1, "threads": 2, "unable": "leave_out", "validate_every": 100},
-        "test": {"episodes": 2, "validation_episodes": 2},
-    }
-    own = dict(SETS[name])
-    own["model"] = own["model"] | {"head": "none"}
-    own["test"] = chosen["test"] | own.get("test", {})
     start = time.perf_counter()
-    setting = Setting(Config.of(chosen | own), data_dir)
+    setting = Setting(Config.of(settings(name)), data_dir)
     loading = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         records = list(Experiment(setting, Path(folder) / "run").run())

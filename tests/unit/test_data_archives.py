@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import struct
 import tarfile
 import tracemalloc
 import zipfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fedshot.data.archives import opened
+from fedshot.data.news import messages
 from fedshot.errors import DataError
+
+
+@contextmanager
+def memory_below(most: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
@@ -37,11 +51,12 @@ def test_a_zip_that_holds_more_than_it_says_is_not_unpacked_in_one_go(tmp_path: 
         made.writestr("a.png", bytes(50_000_000))
     data = path.read_bytes()
     path.write_bytes(data.replace(struct.pack("<I", 50_000_000), struct.pack("<I", 100)))
-    tracemalloc.start()
-    with opened(path) as archive, pytest.raises(DataError, match=r"bomb\.zip"):
+    with (
+        memory_below(5_000_000),
+        opened(path) as archive,
+        pytest.raises(DataError, match=r"bomb\.zip"),
+    ):
         archive.read("a.png")
-    assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    tracemalloc.stop()
 
 
 def test_a_zip_packed_in_another_way_is_refused(tmp_path: Path) -> None:
@@ -50,3 +65,116 @@ def test_a_zip_packed_in_another_way_is_refused(tmp_path: Path) -> None:
         made.writestr("a.png", b"x")
     with opened(path) as archive, pytest.raises(DataError, match="ordinary zip"):
         archive.read("a.png")
+
+
+# --- what stands before a member of a tar ---
+
+
+def head(kind: bytes, size: int, name: str = "a.png") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def record(kind: bytes, data: bytes) -> bytes:
+    return head(kind, len(data)) + data + bytes(-len(data) % 512)
+
+
+def attribute(name: str, value: str) -> bytes:
+    body = f" {name}={value}\n".encode()
+    n = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
+    return f"{n}".encode() + body
+
+
+FILE = head(tarfile.REGTYPE, 0)
+MANY = 20_000_000
+# The length of each record is told as shorter than it is: each name then runs to the only "=".
+NESTED = b"5 aa\n" * 20_000 + b"="
+HOLES = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda: record(tarfile.GNUTYPE_LONGNAME, b"a" * MANY) + FILE,
+        lambda: record(tarfile.GNUTYPE_LONGLINK, b"a" * MANY) + FILE,
+        lambda: record(tarfile.XHDTYPE, attribute("comment", "a" * MANY)) + FILE,
+        lambda: record(tarfile.XGLTYPE, attribute("comment", "a" * MANY)) + FILE,
+        lambda: record(tarfile.XHDTYPE, NESTED) + FILE,
+        lambda: (
+            record(tarfile.XHDTYPE, b"".join(attribute(n, v) for n, v in HOLES.items()))
+            + record(tarfile.REGTYPE, b"4000000\n" + b"0\n" * (MANY // 2))
+        ),
+        lambda: record(tarfile.GNUTYPE_LONGNAME, b"a") * 100 + FILE,
+        lambda: head(tarfile.GNUTYPE_LONGNAME, 1 << 40) + bytes(MANY),
+        lambda: head(tarfile.GNUTYPE_LONGNAME, -512) + bytes(MANY),
+    ],
+)
+@pytest.mark.parametrize("reader", [opened, messages])
+def test_records_before_a_member_of_a_tar_are_not_read_without_limit(
+    tmp_path: Path, harm: Callable[[], bytes], reader: Callable
+) -> None:
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(gzip.compress(harm() + bytes(1024), 1))
+    said = (
+        r"bomb\.tar\.gz has a member with a header of more than 16384 bytes.*pack the files again"
+    )
+    with memory_below(1_000_000), pytest.raises(DataError, match=said), reader(path):
+        pass
+
+
+def test_attributes_for_all_members_of_a_tar_are_not_kept_for_each(tmp_path: Path) -> None:
+    path = tmp_path / "many.tar.gz"
+    every = b"".join(attribute(f"a{i}", "") for i in range(1000))
+    members = [
+        record(tarfile.XGLTYPE, every.replace(b"a", f"{i:x}".encode()))
+        + head(tarfile.REGTYPE, 0, f"{i}.png")
+        for i in range(10, 99)
+    ]
+    path.write_bytes(gzip.compress(b"".join(members) + bytes(1024), 1))
+    with memory_below(1_500_000), opened(path) as archive:
+        assert len(archive.names) == 89
+
+
+def test_members_of_a_tar_without_end_are_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("fedshot.data.tars._HEADERS", 100_000)
+    path = tmp_path / "endless.tar.gz"
+    path.write_bytes(gzip.compress(b"".join(head(b"0", 0, f"{i}.png") for i in range(300)), 1))
+    said = r"endless\.tar\.gz has more than 100000 bytes of headers"
+    with pytest.raises(DataError, match=said), opened(path):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
+def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"twice{suffix}"
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as made:
+            made.writestr("a.png", b"1")
+            made.writestr("a.png", b"2")
+    else:
+        content = FILE * 2 + bytes(1024)
+        path.write_bytes(gzip.compress(content) if suffix == ".tar.gz" else content)
+    said = rf"twice\{suffix} holds 'a\.png' twice. Fetch or write"
+    with pytest.raises(DataError, match=said), opened(path):
+        pass
+
+
+def test_a_member_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "short.tar"
+    path.write_bytes(record(tarfile.REGTYPE, b"1" * 1000)[:-600])
+    for content in (path.read_bytes(), head(tarfile.REGTYPE, -512) + bytes(1024)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"short\.tar"), opened(path) as archive:
+            archive.read("a.png")
+
+
+def test_holes_in_a_member_of_a_tar_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "holes.tar"
+    sparse = b"".join(attribute(n, v) for n, v in HOLES.items())
+    map_of_one = record(tarfile.REGTYPE, b"1\n0\n0\n" + bytes(506))
+    path.write_bytes(record(tarfile.XHDTYPE, sparse) + map_of_one + bytes(1024))
+    said = r"'a\.png' is a link or device, or has holes"
+    with pytest.raises(DataError, match=said), opened(path):
+        pass

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from fedshot.data import ClassSplit, Dataset, cache
 from fedshot.data.fingerprints import Fingerprints
+from fedshot.data.locks import locked
 from fedshot.errors import DataError
 
 X = np.random.default_rng(0).integers(0, 256, (40, 5, 5, 3), dtype=np.uint8)
@@ -155,6 +157,59 @@ def test_a_builder_that_is_killed_leaves_nothing_that_counts(folder):
     assert not list(folder.glob("*.partial"))
 
 
+def test_what_killed_builders_of_other_entries_left_goes_and_what_the_living_write_stays(folder):
+    for name in ("dead-1.77-ab.partial", "living-2.77-ab.partial"):
+        (folder / name).mkdir()
+        (folder / name / "images.npy").write_bytes(b"half")
+    (folder / "dead-1.lock").touch()
+    with locked(folder / "living-2.lock") as held:
+        assert held
+        cache.load_or_build("toy", "k", Builder(), folder)
+        assert sorted(path.name for path in folder.iterdir()) == [
+            *("living-2.77-ab.partial", "living-2.lock", "toy-k")
+        ]
+    cache.load_or_build("toy", "l", Builder(), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["toy-k", "toy-l"]
+
+
+def hold(path: str, held, release) -> None:
+    with locked(Path(path)):
+        held.set()
+        release.wait(60)
+
+
+def test_a_lock_that_its_holder_removes_lets_one_in_at_a_time(folder):
+    path, inside, most = folder / "x.lock", [0], [0]
+
+    def enter(_: int) -> None:
+        with locked(path) as held:
+            assert held
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.002)
+            inside[0] -= 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(enter, range(100)))
+    assert most == [1]
+    assert not path.exists()
+
+
+def test_a_lock_of_another_process_is_seen_without_waiting_and_frees_itself(folder):
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(str(folder / "x.lock"), held, release))
+    process.start()
+    assert held.wait(60)
+    with locked(folder / "x.lock", wait=False) as mine:
+        assert not mine
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join(60)
+    with locked(folder / "x.lock", wait=False) as mine:
+        assert mine
+    assert not (folder / "x.lock").exists()
+
+
 def test_a_builder_that_fails_leaves_nothing(folder):
     def build(put):
         put(X.shape, [X[:7]])
@@ -193,6 +248,12 @@ def test_a_full_disk_is_told_with_the_fix(folder, monkeypatch):
         cache.load_or_build("toy", "k", Builder(), folder)
 
 
+def test_a_lock_file_that_cannot_be_opened_is_told_with_the_fix(folder):
+    (folder / "toy-k.lock").mkdir()  # stands for one of another person, which root could open
+    with pytest.raises(DataError, match=r"cache folder .*toy-k\.lock.*set \$FEDSHOT_CACHE"):
+        cache.load_or_build("toy", "k", Builder(), folder)
+
+
 def test_the_folder_is_the_option_then_xdg_then_home(monkeypatch):
     assert cache.default_folder() == Path(os.environ["FEDSHOT_CACHE"])
     monkeypatch.delenv("FEDSHOT_CACHE")
@@ -222,6 +283,33 @@ def test_an_entry_belongs_to_contents_and_options_not_to_places(tmp_path, folder
     old(one, b"else", 1_000_000_001)
     cache.cached("toy", [one], {}, builder)
     assert builder.calls == 3
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_file_that_changes_while_it_is_decoded_is_no_entry(
+    tmp_path, folder, monkeypatch, writable
+):
+    source = old(tmp_path / "x.zip", b"one")
+    monkeypatch.setattr(cache, "_writable", lambda _: writable)
+
+    def build(put):
+        old(source, b"two", 1_000_000_001)
+        return Builder()(put)
+
+    with pytest.raises(DataError, match=r"x\.zip changed while toy was read from it\. Wait until"):
+        cache.cached("toy", [source], {}, build)
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == []
+    builder = Builder()
+    cache.cached("toy", [source], {}, builder)
+    assert builder.calls == 1
+
+
+def test_a_hash_is_remembered_from_the_first_load_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path / "not" / "yet"))
+    source = old(tmp_path / "x.zip", b"one")
+    cache.cached("toy", [source], {}, Builder())
+    monkeypatch.setattr("fedshot.data.fingerprints.hash_file", lambda *_: pytest.fail("read again"))
+    cache.cached("toy", [source], {}, Builder())
 
 
 def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pickle
 import pickletools
 import re
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -379,6 +380,40 @@ def test_an_array_has_the_bytes_its_shape_says():
     with pytest.raises(DataError, match="cannot reshape"):
         pickled.read(good.replace(b"J\x01\0\0\0M\0\x0c", b"J\x02\0\0\0M\0\x0c"), "x")
     assert {op.name for op, _, _ in pickletools.genops(good)} > {"GLOBAL", "REDUCE", "BUILD"}
+
+
+def test_a_text_that_fills_many_arrays_is_not_copied_for_each():
+    empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+    text = b"T" + (60_000).to_bytes(4, "little") + b"x" * 60_000
+    filled = b"(K\x01M\x60\xea\x85h\x01\x89h\x02tb"
+    bomb = b"".join(
+        [
+            *(b"\x80\x02}(", short("kind"), kind, b"q\x01", short("text"), text, b"q\x02"),
+            *(short("data"), b"](", (empty + filled) * 2000, b"eu."),
+        ]
+    )
+    assert len(bomb) < 250_000
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"bad is not .*its arrays have more bytes than the file"):
+        pickled.read(bomb, "bad")
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+def test_one_long_file_name_does_not_make_all_of_them_long(tmp_path):
+    files = cifar100_files()
+    order = list(reversed(range(100)))
+    names = [f"{c}_0.png" for c in order]
+    whole = batch(np.stack([image(c, 0) for c in order]), "fine_labels", order, names)
+    long = b"T" + (60_000).to_bytes(4, "little") + b"0" * 59_994 + b"_0.png"
+    files["train"] = whole.replace(short("0_0.png"), long)
+    write_tar(tmp_path / "cifar100" / "cifar-100-python.tar.gz", files)
+    tracemalloc.start()
+    dataset = Cifar100().load(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+    assert np.array_equal(dataset.x[0], image(0, 0))
 
 
 VALID = batch(image(0, 0)[None, :4, :4].repeat(8, 1).repeat(8, 2), "fine_labels", [3], ["a.png"])

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,6 +32,7 @@ class Server:
         self.break_after: int | None = None
         self.ranges = True
         self.asked: list[str | None] = []
+        self.slowly = 0.0  # seconds between two pieces
         self.url = ""
 
 
@@ -65,7 +72,9 @@ def server() -> Iterator[Server]:
             self.send_header("Content-Length", str(len(BODY) - start))
             self.end_headers()
             end = len(BODY) if state.break_after is None else start + state.break_after
-            self.wfile.write(BODY[start:end])
+            for at in range(start, end, 1 << 18):
+                self.wfile.write(BODY[at : min(end, at + (1 << 18))])
+                time.sleep(state.slowly)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -178,6 +187,46 @@ def test_without_a_network_the_place_of_the_file_is_told(tmp_path):
         get("toy", tmp_path, publishers=one("http://127.0.0.1:9/file"))
     assert "cannot be fetched from http://127.0.0.1:9/file" in str(caught.value)
     assert f"put it at {tmp_path / 'toy' / 'a.zip'}" in str(caught.value)
+
+
+def test_two_who_want_the_same_file_fetch_it_once(server, tmp_path):
+    server.slowly = 0.1
+
+    def fetch(_: int) -> bool:
+        (got,) = get("toy", tmp_path, publishers=one(f"{server.url}/file"))
+        assert (got.size, got.verified) == (len(BODY), True)
+        return got.already
+
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(pool.map(fetch, range(3))) == [False, True, True]
+    assert server.asked == [None]
+    assert (tmp_path / "toy" / "a.zip").read_bytes() == BODY
+    assert [path.name for path in (tmp_path / "toy").iterdir()] == ["a.zip"]
+
+
+def fetch_slowly(folder: str, url: str, begun) -> None:
+    get("toy", Path(folder), lambda *_: begun.set(), one(f"{url}/file"))
+
+
+def test_a_download_that_is_killed_keeps_nobody_out(server, tmp_path):
+    server.slowly = 0.5
+    context = multiprocessing.get_context("spawn")
+    begun = context.Event()
+    process = context.Process(target=fetch_slowly, args=(str(tmp_path), server.url, begun))
+    process.start()
+    assert begun.wait(60)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join(60)
+    assert not (tmp_path / "toy" / "a.zip").exists()
+    server.slowly = 0.0
+    get("toy", tmp_path, publishers=one(f"{server.url}/file"))
+    assert (tmp_path / "toy" / "a.zip").read_bytes() == BODY
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "toy").write_text("in the way")
+    with pytest.raises(DataError, match=r"toy cannot be written to .*another with --data-dir"):
+        get("toy", tmp_path, publishers=one("http://127.0.0.1:9/file"))
 
 
 def test_where_a_person_must_click_it_says_what_goes_where(tmp_path):

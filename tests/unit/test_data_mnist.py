@@ -66,7 +66,7 @@ def test_fashion_mnist_has_its_own_folder_and_names(tmp_path):
         (
             X,
             np.zeros_like(Y),
-            "holds labels of 1 of its 10 classes, and none of '1', '2', '3', '4', '5' and 4 more\\.",
+            r"labels of 1 of its 10 classes, and none of '1', '2', '3', '4', '5' and 4 more\.",
         ),
     ],
 )

@@ -2,7 +2,8 @@
 
 from fedshot.data.augment import Augment
 from fedshot.data.cifar import Cifar10, Cifar100
-from fedshot.data.dataset import ClassSplit, Dataset
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
 from fedshot.data.deals import PARTITIONS, Dirichlet, Iid, Shards, Users, WholeClasses
 from fedshot.data.episodes import ClientData, Episode, Tasks
 from fedshot.data.folder import ImageFolder
@@ -14,9 +15,10 @@ from fedshot.data.news import News20
 from fedshot.data.omniglot import Omniglot
 from fedshot.data.partition import Deal, Dealer, Partition, unable
 from fedshot.data.personal import Clusters, Pathological
+from fedshot.data.places import find_data_dir
 from fedshot.data.rows import Rows
 from fedshot.data.sent140 import Sent140, split_users
-from fedshot.data.sources import SOURCES, Digits, Npz, Source, find_data_dir
+from fedshot.data.sources import SOURCES, Digits, Npz, Source
 from fedshot.data.spec import EpisodeSpec
 from fedshot.data.texts import Texts
 from fedshot.data.tiered_imagenet import TieredImageNet

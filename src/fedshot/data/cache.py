@@ -1,13 +1,16 @@
 """Decoded images on disk: one uint8 array that is mapped, not read.
 
 An entry is a folder with `images.npy`, `labels.npy` and `about.json`. It is built under another
-name and renamed, so it is whole or absent; a builder that is killed leaves only its own folder,
-which the next one removes. A file lock makes others wait rather than build twice; the system
-frees it when its holder dies. Blocks are written as they are decoded, not into the map: a full
-disk is then an error rather than a signal that kills, and memory stays at one block.
+name and renamed, so it is whole or absent; a builder that is killed leaves only its own partial
+folder, which the next builder of any entry removes. A file lock for each entry makes others wait
+rather than build twice, and tells the dead from the living: the system frees it when its holder
+dies. Blocks are written as they are decoded, not into the map: a full disk is then an error rather
+than a signal that kills, and memory stays at one block.
 
 The key is a hash of the source files' contents, the loader's version and its options. Contents are
-hashed once; later the size and the time of change of a file stand for its hash.
+hashed once; later the size and the time of change of a file stand for its hash. Entries of files
+that have changed since stay, as other copies of those files may be in use: whoever wants the room
+removes the folder.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -26,12 +30,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fedshot import storage
-from fedshot.data.dataset import ClassSplit, Dataset, Ints, Pixels
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.fingerprints import Fingerprints
 from fedshot.data.locks import locked
 from fedshot.errors import DataError
 
 VERSION = 1  # raise it when a loader or Dataset.digest changes what it makes of the same files
+_LOCK, _PARTIAL = ".lock", ".partial"  # ends of names in the folder
 _SPOTS, _SPOT = 64, 4096  # places of the images that are hashed on every load, and their bytes
 
 
@@ -67,12 +73,26 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
     """
     folder = default_folder()
     prints = Fingerprints(folder / "sources.json")
-    parts = [VERSION, name, dict(options), [prints.of(path) for path in sources]]
+    hashes = [prints.of(path) for path in sources]
+    parts = [VERSION, name, dict(options), hashes]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     found = _read(name, key, _entry(folder, name, key))  # a cache that only others write will do
     if found is not None:
         return found
-    return load_or_build(name, key, build, folder) if _writable(folder) else _in_memory(name, build)
+
+    def steady(put: Put) -> Labels:
+        labels = build(put)
+        for path, before in zip(sources, hashes, strict=True):
+            if prints.of(path) != before:
+                raise DataError(
+                    f"{path} changed while {name} was read from it. Wait until nothing writes to "
+                    "it any more, and try again."
+                )
+        return labels
+
+    if _writable(folder):
+        return load_or_build(name, key, steady, folder)
+    return _in_memory(name, steady)
 
 
 def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
@@ -81,31 +101,49 @@ def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
     found = _read(name, key, entry)
     if found is not None:
         return found
-    with locked(folder / f"{entry.name}.lock") as alone:
-        found = _read(name, key, entry)  # another process may have built it while we waited
-        if found is not None:
-            return found
-        if alone:
-            for old in (*folder.glob(f"{entry.name}.*.partial"), entry):
-                shutil.rmtree(old, ignore_errors=True)
-        partial = folder / f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
-        try:
-            partial.mkdir()
-            _write(name, key, build, partial)
-            if not entry.exists():  # without locks somebody may have been faster
-                partial.rename(entry)
-            storage.flush(folder)
-        except OSError as error:
-            raise DataError(
-                f"cache folder {folder}: {error}. Free some space, or set $FEDSHOT_CACHE to a "
-                "folder with room."
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with locked(folder / f"{entry.name}{_LOCK}") as alone:
+            found = _read(name, key, entry)  # another process may have built it while we waited
+            if found is not None:
+                return found
+            if alone:
+                shutil.rmtree(entry, ignore_errors=True)
+                _remove_partial(folder, entry.name)
+            _build(name, key, build, entry)
+    except OSError as error:
+        raise DataError(
+            f"cache folder {folder}: {error}. Free some space, or set $FEDSHOT_CACHE to a folder "
+            "of yours with room."
+        ) from error
     found = _read(name, key, entry)
     if found is None:
         raise DataError(f"cache entry {entry} was damaged while it was written. Check the disk.")
     return found
+
+
+def _build(name: str, key: str, build: Build, entry: Path) -> None:
+    partial = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")
+    try:
+        partial.mkdir()
+        _write(name, key, build, partial)
+        if not entry.exists():  # without locks somebody may have been faster
+            partial.rename(entry)
+        storage.flush(entry.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_partial(folder: Path, mine: str) -> None:
+    """Remove what dead builders left; who builds `mine` holds its lock already."""
+    for partial in folder.glob(f"*{_PARTIAL}"):
+        entry = partial.name.rsplit(".", 2)[0]
+        with suppress(OSError):  # it belongs to another person, then
+            if entry == mine:
+                shutil.rmtree(partial)
+                continue
+            with locked(folder / f"{entry}{_LOCK}", wait=False) as dead:
+                if dead:
+                    shutil.rmtree(partial)
 
 
 def _entry(folder: Path, name: str, key: str) -> Path:

@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 
 from fedshot.data import cache
-from fedshot.data.archives import DAMAGE, unzipped
 from fedshot.data.cifar import Cifar100
-from fedshot.data.dataset import ClassSplit, Dataset
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
+from fedshot.data.files import DAMAGE, unzipped
 from fedshot.data.fingerprints import hash_file, hash_stream
 from fedshot.data.mnist import Mnist
 from fedshot.data.publishers import PUBLISHERS, Remote

@@ -16,10 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from fedshot.data import pickled
-from fedshot.data.archives import Archive, home, opened
+from fedshot.data.archives import Archive, opened
 from fedshot.data.cache import Build, Labels, Put, cached
-from fedshot.data.dataset import ClassSplit, Dataset, Ints, Pixels
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Ints, Pixels, check_classes
 from fedshot.data.images import decoded, photo
+from fedshot.data.places import home
 from fedshot.data.splits import PARTS, PUBLISHED, beside, packaged, read_text, to_split
 from fedshot.errors import DataError, check_word, nearest
 
@@ -227,15 +229,10 @@ def _batch(archive: Archive, member: str, label: str, n: int) -> tuple[Pixels, I
             f"{where}: {label} run from {y.min()} to {y.max()}; expected 0..{n - 1}. Fetch it "
             "again."
         )
-    return images, y, np.array(files)
+    return images, y, np.array(files, dtype=object)  # as text, each would be as long as the longest
 
 
 def _labels(path: Path, y: list[int], names: tuple[str, ...]) -> Ints:
     labels = np.array(y, dtype=np.int64)
-    missing = [names[c] for c in np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0)]
-    if missing:
-        raise DataError(
-            f"{path} holds images of {len(names) - len(missing)} classes, expected {len(names)}; "
-            f"{missing[0]!r} is among the missing. Fetch the file again."
-        )
+    check_classes(path, "images", labels, names, "Fetch the file again.")
     return labels

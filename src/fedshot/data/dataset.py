@@ -1,4 +1,4 @@
-"""Labelled images or texts in memory, and which of their classes are for what.
+"""Labelled images or texts in memory.
 
 A dataset is a few blocks of bytes, never a list of objects: they may be memory maps, and clients
 hold row numbers rather than copies.
@@ -6,28 +6,27 @@ hold row numbers rather than copies.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedshot.data.tokens import Tokens
-from fedshot.errors import DataError, nearest
-from fedshot.keys import Key
+from fedshot.errors import DataError
+
+if TYPE_CHECKING:  # it reads datasets, and is read here in an annotation alone
+    from fedshot.data.class_split import ClassSplit
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 T = TypeVar("T")
 
 _CHUNK = 1 << 24  # bytes of images hashed at a time
-_MANY = 30  # classes above which an error names only the closest ones
+_FEW = 5  # classes that an error names
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ class Dataset:
                 f"{self.name}: labels run from {y.min()} to {y.max()}; with {self.n_classes} class "
                 f"names they must lie in 0..{self.n_classes - 1}"
             )
-        twice = _first_twice(self.class_names)
+        twice = first_twice(self.class_names)
         if twice is not None:
             raise DataError(f"{self.name}: class name {twice!r} occurs twice; names must differ")
         if users is not None and (users.dtype != np.int64 or users.shape != y.shape):
@@ -151,7 +150,20 @@ def _check_pixels(name: str, x: Pixels) -> None:
         raise DataError(f"{name}: images are {list(x.shape)}; expected at least one image")
 
 
-def _first_twice(values: Iterable[T]) -> T | None:
+def check_classes(where: object, noun: str, y: Ints, names: Sequence[str], fix: str) -> None:
+    """Raise DataError if there is a class of which the file or folder `where` holds nothing."""
+    missing = np.flatnonzero(np.bincount(y, minlength=len(names)) == 0).tolist()
+    if missing:
+        first = ", ".join(repr(names[c]) for c in missing[:_FEW])
+        more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
+        raise DataError(
+            f"{where} holds {noun} of {len(names) - len(missing)} of its {len(names)} classes, "
+            f"and none of {first}{more}. {fix}"
+        )
+
+
+def first_twice(values: Iterable[T]) -> T | None:
+    """Return the first value that has been there before."""
     seen: set[T] = set()
     for value in values:
         if value in seen:

@@ -1,8 +1,9 @@
 """Downloads from a dataset's publisher: checked, resumed, and whole or absent.
 
 A file grows as `<name>.part` and is renamed once its checksum is right, so a broken download goes
-on where it stopped and never passes for a whole file. Only https is used, through redirects too;
-plain http is for a server on this machine, in tests.
+on where it stopped and never passes for a whole file. While one process writes to it, others that
+want the same file wait. Only https is used, through redirects too; plain http is for a server on
+this machine, in tests.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from fedshot.data.fingerprints import hash_file
+from fedshot.data.locks import locked
+from fedshot.data.places import OPTION
 from fedshot.data.publishers import PUBLISHERS, Publisher, Remote
 from fedshot.errors import DataError, nearest
 
@@ -68,8 +71,14 @@ def get(
     folder = data_dir / publisher.folder
     if not publisher.files:
         raise DataError(f"{name} cannot be downloaded by a program. {by_hand(name, data_dir)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    return [_bring(remote, folder, progress) for remote in publisher.files]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_bring(remote, folder, progress) for remote in publisher.files]
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written to ({error}). Make it a folder of yours, or choose "
+            f"another with {OPTION}."
+        ) from error
 
 
 def by_hand(name: str, data_dir: Path) -> str:
@@ -85,8 +94,19 @@ def by_hand(name: str, data_dir: Path) -> str:
 def _bring(remote: Remote, folder: Path, progress: Progress | None) -> Fetched:
     path = folder / remote.name
     if path.exists():
-        _check_sum(path, remote, "Move it away to fetch it again.")
-        return Fetched(path, path.stat().st_size, remote.checksum is not None, already=True)
+        return _in_place(path, remote)
+    with locked(folder / f".{remote.name}.lock"):
+        if path.exists():  # another process has brought it while we waited
+            return _in_place(path, remote)
+        return _fetch(remote, path, progress)
+
+
+def _in_place(path: Path, remote: Remote) -> Fetched:
+    _check_sum(path, remote, "Move it away to fetch it again.")
+    return Fetched(path, path.stat().st_size, remote.checksum is not None, already=True)
+
+
+def _fetch(remote: Remote, path: Path, progress: Progress | None) -> Fetched:
     part = path.with_name(f"{remote.name}.part")
     said = []
     for url in remote.urls:

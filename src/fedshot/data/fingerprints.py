@@ -56,6 +56,7 @@ class Fingerprints:
         self._known[place] = entry
         partial = self._path.with_name(f"{self._path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         with suppress(OSError):  # forgotten, then: it is only hashed again
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(self._known))
             partial.replace(self._path)
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedshot.data.dataset import ClassSplit, Dataset
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
 from fedshot.data.images import SUFFIXES, decode, workers
 from fedshot.errors import DataError
 

@@ -16,7 +16,8 @@ from typing import IO, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedshot.data.archives import DAMAGE
+from fedshot.data.files import DAMAGE
+from fedshot.data.places import OPTION
 from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, Table, Tokens
 from fedshot.errors import DataError
 
@@ -39,9 +40,9 @@ def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
         places = [Path(vectors).expanduser(), *([folder / vectors] if folder else [])]
     elif folder is None:
         raise DataError(
-            "texts need word vectors, and there is no data folder to look in. Set $FEDSHOT_DATA, "
-            f"or the option `data_dir`, to the folder that holds glove/glove.6B.{dim}d.txt; or set "
-            "`vectors` to a file."
+            f"texts need word vectors, and there is no data folder to look in. Set $FEDSHOT_DATA, "
+            f"or {OPTION}, to the folder that holds glove/glove.6B.{dim}d.txt; or set `vectors` to "
+            "a file."
         )
     else:
         found = chain.from_iterable(

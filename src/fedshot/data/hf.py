@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedshot.data.dataset import ClassSplit, Dataset, Pixels
-from fedshot.data.glove import Keep, Unknown, embed, find_vectors
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Pixels
+from fedshot.data.embedding import embedded
+from fedshot.data.glove import Keep, Unknown
 from fedshot.data.images import decode
 from fedshot.data.texts import labelled
 from fedshot.data.tokenizer import tokenize
@@ -109,15 +111,7 @@ class HF:
         if self.image is not None:
             return self._images(table, self.image)
         assert self.text is not None
-        return embed(
-            self._texts(table, self.text),
-            find_vectors(self.vectors, self.dim, data_dir),
-            name=self.path,
-            cut=self.cut,
-            dim=self.dim,
-            keep=self.keep,
-            unknown=self.unknown,
-        )
+        return embedded(self._texts(table, self.text), self, data_dir, self.path)
 
     def _texts(self, table: Any, name: str) -> Iterator[list[str]]:
         for i, text in enumerate(self._column(table, name)):

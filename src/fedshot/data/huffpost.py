@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedshot.data.archives import home
-from fedshot.data.dataset import ClassSplit, Dataset
-from fedshot.data.glove import Keep, Unknown, embed, find_vectors
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, check_classes
+from fedshot.data.embedding import embedded
+from fedshot.data.glove import Keep, Unknown
+from fedshot.data.places import home
 from fedshot.data.texts import json_lines
 from fedshot.errors import DataError
 
@@ -52,18 +54,12 @@ class HuffPost:
                 labels.append(label)
                 yield words
 
-        x = embed(
-            texts(),
-            find_vectors(self.vectors, self.dim, data_dir),
-            name=path,
-            cut=self.cut,
-            dim=self.dim,
-            keep=self.keep,
-            unknown=self.unknown,
-        )
-        split = ClassSplit(tuple(range(20)), tuple(range(20, 25)), tuple(range(25, _CLASSES)))
+        x = embedded(texts(), self, data_dir, path)
+        y = np.array(labels, dtype=np.int64)
         names = tuple(str(c) for c in range(_CLASSES))
-        return Dataset("huffpost", x, np.array(labels, dtype=np.int64), names, standard=split)
+        check_classes(path, "headlines", y, names, "Fetch the file again.")
+        split = ClassSplit(tuple(range(20)), tuple(range(20, 25)), tuple(range(25, _CLASSES)))
+        return Dataset("huffpost", x, y, names, standard=split)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return 0-19, 20-24 and 25-40."""

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshot.data.archives import Archive, home, opened
+from fedshot.data.archives import Archive, opened
 from fedshot.data.cache import Labels, Put, cached
-from fedshot.data.dataset import ClassSplit, Dataset
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
 from fedshot.data.images import decoded, photo
+from fedshot.data.places import home
 from fedshot.data.splits import PARTS, PUBLISHED, beside, packaged, read_text, to_split
 from fedshot.errors import DataError
 

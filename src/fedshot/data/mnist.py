@@ -14,9 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedshot.data.archives import DAMAGE, home, unzipped
 from fedshot.data.cache import Labels, Put, cached
-from fedshot.data.dataset import ClassSplit, Dataset, Pixels
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Pixels, check_classes
+from fedshot.data.files import DAMAGE, unzipped
+from fedshot.data.places import home
 from fedshot.errors import DataError
 
 HALVES = ("train", "t10k")
@@ -134,11 +136,8 @@ def _build(files: dict[str, tuple[Path, Path]], names: tuple[str, ...], put: Put
         images.append(x[..., None])
         labels.append(own)
     y = np.concatenate(labels).astype(np.int64)
-    if len(np.unique(y)) != len(names):
-        raise DataError(
-            f"{next(iter(files.values()))[1]} has {len(np.unique(y))} classes, expected "
-            f"{len(names)}. Fetch it again."
-        )
+    _, first = next(iter(files.values()))
+    check_classes(first, "labels", y, names, "Fetch it again.")
     put((len(y), 28, 28, 1), images)
     return Labels(y, names)
 

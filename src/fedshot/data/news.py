@@ -7,18 +7,20 @@ rec train, comp validates, the others test.
 
 from __future__ import annotations
 
-import gzip
 import re
-import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import Literal
 
 import numpy as np
 
-from fedshot.data.archives import DAMAGE, check_name, home
-from fedshot.data.dataset import ClassSplit, Dataset
-from fedshot.data.glove import Keep, Unknown, embed, find_vectors
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, check_classes
+from fedshot.data.embedding import embedded
+from fedshot.data.glove import Keep, Unknown
+from fedshot.data.places import home
+from fedshot.data.tars import opened_tar
 from fedshot.data.tokenizer import tokenize
 from fedshot.errors import DataError, nearest
 
@@ -85,19 +87,17 @@ class News20:
     def load(self, data_dir: Path | None) -> Dataset:
         """Read and tokenise all messages, by half, group and number."""
         path = home(data_dir, "news20", "20newsgroups", _FILE) / _FILE
-        vectors = find_vectors(self.vectors, self.dim, data_dir)
-        found = messages(path)
         numbers = {group: c for c, group in enumerate(GROUPS)}
-        y = np.array([numbers[group] for group, _ in found], dtype=np.int64)
-        x = embed(
-            (tokenize(readable_part(text, self.headers)) for _, text in found),
-            vectors,
-            name=path,
-            cut=self.cut,
-            dim=self.dim,
-            keep=self.keep,
-            unknown=self.unknown,
-        )
+        labels: list[int] = []
+
+        def texts() -> Iterator[list[str]]:
+            for group, text in messages(path):
+                labels.append(numbers[group])
+                yield tokenize(readable_part(text, self.headers))
+
+        x = embedded(texts(), self, data_dir, path)
+        y = np.array(labels, dtype=np.int64)
+        check_classes(path, "messages", y, GROUPS, "Fetch the file again.")
         parts = (tuple(numbers[g] for g in part) for part in (_BASE, _VALIDATION, _NOVEL))
         return Dataset("news20", x, y, GROUPS, standard=ClassSplit(*parts))
 
@@ -123,32 +123,23 @@ def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> s
 def messages(path: Path) -> list[tuple[str, str]]:
     """Return (group, message) of every member, sorted by name; nothing is unpacked to disk."""
     found: dict[tuple[str, str, int], str] = {}
-    try:
-        # As a stream: a tar is in no order, and going back in a gzip means starting over.
-        with (
-            path.open("rb") as file,
-            gzip.open(file) as plain,
-            tarfile.open(fileobj=cast(IO[bytes], _Bounded(path, plain)), mode="r|") as tar,
-        ):
-            for member in tar:
-                named = _named(path, member)
-                if named is None:
-                    continue
-                if named in found:
-                    raise DataError(f"{path} holds {member.name!r} twice. Fetch the file again.")
-                content = tar.extractfile(member)
-                assert content is not None  # it is a regular file
-                data = content.read()
-                if len(data) != member.size:
-                    raise EOFError(f"{member.name} is cut off")
-                found[named] = data.decode("latin-1").replace("\r\n", "\n")
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing. Put the file {_FILE} there.") from None
-    except DAMAGE as error:
-        raise DataError(
-            f"{path} is not a whole .tar.gz file ({error}). It was probably cut off; fetch it "
-            "again."
-        ) from error
+    left = _LARGEST
+    with opened_tar(path) as tar:
+        # In the order of the file: going back in a gzip means starting over.
+        for member in tar.members():
+            left -= member.size
+            if left < 0:
+                raise DataError(
+                    f"{path} unpacks to more than {_LARGEST} bytes; 20 Newsgroups has 3.6e7. Fetch "
+                    "the file again from its publisher."
+                )
+            named = _named(path, member.name)
+            if named is None:
+                continue
+            if named in found:
+                raise DataError(f"{path} holds {member.name!r} twice. Fetch the file again.")
+            text = tar.read(member, _LARGEST).decode("latin-1")
+            found[named] = text.replace("\r\n", "\n")
     if not found:
         raise DataError(
             f"{path} holds no messages; expected members such as 20news-bydate-train/sci.med/58045."
@@ -157,37 +148,14 @@ def messages(path: Path) -> list[tuple[str, str]]:
     return [(group, found[part, group, n]) for part, group, n in sorted(found)]
 
 
-def _named(path: Path, member: tarfile.TarInfo) -> tuple[str, str, int] | None:
+def _named(path: Path, name: str) -> tuple[str, str, int] | None:
     """Return (half, group, number) of a message, None for what is none."""
-    check_name(path, member.name)
-    if not (member.isfile() or member.isdir()):
-        raise DataError(
-            f"{path}: {member.name!r} is a link or device; expected files only. Fetch the file "
-            "again from its publisher."
-        )
-    match = _MEMBER.fullmatch(member.name)
-    if match is None or not member.isfile():
+    match = _MEMBER.fullmatch(name)
+    if match is None:
         return None
     part, group, number = match.groups()
     if group not in GROUPS:
         raise DataError(
-            f"{path}: {member.name!r} belongs to none of the 20 groups. {nearest(group, GROUPS)}"
+            f"{path}: {name!r} belongs to none of the 20 groups. {nearest(group, GROUPS)}"
         )
     return part, group, int(number)
-
-
-class _Bounded:
-    """A stream that ends in an error, not in all of memory, when it goes on for too long."""
-
-    def __init__(self, path: Path, stream: gzip.GzipFile) -> None:
-        self._path, self._stream, self._left = path, stream, _LARGEST
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size if 0 <= size <= self._left else self._left + 1)
-        self._left -= len(data)
-        if self._left < 0:
-            raise DataError(
-                f"{self._path} unpacks to more than {_LARGEST} bytes; 20 Newsgroups has 3.6e7. "
-                "Fetch the file again from its publisher."
-            )
-        return data

@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedshot.data.archives import Archive, home, opened
+from fedshot.data.archives import Archive, opened
 from fedshot.data.cache import Labels, Put, cached
-from fedshot.data.dataset import ClassSplit, Dataset, Pixels
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.images import decoded, readable
+from fedshot.data.places import home
 from fedshot.data.splits import PARTS, PUBLISHED, beside, packaged, read_text, to_split
 from fedshot.errors import DataError
 

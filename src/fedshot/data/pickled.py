@@ -82,6 +82,7 @@ class _Machine:
     stack: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
+    copied: int = 0  # bytes of arrays that are no view of the file
 
     def run(self) -> Any:
         for _ in range(_STEPS):
@@ -136,7 +137,7 @@ class _Machine:
             case b"R":  # REDUCE
                 self.stack.append(_called(*self.pop(2)))
             case b"b":  # BUILD
-                _filled(*self.pop(2, keep=1))
+                self.fill(*self.pop(2, keep=1))
             case _:
                 raise ValueError(f"it has the instruction {code!r}")
 
@@ -187,6 +188,26 @@ class _Machine:
             raise ValueError("it has a dictionary whose keys are not texts")
         target.update(zip(pairs[::2], pairs[1::2], strict=True))
 
+    def fill(self, target: object, state: object) -> None:
+        match target, state:
+            case _U8(), tuple():  # byte order and alignment say nothing about single bytes
+                return
+            case _Array(), (int(), tuple(shape), _U8(), bool(fortran), str() | memoryview() as raw):
+                if not all(type(n) is int and 0 <= n <= LIMIT for n in shape):
+                    raise ValueError("it has an array of an impossible shape")
+                flat = np.frombuffer(self.content(raw), dtype=np.uint8)
+                target.value = flat.reshape(shape, order="F" if fortran else "C")
+            case _:
+                raise ValueError("it changes something other than an array of bytes")
+
+    def content(self, raw: Text) -> bytes | memoryview:
+        if isinstance(raw, memoryview):
+            return raw
+        self.copied += len(raw)  # one text may be named again and again
+        if self.copied > len(self.data):
+            raise ValueError("its arrays have more bytes than the file")
+        return raw.encode("latin-1")
+
 
 def _called(function: object, arguments: object) -> object:
     match function, arguments:
@@ -195,17 +216,3 @@ def _called(function: object, arguments: object) -> object:
         case _Word("dtype"), ("u1", *_):
             return _U8()
     raise ValueError("it calls something other than numpy's array of bytes")
-
-
-def _filled(target: object, state: object) -> None:
-    match target, state:
-        case _U8(), tuple():  # byte order and alignment say nothing about single bytes
-            return
-        case _Array(), (int(), tuple(shape), _U8(), bool(fortran), str() | memoryview() as raw):
-            if not all(type(n) is int and 0 <= n <= LIMIT for n in shape):
-                raise ValueError("it has an array of an impossible shape")
-            content = raw.encode("latin-1") if isinstance(raw, str) else raw
-            flat = np.frombuffer(content, dtype=np.uint8)
-            target.value = flat.reshape(shape, order="F" if fortran else "C")
-        case _:
-            raise ValueError("it changes something other than an array of bytes")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedshot.data.dataset import ClassSplit, Dataset, Ints
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshot.data.archives import home
-from fedshot.data.dataset import ClassSplit, Dataset, Ints
-from fedshot.data.glove import Keep, Unknown, embed, find_vectors
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Ints, check_classes
+from fedshot.data.embedding import embedded
+from fedshot.data.glove import Keep, Unknown
+from fedshot.data.places import home
 from fedshot.data.texts import csv_rows
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers
@@ -70,15 +72,7 @@ class Sent140:
                 users.append(handles[user])
                 yield tokenize(html.unescape(text))
 
-        x = embed(
-            texts(),
-            find_vectors(self.vectors, self.dim, data_dir),
-            name=path,
-            cut=self.cut,
-            dim=self.dim,
-            keep=self.keep,
-            unknown=self.unknown,
-        )
+        x = embedded(texts(), self, data_dir, path)
         who = np.array(users, dtype=np.int64)
         full = x.lengths(np.arange(len(x))) > 0
         wrote = np.bincount(who[full], minlength=len(handles))
@@ -89,6 +83,7 @@ class Sent140:
                 "`min_tweets`."
             )
         y = np.array(labels, dtype=np.int64)[rows]
+        check_classes(path, "tweets", y, _CLASSES, "Lower `min_tweets`, or fetch the file again.")
         numbered = np.unique(who[rows], return_inverse=True)[1].reshape(-1).astype(np.int64)
         return Dataset("sent140", x.only(rows), y, _CLASSES, numbered)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from fedshot.data.archives import DAMAGE, opened_zip
+from fedshot.data.archives import opened_zip
 from fedshot.data.cifar import Cifar10, Cifar100
-from fedshot.data.dataset import ClassSplit, Dataset, Ints
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.files import DAMAGE
 from fedshot.data.folder import ImageFolder
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
@@ -136,18 +137,6 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(array, np.ndarray):  # a zip file may hold anything under any name
             raise DataError(f"{path}: {name} is no numpy array. Write the file with np.savez.")
     return arrays
-
-
-def find_data_dir(option: str | None) -> Path | None:
-    """Return the folder of datasets: the option, else $FEDSHOT_DATA, else None."""
-    text = option or os.environ.get("FEDSHOT_DATA")
-    if not text:
-        return None
-    folder = Path(text).expanduser()
-    if not folder.is_dir():
-        origin = "data_dir" if option else "$FEDSHOT_DATA"
-        raise DataError(f"{origin} is {text!r}, which is not a folder. Create it or correct it.")
-    return folder
 
 
 SOURCES: dict[str, type[Source]] = {

@@ -55,7 +55,7 @@ class Tar:
                 )
             if member is None:
                 return
-            # Only these can grow with every member: each would hold a copy of all before it.
+            # Records for all members to come are copied into each; none of theirs is of use here.
             member.pax_headers, self._tar.pax_headers = {}, {}
             check_name(self._path, member.name)
             if not (member.isfile() or member.isdir()) or member.issparse() or member.size < 0:

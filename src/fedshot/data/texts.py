@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedshot.data.dataset import ClassSplit, Dataset, Pixels
-from fedshot.data.glove import Keep, Unknown, embed, find_vectors
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Pixels
+from fedshot.data.embedding import embedded
+from fedshot.data.glove import Keep, Unknown
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
 from fedshot.errors import DataError
@@ -63,15 +65,7 @@ class Texts:
                     raise DataError(f"{path}, line {n}: {_missing(self.text, row)}")
                 yield tokenize(text)
 
-        tokens = embed(
-            texts(),
-            find_vectors(self.vectors, self.dim, data_dir),
-            name=path,
-            cut=self.cut,
-            dim=self.dim,
-            keep=self.keep,
-            unknown=self.unknown,
-        )
+        tokens = embedded(texts(), self, data_dir, path)
         return labelled(path.stem, tokens, labels, users if self.user is not None else None)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshot.data.archives import home, opened
+from fedshot.data.archives import opened
 from fedshot.data.cache import Labels, Put, cached
-from fedshot.data.dataset import ClassSplit, Dataset
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.images import decoded, photo
 from fedshot.data.mini_imagenet import RESIZE, find_images
+from fedshot.data.places import home
 from fedshot.data.splits import PARTS, PUBLISHED, beside, packaged, read_text, to_split
 from fedshot.errors import DataError
 
@@ -90,13 +92,9 @@ def _build(place: Path, names: tuple[str, ...], size: int, resize: bool, put: Pu
             and len(above := member.split("/")) > 1
             and above[-2] in numbers
         )
-        missing = sorted(set(range(len(names))) - {c for c, _ in members})
-        if missing:
-            raise DataError(
-                f"{place} holds images of {len(names) - len(missing)} of the {len(names)} classes; "
-                f"class folder {names[missing[0]]} is missing. Add it, with its images."
-            )
+        y = np.array([c for c, _ in members], dtype=np.int64)
+        check_classes(place, "images", y, names, "Add their folders, with their images.")
         convert = partial(photo, size=size, resize=resize, remedy=RESIZE)
         blocks = decoded(archive, [m for _, m in members], (size, size, 3), convert)
         put((len(members), size, size, 3), blocks)
-        return Labels(np.array([c for c, _ in members], dtype=np.int64), names)
+        return Labels(y, names)

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedshot.data.dataset import ClassSplit
+from fedshot.data.class_split import ClassSplit
 from fedshot.errors import DataError, nearest
 
 PARTS = ("base", "validation", "novel")
