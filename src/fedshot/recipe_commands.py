@@ -11,7 +11,7 @@ from fedshot.commands import data_dir
 from fedshot.config import Config
 from fedshot.methods import METHODS
 from fedshot.printing import say, tell
-from fedshot.recipes import Recipe, names, page, tables, timing
+from fedshot.recipes import Recipe, curves, names, page, tables, timing
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.jobs import Event, Jobs
 from fedshot.recipes.overview import overview, overview_json, overview_text
@@ -36,6 +36,9 @@ def reproduce(options: argparse.Namespace) -> int:
         for _ in _shown(bench, options):
             pass
     states = list(bench.states.values())
+    drawn = curves.write(options.results, recipe, bench.request.variant, states)
+    if drawn and not options.quiet:
+        tell(f"wrote {drawn}")
     say(tables.as_json(states) if options.json else tables.as_text(recipe, options.budget, states))
     return BROKE_OFF if any(state.failed for state in states) else 0
 

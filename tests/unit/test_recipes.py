@@ -16,12 +16,14 @@ from fedshot.recipes import Recipe, names, page, tables, tuning
 from fedshot.recipes.bench import Bench, Request, State
 from fedshot.recipes.plan import Obstacle, budget_marks, comparable, marks, obstacle
 from fedshot.recipes.recipe import read
-from fedshot.recipes.results import Results, test_of
+from fedshot.recipes.results import Results, score_of
 
 EXPECTED = {
     "digits",
     *(f"fedfsl-{n}" for n in ("sent140", "mini", "fc100", "fig6", "fig7", "fig8", "k-exclusive")),
     *(f"f2l-{n}" for n in ("20news", "huffpost", "fc100", "mini", "fig4", "fig5", "fig6")),
+    "f2l-fig4-huffpost",
+    "f2l-fig6-5shot",
     *(f"frl-{n}" for n in ("table1", "table2", "table3", "a1", "b1", "b2", "c1", "c2", "d1")),
     *(f"frl-{n}" for n in ("e1", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),
@@ -241,7 +243,7 @@ def test_a_result_comes_back_as_it_went_in(tmp_path: Path) -> None:
     assert found is not None
     assert sorted(found.seeds) == [0, 1]
     assert found.seeds[1]["right"] == [7] * 10
-    assert test_of(found.seeds[1])["per_episode"] == [0.7] * 10
+    assert score_of(found.seeds[1])["per_episode"] == [0.7] * 10
     assert found.score["accuracy"] == pytest.approx(0.6, abs=1e-15)
     assert found.command() == "fedshot reproduce t --cells 'proto/one' --budget small --seeds 2"
 
@@ -250,7 +252,7 @@ def test_accuracies_that_are_no_counts_are_kept_as_they_are(tmp_path: Path) -> N
     told = facts()
     told["test"]["per_episode"] = [1 / 3] * 10
     result = Results(tmp_path).add(read("t", changed()).cells("small")[0], "small", None, 0, told)
-    assert test_of(result.first)["per_episode"] == [1 / 3] * 10
+    assert score_of(result.first)["per_episode"] == [1 / 3] * 10
 
 
 def test_a_result_of_an_older_recipe_counts_for_nothing(tmp_path: Path) -> None:

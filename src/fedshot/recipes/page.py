@@ -60,6 +60,7 @@ def _section(recipe: Recipe, variant: str, results: Sequence[Result]) -> str:
         "",
         *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
         *[f"- **{printable(text)}**" for text in unfair(states)],
+        *_figure(recipe, variant),
         "",
         f"`{_command(recipe, states)}`",
         "",
@@ -71,6 +72,13 @@ def _section(recipe: Recipe, variant: str, results: Sequence[Result]) -> str:
         said += [f"- {key}: {printable(text)}" for key, text in recipe.open.items()]
         said.append("")
     return "\n".join(said)
+
+
+def _figure(recipe: Recipe, variant: str) -> list[str]:
+    """Return a link to the figure of a curve, which `fedshot reproduce` draws beside its files."""
+    if recipe.kind != "curve":
+        return []
+    return ["", f"![{printable(recipe.title)}](../results/{recipe.name}/{variant}.svg)"]
 
 
 def _line(state: State, letters: Marks) -> str:

@@ -48,7 +48,7 @@ class Result:
     @property
     def score(self) -> Mapping[str, Any]:
         """The test score: the mean over seeds, its interval over episodes of that mean."""
-        return combined([test_of(one) for _, one in sorted(self.seeds.items())])
+        return combined([score_of(one) for _, one in sorted(self.seeds.items())])
 
     @property
     def first(self) -> Mapping[str, Any]:
@@ -136,7 +136,7 @@ def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "test": test, "right": [round(count) for count in counts]}
 
 
-def test_of(one: Mapping[str, Any]) -> dict[str, Any]:
+def score_of(one: Mapping[str, Any]) -> dict[str, Any]:
     """Return the score of one seed as `evaluation.Score` has it."""
     if "right" not in one:
         return dict(one["test"])

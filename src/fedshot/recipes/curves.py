@@ -1,0 +1,73 @@
+"""The figure of a recipe whose columns are values on an axis: ours, and the paper's points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from fedshot import storage
+from fedshot.recipes.bench import State
+from fedshot.recipes.recipe import Recipe
+from fedshot.reports.canvas import DASHES, INK, PALETTE, picture
+
+_SIZE = (5.6, 3.6)  # inches
+
+
+def path(folder: Path, recipe: Recipe, variant: str) -> Path:
+    """Return where a recipe's figure is kept."""
+    return folder / recipe.name / f"{variant}.svg"
+
+
+def curve(recipe: Recipe, states: Sequence[State]) -> str:
+    """Return the figure as SVG: a line for each row that has results, its 95 % intervals as bars.
+
+    Hollow diamonds are the published numbers, where the paper gives them as numbers.
+    """
+
+    def draw(axes: Axes) -> None:
+        for i, row in enumerate(recipe.rows.values()):
+            mine = [state for state in states if state.cell.row.key == row.key]
+            colour = PALETTE[i % len(PALETTE)]
+            held = [(_x(s), s.result.score) for s in mine if s.result]
+            if held:
+                axes.errorbar(
+                    [x for x, _ in held],
+                    [100 * score["accuracy"] for _, score in held],
+                    yerr=[100 * score["interval"] for _, score in held],
+                    color=colour, linestyle=DASHES[i % len(DASHES)], marker="o", markersize=4,
+                    capsize=2, linewidth=1.4, label=row.label,
+                )  # fmt: skip
+            told = [(_x(s), s.cell.published) for s in mine if s.cell.published]
+            if told:
+                axes.plot(
+                    [x for x, _ in told], [y for _, y in told], linestyle="", marker="D",
+                    markersize=6, markerfacecolor="none", markeredgecolor=colour,
+                    label=f"{row.label}, published",
+                )  # fmt: skip
+        axes.set_xlabel(recipe.axis or "setting")
+        axes.set_ylabel("accuracy on novel classes, %")
+        axes.set_xticks([column.x for column in recipe.columns.values() if column.x is not None])
+        axes.grid(visible=True, axis="y")
+        axes.legend(labelcolor=INK)
+
+    text = picture(recipe.title, _SIZE, draw, "svg")
+    assert isinstance(text, str)
+    return text
+
+
+def _x(state: State) -> float:
+    x = state.cell.column.x
+    assert x is not None, "a curve's columns have one"
+    return x
+
+
+def write(folder: Path, recipe: Recipe, variant: str, states: Sequence[State]) -> Path | None:
+    """Write the figure of what is finished; None when nothing is."""
+    if recipe.kind != "curve" or not any(state.result for state in states):
+        return None
+    file = path(folder, recipe, variant)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_bytes(file, curve(recipe, states).encode(), sync=False)
+    return file
