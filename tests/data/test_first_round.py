@@ -21,7 +21,7 @@ pytestmark = pytest.mark.data
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "first_round.py"
 MEASURED = runpy.run_path(str(BENCHMARK))
-# Left to the benchmark: ResNet-12 on pictures of 84 pixels needs a minute of a core and 3.8 GB here.
+# Left to the benchmark: ResNet-12 on pictures of 84 pixels needs a minute of a core and 3.8 GB.
 # Conv4-32, that set's other backbone, needs 1.5 s.
 SETS = [name for name in MEASURED["SETS"] if name != "mini_imagenet"]
 

@@ -18,6 +18,8 @@ from fedshot.recipes.plan import Obstacle, budget_marks, comparable, marks, obst
 from fedshot.recipes.recipe import read
 from fedshot.recipes.results import Results, score_of
 
+from .published_tables import SPREADS, TABLES
+
 EXPECTED = {
     "digits",
     *(f"fedfsl-{n}" for n in ("sent140", "mini", "fc100", "fig6", "fig7", "fig8", "k-exclusive")),
@@ -28,6 +30,8 @@ EXPECTED = {
     *(f"frl-{n}" for n in ("e1", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),
 }
+ELSEWHERE = {"frl-c1", "frl-c2", "fedfsl-fig8"}
+"""Recipes that also hold numbers which the paper prints in another table."""
 SMALL: dict[str, Any] = {
     "title": "A test",
     "source": "nowhere",
@@ -110,6 +114,43 @@ def test_every_row_of_a_table_gets_the_same_budget_of_communication(name: str) -
     for budget in recipe.budgets.values():
         for row in recipe.rows.values():
             assert budget.exchanges >= row.exchanges
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_published_numbers_agree_with_a_second_transcription(name: str) -> None:
+    recipe, table = Recipe.load(name), TABLES[name]
+    rows = {key: list(row.published) for key, row in recipe.rows.items() if any(row.published)}
+    second = {key: row for key, row in table.items() if any(row)}
+    for key in second:
+        assert key in rows, f"{name} has no row {key}; it has {sorted(rows)}"
+    assert len(second) == len(rows) or name in ELSEWHERE
+    for key, row in second.items():
+        told = [a for a, b in zip(rows[key], row, strict=True) if b or name not in ELSEWHERE]
+        assert told == [b for b in row if b or name not in ELSEWHERE]
+    if name not in ELSEWHERE:
+        assert sums([rows[key] for key in second]) == sums(list(second.values()))
+
+
+@pytest.mark.parametrize("name", sorted(SPREADS))
+def test_published_spreads_agree_with_a_second_transcription(name: str) -> None:
+    rows = Recipe.load(name).rows
+    assert {key: list(row.spread) for key, row in rows.items()} == SPREADS[name]
+
+
+def test_tables_have_as_many_numbers_as_the_papers_print() -> None:
+    counts = {"fedfsl-sent140": 10, "fedfsl-mini": 20, "fedfsl-fc100": 20, "frl-e1": 12}
+    counts |= {f"f2l-{name}": 20 for name in ("20news", "huffpost", "fc100", "mini")}
+    counts |= {f"frl-{name}": 24 for name in ("table1", "table2", "table3", "a1", "b1", "b2", "d1")}
+    counts |= {"frl-f1": 10}
+    for name, count in counts.items():
+        rows = Recipe.load(name).rows.values()
+        assert sum(number is not None for row in rows for number in row.published) == count, name
+
+
+def sums(rows: list[list[float | None]]) -> tuple[list[float], list[float]]:
+    """Return the sums of rows and of columns, in hundredths so that they are exact."""
+    cents = [[round(100 * (number or 0)) for number in row] for row in rows]
+    return [sum(row) for row in cents], [sum(column) for column in zip(*cents, strict=True)]
 
 
 def test_a_row_cannot_have_data_clients_or_tests_of_its_own() -> None:
