@@ -15,7 +15,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,13 @@ class Config:
             ConfigError: an unknown key or name, a missing one, or a value of the wrong type.
         """
         return _read(settings)
+
+    def with_threads(self, threads: int) -> Config:
+        """Return the configuration with the number of intra-op threads said."""
+        if self.run.threads == threads:
+            return self
+        settings = trees.merged(self.settings, {"run": {"threads": threads}})
+        return replace(self, run=replace(self.run, threads=threads), settings=settings)
 
     def write(self, path: Path) -> None:
         """Write the settings as YAML."""

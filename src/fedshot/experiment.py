@@ -27,6 +27,7 @@ from fedshot.fleets import (
     Meter,
     PrivateStore,
     Sequential,
+    Threads,
     Unreliable,
     by_chance,
 )
@@ -37,7 +38,10 @@ from fedshot.setting import Setting
 from fedshot.tree import Tree
 
 # What may differ between a run and its resumption: how long and how strict, not what is learnt.
-MAY_CHANGE = ("run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every")
+MAY_CHANGE = (
+    "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
+    "run.workers",
+)  # fmt: skip
 
 
 class Experiment:
@@ -64,7 +68,11 @@ class Experiment:
             PrivateStore(folder / "clients"),
             setting.key.at("clients"),
         )
-        self.meter = Meter(Sequential(host))
+        threads = self.config.run.threads
+        assert threads is not None, "the setting has said how many"
+        self._threads = threads
+        workers = setting.workers
+        self.meter = Meter(Threads(host, workers, threads) if workers > 1 else Sequential(host))
         self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
@@ -82,12 +90,12 @@ class Experiment:
         with only_one(self.folder / ".lock"):
             self._begin()
             if not self._started:
-                with _intra_op(self.config.run.threads):
+                with _intra_op(self._threads):
                     first = self._close(Record(0), 0.0)
                 yield first
             while self.round < self.config.run.rounds:
                 self.round += 1
-                with _intra_op(self.config.run.threads):
+                with _intra_op(self._threads):
                     record = self._one_round()
                 yield record
 
@@ -123,7 +131,7 @@ class Experiment:
 
     def _aside(self, exam: Exam, server: Tree, round: int) -> Score:
         ledger = self.meter.to_json()
-        with _intra_op(self.config.run.threads):
+        with _intra_op(self._threads):
             found, _ = self._sit(exam, server, round)
         self.meter.load_json(ledger)
         return found
@@ -187,7 +195,7 @@ class Experiment:
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
-        self.recorder.note_environment(last, self.config.run.threads)
+        self.recorder.note_environment(last, self._threads)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()

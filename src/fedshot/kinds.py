@@ -39,6 +39,7 @@ _CLIENTS = 10  # of a partition that needs a number and is given none
 _MOST = {
     "model.": 65_536,
     "run.threads": 1024,
+    "run.workers": 1024,
     "test.episodes": 1_000_000,
     "test.validation_episodes": 1_000_000,
 }

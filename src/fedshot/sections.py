@@ -136,6 +136,13 @@ class RunOptions:
         validate_every: rounds between two looks at the validation classes; the last round always.
         checkpoint_every: rounds between two checkpoints; the best and the last round always.
         threads: intra-op threads of torch. Bits may differ between two values, never within one.
+            null: 1, or all cores where one training step is 100 GFLOP or more (a ResNet-12); what
+            it came to stands in the run's config.yaml.
+        fleet: where clients run: "threads", several at once, or "sequential", one by one. The same
+            bits.
+        workers: clients that run at once under "threads"; null for as many as cores and `threads`
+            allow, and for one where a step is so short that they would only wait for each other.
+            The same bits for any number.
         unreliable: rehearse failing clients.
     """
 
@@ -146,18 +153,23 @@ class RunOptions:
     unable: Literal["refuse", "leave_out"] = "refuse"
     validate_every: int = 10
     checkpoint_every: int = 1
-    threads: int = 1
+    threads: int | None = None
+    fleet: Literal["threads", "sequential"] = "threads"
+    workers: int | None = None
     unreliable: Chances = Chances()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "validate_every", "checkpoint_every", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"run.{name} is {getattr(self, name)}; expected at least 1.")
-        if self.threads > _MOST_THREADS:
-            raise ConfigError(
-                f"run.threads is {self.threads}; expected 1 to {_MOST_THREADS}, the number of the "
-                "machine's cores at most."
-            )
+        for name in ("rounds", "validate_every", "checkpoint_every", "threads", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"run.{name} is {value}; expected at least 1.")
+        for name in ("threads", "workers"):
+            value = getattr(self, name)
+            if value is not None and value > _MOST_THREADS:
+                raise ConfigError(
+                    f"run.{name} is {value}; expected 1 to {_MOST_THREADS}, the number of the "
+                    "machine's cores at most."
+                )
         if self.cohort is not None and self.cohort < 1:
             raise ConfigError(f"run.cohort is {self.cohort}; expected at least 1, or null for all.")
         if not 0 <= self.quorum <= 1:

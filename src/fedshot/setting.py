@@ -22,7 +22,13 @@ from fedshot.data import (
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam, ExamOptions
 from fedshot.keys import Key
+from fedshot.machine import cores
+from fedshot.nn.cost import step_flops
 from fedshot.protocol import Method
+from fedshot.sections import RunOptions
+
+_BIG = 10**11  # FLOPs of a step that is given all cores: some half a second on one of them
+_SMALL = 3 * 10**8  # of a step as short as the Python around it, which one thread runs at a time
 
 
 class Arrangement:
@@ -81,7 +87,12 @@ class Setting(Arrangement):
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         super().__init__(config, data_dir)
-        self.method: Method[Any] = config.method(config.model.build(self.dataset))
+        model = config.model.build(self.dataset)
+        spec = config.episode
+        flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
+        self.config = config = config.with_threads(threads_for(flops, config.run.threads))
+        self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
+        self.method: Method[Any] = config.method(model)
         self._check_way("episode.way", config.episode.max_way)
         self._check_clients()
         self.validation = (
@@ -128,6 +139,29 @@ class Setting(Arrangement):
                 f"run.cohort is {run.cohort}; {len(self.clients)} clients take part. Lower it, or "
                 "leave it out for all of them."
             )
+
+
+def threads_for(flops: int, asked: int | None) -> int:
+    """Return the intra-op threads for steps of so many FLOPs: those asked for, else by rule.
+
+    Never by timing, which would give one seed two answers: a step below 100 GFLOP is quickest with
+    a worker for each core, a longer one keeps all cores busy by itself in half the memory.
+    """
+    if asked is not None:
+        return asked
+    return cores() if flops >= _BIG else 1
+
+
+def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
+    """Return how many clients run at once; bits do not depend on it."""
+    if run.fleet == "sequential":
+        return 1
+    if run.workers is not None:
+        return run.workers
+    assert run.threads is not None
+    if flops < _SMALL and not text:
+        return 1
+    return max(1, cores() // run.threads)
 
 
 def _draw(setting: Setting, rows: Any, spec: EpisodeSpec, episodes: int, key: Key) -> Exam:

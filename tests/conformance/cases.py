@@ -9,7 +9,7 @@ from typing import Any
 from conformance.patchwork import Patchwork
 from conformance.small import CLASSES, CLIENTS, SHAPE, Home
 from fedshot.data import ClientData, EpisodeSpec
-from fedshot.fleets import Sequential
+from fedshot.fleets import Sequential, Threads
 from fedshot.keys import Key
 from fedshot.methods import FedFSLNaive, FLProto, FSLLocal
 from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, draw_lessons
@@ -53,4 +53,8 @@ METHODS: dict[str, Method[Any]] = {
 }
 
 REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
-FLEETS: tuple[FleetCase, ...] = (REFERENCE,)
+FLEETS: tuple[FleetCase, ...] = (
+    REFERENCE,
+    FleetCase("threads", lambda home: Threads(home.host, 2)),
+    FleetCase("threads, five workers", lambda home: Threads(home.host, 5)),
+)

@@ -175,4 +175,5 @@ class Patchwork:
     def evaluate(
         self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
-        return answer_at_server(partial(self.learner.answer, server.theta, server.stats), questions)
+        answer = partial(self.learner.answer, server.theta, server.stats)
+        return answer_at_server(answer, questions, clients)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from fedshot.machine import cores
 from fedshot.recipes import Recipe, provenance
-from fedshot.recipes.jobs import Job, Jobs, cores
+from fedshot.recipes.jobs import Job, Jobs
 from fedshot.recipes.results import Result, Results
 
 from .runs import line, merged

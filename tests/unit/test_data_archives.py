@@ -45,6 +45,15 @@ def test_threads_read_a_tar_without_mixing_its_members(tmp_path: Path, mode: str
             assert data == contents[name]
 
 
+def test_a_tar_packed_from_where_one_stands_has_the_same_names(tmp_path: Path) -> None:
+    path = tmp_path / "here.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("./b/2.png", "./a/1.png", "./.hidden/3.png"):
+            tar.addfile(tarfile.TarInfo(name))
+    with opened(path) as archive:
+        assert archive.names == ["a/1.png", "b/2.png"]
+
+
 def test_a_zip_that_holds_more_than_it_says_is_not_unpacked_in_one_go(tmp_path: Path) -> None:
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:

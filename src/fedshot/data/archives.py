@@ -98,9 +98,9 @@ class _Zip:
 class _Tar:
     def __init__(self, path: Path, tar: Tar) -> None:
         self.path, self._tar = path, tar
-        members = [member for member in tar.members() if not _hidden(member.name)]
-        self.names = _unique(path, [member.name for member in members])
-        self._members = {member.name: member for member in members}
+        members = [(member.name.removeprefix("./"), member) for member in tar.members()]
+        self.names = _unique(path, [name for name, _ in members if not _hidden(name)])
+        self._members = dict(members)
         self._one = threading.Lock()
 
     def read(self, name: str, limit: int = PICTURE_LIMIT) -> bytes:

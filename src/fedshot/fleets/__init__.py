@@ -5,6 +5,7 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import CORRUPT, Trouble, Unreliable, by_chance
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Meter",
     "PrivateStore",
     "Sequential",
+    "Threads",
     "Trouble",
     "Unreliable",
     "by_chance",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from fedshot import tree
@@ -30,6 +31,7 @@ class Meter(Wrapper):
         super().__init__(fleet)
         self.bytes: Counter[Line] = Counter()
         self.messages: Counter[Line] = Counter()
+        self._lock = Lock()
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the fleet unchanged."""
@@ -66,10 +68,11 @@ class Meter(Wrapper):
 
     def _count(self, exchange: Exchange, direction: str, message: Tree) -> None:
         parts = message if isinstance(message, Mapping) else {"message": message}
-        for part, content in parts.items():
-            line = (exchange.phase, exchange.work.name, direction, str(part))
-            self.bytes[line] += _nbytes(content)
-            self.messages[line] += 1
+        with self._lock:  # messages may be sent by several threads
+            for part, content in parts.items():
+                line = (exchange.phase, exchange.work.name, direction, str(part))
+                self.bytes[line] += _nbytes(content)
+                self.messages[line] += 1
 
 
 def _nbytes(content: Tree) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -73,6 +74,7 @@ class PrivateStore:
         self._sealed = -1
         self._opened: dict[int, Index] = {}
         self._pending: dict[tuple[int, Version], str] = {}
+        self._lock = Lock()  # of `_pending`: clients are served by several threads
 
     def load(self, client: int, upto: Version) -> dict[str, Tensor] | None:
         """Return the leaves of the newest version that is not after `upto`; None if there is none.
@@ -83,7 +85,8 @@ class PrivateStore:
         """
         if upto[0] < 0:  # before training
             return None
-        pending = [v for c, v in self._pending if c == client and v <= upto]
+        with self._lock:
+            pending = [v for c, v in self._pending if c == client and v <= upto]
         if pending:
             return storage.read(self._path(client, max(pending)))[0]
         index = self._now if upto[0] >= self._sealed else self._opened[upto[0]]
@@ -102,7 +105,9 @@ class PrivateStore:
         """Write a version; it counts from `seal` on."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._pending[client, version] = storage.write(path, state, sync=False)
+        sha = storage.write(path, state, sync=False)
+        with self._lock:
+            self._pending[client, version] = sha
 
     def drop(self, client: int, version: Version) -> None:
         """Forget a version that the server did not accept."""

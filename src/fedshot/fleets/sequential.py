@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar
 
 from fedshot.fleets.host import Host
 from fedshot.protocol import Arrival, Exchange
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Sequential:
@@ -18,6 +22,10 @@ class Sequential:
         """Yield the replies in the order of the cohort."""
         for client in exchange.to:
             yield self.host.serve(exchange, client)
+
+    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return `fn` of every item, in their order."""
+        return [fn(item) for item in items]
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep the private states of the accepted clients."""

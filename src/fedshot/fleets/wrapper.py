@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 from fedshot.protocol import Exchange, Fleet
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Wrapper:
@@ -12,6 +16,10 @@ class Wrapper:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+
+    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return `fn` of every item, in their order."""
+        return self.fleet.spread(fn, items)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep the private states of the accepted clients."""

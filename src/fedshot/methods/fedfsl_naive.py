@@ -137,5 +137,6 @@ class FedFSLNaive:
         self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
         """Adapt the server's model to each support, and answer the queries."""
-        del clients, key
-        return answer_at_server(partial(self.learner.answer, server.w, server.stats), questions)
+        del key
+        answer = partial(self.learner.answer, server.w, server.stats)
+        return answer_at_server(answer, questions, clients)

@@ -132,5 +132,6 @@ class FLProto:
         self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
         """Answer by the nearest prototype, with the server's encoder."""
-        del clients, key
-        return answer_at_server(partial(self.learner.answer, server.theta, server.stats), questions)
+        del key
+        answer = partial(self.learner.answer, server.theta, server.stats)
+        return answer_at_server(answer, questions, clients)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fedshot.errors import QuorumError
 from fedshot.keys import Key
@@ -23,6 +23,9 @@ from fedshot.protocol.exchange import (
 )
 from fedshot.protocol.reducers import Reducer
 from fedshot.tree import Tree
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LAST = 10**6  # above the number of any exchange in a round
 
@@ -62,6 +65,10 @@ class Clients:
             return tuple(self.ids)
         chosen = key.at("cohort").numpy().choice(n, size=self._cohort, replace=False)
         return tuple(self.ids[i] for i in sorted(chosen.tolist()))
+
+    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return `fn` of every item: the server's own work, on as many cores as the fleet has."""
+        return self._fleet.spread(fn, items)
 
     def exchange(
         self,

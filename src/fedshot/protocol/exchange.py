@@ -7,7 +7,7 @@ gets one `Outcome`. Source of the idea: "exchange" is the only place where metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -18,6 +18,8 @@ from fedshot.protocol.reducers import Reducer
 from fedshot.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., "Reply"])
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Reply(NamedTuple):
@@ -130,6 +132,10 @@ class Fleet(Protocol):
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield one arrival per client asked, in any order, as they come in."""
+        ...
+
+    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return `fn` of every item, in their order: work of the server's own, on all its cores."""
         ...
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:

@@ -66,10 +66,17 @@ class Method(Protocol[S]):
 
 
 def answer_at_server(
-    answer: Callable[[Question], Tensor], questions: Sequence[Question]
+    answer: Callable[[Question], Tensor],
+    questions: Sequence[Question],
+    clients: Clients | None = None,
 ) -> list[Answer]:
-    """Let the server's model answer every question."""
-    return [Answer(u, None, answer(question).detach()) for u, question in enumerate(questions)]
+    """Let the server's model answer every question, on as many cores as the clients' fleet has."""
+
+    def one(u: int) -> Answer:
+        return Answer(u, None, answer(questions[u]).detach())
+
+    asked = range(len(questions))
+    return [one(u) for u in asked] if clients is None else clients.spread(one, asked)
 
 
 def answer_at_clients(

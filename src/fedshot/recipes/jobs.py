@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from fedshot.machine import cores
 
 _SPARE = 1.25  # of the most memory that a worker has held so far, free before another starts
 
@@ -116,13 +117,6 @@ class Jobs:
             reason = said[-1] if said else f"the worker ended with code {code}"
             self._events.put(Event(job, "failed", {"reason": reason, "log": said[-30:]}))
         errors.close()
-
-
-def cores() -> int:
-    """Return the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _free_memory() -> int | None:

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshot.data.checks import published_size
+from fedshot.machine import cores
 from fedshot.methods import METHODS
 from fedshot.recipes import timing
-from fedshot.recipes.jobs import cores
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Recipe
 from fedshot.reports.words import count

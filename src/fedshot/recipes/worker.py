@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.data.checks import published_size
 from fedshot.errors import FedshotError
@@ -30,7 +31,9 @@ def main() -> int:
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        setting = Setting(Config.of(order["settings"]), order["data_dir"])
+        # Other cells run beside this one; workers change no bits, so it is no setting of a recipe.
+        settings = trees.merged(order["settings"], {"run": {"workers": 1}})
+        setting = Setting(Config.of(settings), order["data_dir"])
         done = _DEEDS[order["do"]](setting, Path(order["folder"]))
     except FedshotError as error:
         _say("refused", {"reason": str(error), "error": type(error).__name__})

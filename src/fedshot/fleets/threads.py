@@ -1,0 +1,74 @@
+"""A worker thread per core, each running one client after another: the default on a CPU.
+
+Every worker gives torch the same number of intra-op threads and calls the same kernel as
+`Sequential`, so the bits agree whatever the number of workers and the order in which they finish.
+Operators release Python's lock, so workers share the cores well wherever a step takes longer than
+Python needs to start it; for steps below a few milliseconds one worker is as good as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import torch
+
+from fedshot.fleets.host import Host
+from fedshot.fleets.sequential import Sequential
+from fedshot.protocol import Arrival, Exchange
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Threads(Sequential):
+    """A pool of workers.
+
+    Args:
+        host: where the clients live.
+        workers: threads that run clients.
+        intra_op: threads that torch uses inside each of them. Bits depend on it.
+    """
+
+    def __init__(self, host: Host, workers: int, intra_op: int = 1) -> None:
+        super().__init__(host)
+        self.workers, self._intra_op = workers, intra_op
+        self._pool: ThreadPoolExecutor | None = None
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the replies as they come in; at most two per worker are held at once."""
+        if self.workers == 1 or len(exchange.to) == 1:
+            yield from super().replies(exchange)
+            return
+        waiting = iter(exchange.to)
+        running: set[Future[Arrival]] = set()
+        try:
+            while True:
+                while len(running) < 2 * self.workers and (c := next(waiting, None)) is not None:
+                    running.add(self._workers().submit(self.host.serve, exchange, c))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:  # nobody works for a caller that has gone
+            for future in running:
+                future.cancel()
+            wait(running)
+
+    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return `fn` of every item, in their order, computed by all workers."""
+        if self.workers == 1 or len(items) == 1:
+            return super().spread(fn, items)
+        return list(self._workers().map(fn, items, chunksize=1))
+
+    def _workers(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(
+                self.workers,
+                thread_name_prefix="fedshot",
+                initializer=torch.set_num_threads,  # it counts for the thread that calls it
+                initargs=(self._intra_op,),
+            )
+        return self._pool

@@ -1,0 +1,158 @@
+"""The compiled batch norm, pool and ReLU against torch's own, in values and in derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.nn import Conv4, Model, compiled, fused
+from fedshot.nn.layers import EPS, batch_norm
+from fedshot.nn.mode import Mode
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
+
+
+def maps(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return x, scale (of both signs), shift, and the gradient of the result."""
+    n, c, h, w = shape
+    draw = torch.Generator().manual_seed(seed)
+    x = (torch.randn(n, h, w, c, generator=draw) * 3 + 1).permute(0, 3, 1, 2)
+    weight, bias = torch.randn(c, generator=draw), torch.randn(c, generator=draw)
+    return x, weight, bias, torch.randn(n, c, h // 2, w // 2, generator=draw)
+
+
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    return [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    normed = F.batch_norm(x, None, None, weight, bias, True, 0.0, EPS)
+    return F.relu(F.max_pool2d(normed, 2))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_torch_s_in_float64(shape: tuple[int, ...]) -> None:
+    x, weight, bias, dy = maps(shape)
+    ours = leaves(x, weight, bias)
+    theirs = [t.double().requires_grad_() for t in (x, weight, bias)]
+    assert fused.fits(ours[0])
+    y, mean, var = fused.pooled(ours[0], ours[1], ours[2], EPS)
+    expected = plain(*theirs)
+    torch.testing.assert_close(y.double(), expected, rtol=3e-6, atol=3e-6)
+    torch.testing.assert_close(mean.double(), x.double().mean((0, 2, 3)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        var.double(), x.double().var((0, 2, 3), unbiased=False), rtol=1e-6, atol=1e-6
+    )
+    found = torch.autograd.grad(y, ours, dy)
+    wanted = torch.autograd.grad(expected, theirs, dy.double())
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a.double() - b).norm()) <= 3e-6 * float(b.norm()) + 1e-7
+
+
+def test_large_means_do_not_spoil_the_variance() -> None:
+    x, weight, bias, _ = maps((8, 16, 32, 32))
+    _, _, var = fused.pooled(x + 300, weight, bias, EPS)
+    exact = (x + 300).double().var((0, 2, 3), unbiased=False)
+    torch.testing.assert_close(var.double(), exact, rtol=2e-6, atol=0)
+
+
+def test_the_first_of_equal_values_takes_the_gradient_as_in_torch() -> None:
+    x = torch.randint(0, 3, (6, 8, 8, 4)).float().permute(0, 3, 1, 2)
+    ours, theirs = x.clone(memory_format=torch.preserve_format).requires_grad_(), x.double()
+    theirs.requires_grad_()
+    one, zero = torch.ones(4), torch.zeros(4)
+    dy = torch.randn(6, 4, 4, 4)
+    (found,) = torch.autograd.grad(fused.pooled(ours, one, zero, EPS)[0], ours, dy)
+    (wanted,) = torch.autograd.grad(plain(theirs, one.double(), zero.double()), theirs, dy.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_not_a_number_stays_one() -> None:
+    x, weight, bias, _ = maps((4, 8, 6, 6))
+    x[1, 3, 2, 2] = float("nan")
+    y, _, _ = fused.pooled(x, weight, bias, EPS)
+    assert torch.isnan(y[:, 3]).all()
+    assert not torch.isnan(y[:, [0, 1, 2, 4, 5, 6, 7]]).any()
+
+
+def test_second_derivatives_are_those_of_the_separate_operations() -> None:
+    x, weight, bias, dy = maps((3, 4, 6, 6))
+
+    def twice(op: object, *start: Tensor) -> tuple[Tensor, ...]:
+        points = leaves(*start)
+        y = op(*points)  # type: ignore[operator]
+        first = torch.autograd.grad((y * dy.to(y.dtype)).sum(), points, create_graph=True)
+        return torch.autograd.grad(sum((g**2).sum() for g in first), points)
+
+    found = twice(lambda *t: fused.pooled(*t, EPS)[0], x, weight, bias)
+    wanted = twice(plain, x.double(), weight.double(), bias.double())
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a.double() - b).norm()) <= 1e-5 * float(b.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("norm", ["batch", "capture", "given"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_statistics_are_those_of_batch_norm(norm: str, kept: bool) -> None:
+    x, weight, bias, _ = maps((4, 6, 8, 8))
+    p = {"weight": weight, "bias": bias}
+    s = {"mean": torch.randn(6), "var": torch.rand(6) + 0.5} if kept else {}
+    mode = Mode(norm=norm)  # type: ignore[arg-type]
+    if norm == "given" and not kept:
+        with pytest.raises(ConfigError, match="no statistics to go by"):
+            fused.norm_pool_relu(p, s, x, None, mode)
+        return
+    expected, stats = batch_norm(p, s, x, mode)
+    found, after = fused.norm_pool_relu(p, s, x, None, mode)
+    torch.testing.assert_close(found, F.relu(F.max_pool2d(expected, 2)), rtol=1e-4, atol=1e-4)
+    assert after.keys() == stats.keys()
+    for name in stats:
+        torch.testing.assert_close(after[name], stats[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["batch", "given", "capture"])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (13, 11, 2)])
+def test_a_conv4_is_the_same_with_and_without(
+    norm: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(Conv4(width=8), None, shape)
+    params, stats = model.init(Key(1))
+    images = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
+    mode = Mode(norm=norm)  # type: ignore[arg-type]
+    found = model.features(params, stats, images, mode)
+    monkeypatch.setattr(fused, "fits", lambda _: False)
+    wanted = model.features(params, stats, images, mode)
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-3, atol=1e-3)
+    for name in ("norm1", "norm4"):
+        torch.testing.assert_close(found[1][name], wanted[1][name], rtol=1e-3, atol=1e-4)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    x, weight, bias, dy = maps((7, 16, 10, 10))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            points = leaves(x, weight, bias)
+            y, mean, var = fused.pooled(*points, EPS)
+            results.append((y, mean, var, *torch.autograd.grad(y, points, dy)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_what_the_kernels_cannot_take_goes_the_plain_way() -> None:
+    x, *_ = maps((2, 4, 6, 6))
+    assert fused.fits(x)
+    assert not fused.fits(x.double())
+    assert not fused.fits(x.contiguous())
+    assert not fused.fits(torch.zeros(1, 4, 1, 1))
+    assert not fused.fits(torch.zeros(1, 4, 6, 6, device="meta"))
+    seen = []
+    torch.func.vmap(lambda t: seen.append(fused.fits(t)) or t)(torch.zeros(3, 1, 4, 6, 6))
+    assert seen == [False]

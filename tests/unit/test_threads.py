@@ -1,0 +1,119 @@
+"""The threads fleet: how many workers, which threads, and nothing left running."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedshot.errors import ConfigError
+from fedshot.fleets import Threads
+from fedshot.nn import Conv4, LinearHead, Model
+from fedshot.nn.cost import step_flops
+from fedshot.nn.resnet import ResNet12
+from fedshot.protocol import Arrival, Reply
+from fedshot.sections import RunOptions
+from fedshot.setting import threads_for, workers_for
+
+
+class Stub:
+    """A host whose clients take a moment, and which remembers what ran."""
+
+    def __init__(self, fails: int = -1) -> None:
+        self.fails, self.served, self.threads, self.now, self.most = fails, [], set(), 0, 0
+        self.lock = threading.Lock()
+
+    def serve(self, exchange: Any, client: int) -> Arrival:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self.served.append(client)
+            self.threads.add((threading.get_ident(), torch.get_num_threads()))
+        time.sleep(0.01 * (client % 3))
+        with self.lock:
+            self.now -= 1
+        if client == self.fails:
+            raise ValueError(f"client {client} has a bug")
+        return Arrival(client, Reply({}, {}, 1.0))
+
+
+def asked(n: int) -> Any:
+    return SimpleNamespace(to=tuple(range(n)))
+
+
+def test_every_client_answers_once_whatever_the_order() -> None:
+    host = Stub()
+    found = [a.client for a in Threads(host, 3).replies(asked(20))]  # type: ignore[arg-type]
+    assert sorted(found) == list(range(20))
+    assert 1 < host.most <= 3
+
+
+def test_workers_have_the_intra_op_threads_of_the_run() -> None:
+    host = Stub()
+    list(Threads(host, 2, intra_op=1).replies(asked(8)))  # type: ignore[arg-type]
+    assert {n for _, n in host.threads} == {1}
+    assert threading.get_ident() not in {thread for thread, _ in host.threads}
+
+
+def test_a_bug_in_a_client_s_work_reaches_the_caller_and_nothing_keeps_running() -> None:
+    host = Stub(fails=3)
+    with pytest.raises(ValueError, match="client 3 has a bug"):
+        list(Threads(host, 2).replies(asked(50)))  # type: ignore[arg-type]
+    assert host.now == 0
+    assert len(host.served) < 50
+
+
+def test_a_caller_that_goes_leaves_no_client_running() -> None:
+    host = Stub()
+    replies = Threads(host, 2).replies(asked(50))  # type: ignore[arg-type]
+    next(replies)
+    replies.close()  # type: ignore[attr-defined]
+    assert host.now == 0
+    assert len(host.served) < 10, "clients were started far ahead of the one that was taken"
+
+
+def test_work_of_the_server_keeps_its_order() -> None:
+    fleet = Threads(Stub(), 3)  # type: ignore[arg-type]
+
+    def slow(i: int) -> int:
+        time.sleep(0.002 * (i % 4))
+        return i * i
+
+    assert fleet.spread(slow, range(30)) == [i * i for i in range(30)]
+
+
+def test_steps_that_fill_the_machine_get_all_its_cores_by_a_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedshot.setting.cores", lambda: 6)
+    conv = step_flops(Model(Conv4(64), None, (84, 84, 3)), 100)
+    big = step_flops(Model(ResNet12(), LinearHead(5), (32, 32, 3)), 80)
+    assert threads_for(conv, None) == 1
+    assert threads_for(big, None) == 6
+    assert threads_for(big, 2) == 2
+    assert workers_for(conv, RunOptions(threads=1), text=False) == 6
+    assert workers_for(conv, RunOptions(threads=2), text=False) == 3
+    assert workers_for(big, RunOptions(threads=6), text=False) == 1
+    assert workers_for(conv, RunOptions(threads=1, fleet="sequential"), text=False) == 1
+    assert workers_for(conv, RunOptions(threads=1, workers=4), text=False) == 4
+    assert workers_for(1000, RunOptions(threads=1), text=False) == 1
+    assert workers_for(0, RunOptions(threads=1), text=True) == 6
+
+
+def test_flops_are_those_of_the_papers_nets() -> None:
+    # 251 GFLOP for one step of 80 images at 32 px with the widest ResNet-12, counted by hand.
+    wide = Model(ResNet12(widths=(64, 160, 320, 640)), None, (32, 32, 3))
+    assert step_flops(wide, 80) == pytest.approx(251e9, rel=0.02)
+    # Conv4: 2 x 9 x c_in x c_out x pixels, for maps of 28, 14, 7 and 3.
+    pixels = [28 * 28, 14 * 14, 49, 9]
+    macs = sum(9 * c * 32 * p for c, p in zip([1, 32, 32, 32], pixels, strict=True))
+    assert step_flops(Model(Conv4(32), None, (28, 28, 1)), 10) == 3 * 2 * macs * 10
+
+
+def test_workers_are_refused_below_one() -> None:
+    with pytest.raises(ConfigError, match=r"run\.workers is 0; expected at least 1"):
+        RunOptions(workers=0)
