@@ -9,7 +9,7 @@ from typing import Any
 from conformance.patchwork import Patchwork
 from conformance.small import CLASSES, CLIENTS, SHAPE, Home
 from fedshot.data import ClientData, EpisodeSpec
-from fedshot.fleets import Sequential, Threads
+from fedshot.fleets import Sequential, Threads, Vectorised
 from fedshot.keys import Key
 from fedshot.methods import FedFSLNaive, FLProto, FSLLocal
 from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, draw_lessons
@@ -33,7 +33,7 @@ class FleetCase:
     """A fleet, and how closely it follows the reference.
 
     `exact`: it runs the same kernel on a CPU, so the bits agree. Where the arithmetic is regrouped
-    they agree to `rtol` and `atol` after one round.
+    they agree to `rtol` and `atol` in float64.
     """
 
     name: str
@@ -57,4 +57,5 @@ FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     FleetCase("threads", lambda home: Threads(home.host, 2)),
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5)),
+    FleetCase("vectorised", lambda home: Vectorised(home.host, 3), False, 1e-6, 1e-9),
 )

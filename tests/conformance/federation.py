@@ -121,7 +121,7 @@ class Federation:
         seed: int = 0,
         around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
     ) -> None:
-        self.method, self.key = method, Key(seed)
+        self.method, self.key, self.where = method, Key(seed), where
         self.home = Home(method, folder, self.key)
         self.watched = Watched(where.build(self.home), self.home)
         self.meter = Meter(around(self.watched))
@@ -166,6 +166,11 @@ class Federation:
         self.outcomes += clients.outcomes
         return answers
 
+    def logits(self, n: int = 5) -> Everything:
+        """Return what `answer` gives, by name."""
+        found = {f"{a.question} by {a.client}": a.logits for a in self.answer(n)}
+        return Everything(found, self.where)
+
     def private(self, client: int) -> Tree:
         """Return what the client remembers now."""
         return self.home.host.private(client, LATE)
@@ -174,7 +179,7 @@ class Federation:
         """Return a hash of what each client remembers now."""
         return {c: tree.digest(self.private(c)) for c in range(CLIENTS)}
 
-    def everything(self) -> dict[str, Tensor]:
+    def everything(self) -> Everything:
         """Return all that came of the run, by name."""
         whole = {
             "server": self.server,
@@ -182,7 +187,19 @@ class Federation:
             "outcomes": {str(i): _as_tree(outcome) for i, outcome in enumerate(self.outcomes)},
         }
         numbers = {f"metrics/{k}": torch.tensor(v).double() for k, v in self.metrics.items()}
-        return dict(tree.items(whole)) | numbers
+        return Everything(dict(tree.items(whole)) | numbers, self.where)
+
+
+class Everything(dict[str, Tensor]):
+    """All that came of a run, and the fleet that it ran on."""
+
+    def __init__(self, found: dict[str, Tensor], where: FleetCase) -> None:
+        super().__init__(found)
+        self.where = where
+
+    def only(self, *parts: str) -> Everything:
+        """Return what lies below these names."""
+        return Everything({k: v for k, v in self.items() if k.startswith(parts)}, self.where)
 
 
 def _as_tree(outcome: Outcome) -> Tree:
@@ -195,15 +212,15 @@ def _as_tree(outcome: Outcome) -> Tree:
     return {"parts": parts, "accepted": accepted, "weight": torch.tensor(outcome.weight)}
 
 
-def assert_same(
-    found: dict[str, Tensor], expected: dict[str, Tensor], where: FleetCase | None = None
-) -> None:
-    """Assert equal names and equal bits, or what the fleet promises in their place."""
+def assert_same(found: Everything, expected: Everything) -> None:
+    """Assert equal names and equal bits, or what the fleets promise in their place."""
+    fleets = (found.where, expected.where)
+    where = next((fleet for fleet in fleets if not fleet.exact), None)
     assert found.keys() == expected.keys()
     for name, leaf in expected.items():
         other = found[name]
         assert tree.form(other) == tree.form(leaf), name
-        if where is None or where.exact:
+        if where is None:
             assert tree.digest(other) == tree.digest(leaf), f"the bits of {name} differ"
         else:
             torch.testing.assert_close(other, leaf, rtol=where.rtol, atol=where.atol, msg=name)

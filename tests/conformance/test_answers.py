@@ -11,24 +11,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import METHODS, REFERENCE, FleetCase
+from conformance.cases import METHODS, REFERENCE
 from conformance.conftest import Begin
-from conformance.federation import COHORT, Federation, Shuffled, assert_same
+from conformance.federation import COHORT, Everything, Federation, Shuffled, assert_same
 from conformance.small import exam
 from fedshot import methods, storage, tree
-from fedshot.protocol import Accumulator, Answer, Method
+from fedshot.protocol import Accumulator, Method
 
 
 def test_every_method_of_the_registry_is_tried() -> None:
     assert set(methods.METHODS.values()) <= {type(case) for case in METHODS.values()}
 
 
-def test_a_fleet_equals_the_reference(
-    begin: Begin, where: FleetCase, undisturbed: Federation
-) -> None:
-    rounds = 2 if where.exact else 1  # float32 runs of regrouped arithmetic drift apart
-    found = undisturbed if where.exact else begin().play(rounds)
-    assert_same(found.everything(), begin(on=REFERENCE).play(rounds).everything(), where)
+def test_a_fleet_equals_the_reference(begin: Begin, undisturbed: Federation) -> None:
+    assert_same(undisturbed.everything(), begin(on=REFERENCE).play(2).everything())
 
 
 def test_the_same_seed_gives_the_same_bits(begin: Begin, undisturbed: Federation) -> None:
@@ -51,13 +47,13 @@ def test_another_round_draws_other_things_from_the_same_state(begin: Begin) -> N
 def test_the_order_of_the_cohort_does_not_matter(begin: Begin, quiet: Federation) -> None:
     back = begin().play(2, choose=COHORT[::-1])
     assert_same(back.everything(), quiet.everything())
-    assert back.sealed == quiet.sealed
+    assert back.sealed == quiet.sealed or not back.where.exact
 
 
 def test_the_order_of_arrival_does_not_matter(begin: Begin, undisturbed: Federation) -> None:
     shuffled = begin(around=lambda fleet: Shuffled(fleet, seed=1)).play(2)
     assert_same(shuffled.everything(), undisturbed.everything())
-    assert shuffled.sealed == undisturbed.sealed
+    assert shuffled.sealed == undisturbed.sealed or not shuffled.where.exact
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -99,18 +95,10 @@ def test_what_travels_and_what_is_kept_survives_storage(
         assert tree.digest(again) == tree.digest(content)
 
 
-def _logits(answers: list[Answer]) -> dict[str, torch.Tensor]:
-    return {f"{a.question} by {a.client}": a.logits for a in answers}
-
-
 def test_an_exam_is_answered_as_on_the_reference_fleet(
-    begin: Begin, where: FleetCase, undisturbed: Federation
+    begin: Begin, undisturbed: Federation
 ) -> None:
-    if where.exact:
-        reference = begin(on=REFERENCE).play(2)
-        assert_same(_logits(undisturbed.answer()), _logits(reference.answer()), where)
-    else:
-        assert_same(_logits(begin().answer()), _logits(begin(on=REFERENCE).answer()), where)
+    assert_same(undisturbed.logits(), begin(on=REFERENCE).play(2).logits())
 
 
 def test_every_question_is_answered_and_nothing_is_learnt(undisturbed: Federation) -> None:
@@ -119,7 +107,8 @@ def test_every_question_is_answered_and_nothing_is_learnt(undisturbed: Federatio
     assert {a.question for a in answers} == set(range(5))
     assert all(a.logits.shape == (9, 3) for a in answers)
     assert all(bool(a.logits.isfinite().all()) for a in answers)
-    assert_same(_logits(undisturbed.answer()), _logits(answers))
+    again = {f"{a.question} by {a.client}": a.logits for a in answers}
+    assert_same(undisturbed.logits(), Everything(again, undisturbed.where))
     assert (undisturbed.privates(), tree.digest(undisturbed.server)) == (privates, server)
 
 
@@ -128,7 +117,7 @@ def test_an_inductive_method_answers_each_query_by_itself(
 ) -> None:
     if method.transductive:
         pytest.skip("marked transductive")
-    whole = _logits(undisturbed.answer())
+    whole = undisturbed.logits()
 
     def fewer(n: int) -> Any:
         whole = exam(n)
@@ -137,7 +126,7 @@ def test_an_inductive_method_answers_each_query_by_itself(
 
     monkeypatch.setattr("conformance.federation.exam", fewer)
     # Not to the bit: a convolution over fewer images may be computed by another kernel.
-    for name, logits in _logits(undisturbed.answer()).items():
+    for name, logits in undisturbed.logits().items():
         torch.testing.assert_close(logits, whole[name][:4], rtol=1e-4, atol=1e-5)
 
 

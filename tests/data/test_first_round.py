@@ -1,6 +1,7 @@
 """One round of FL-Proto on every published set with its paper's backbone, and then its test.
 
-The settings are those that `benchmarks/first_round.py` measures, with two clients.
+The settings are those that `benchmarks/first_round.py` measures, with two clients, five queries a
+class and one thread.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize("name", SETS)
 def test_a_round_changes_the_server_and_the_test_is_answered(name, tmp_path):
     settings = MEASURED["settings"](name)
-    settings["partition"] = settings["partition"] | {"clients": 2}
+    for section, fewer in (
+        ("partition", {"clients": 2}),
+        ("episode", {"query": 5}),
+        ("test", {"query": 5}),
+        ("run", {"threads": 1}),
+    ):
+        settings[section] = settings[section] | fewer
     source = settings["data"] if isinstance(settings["data"], str) else settings["data"]["name"]
     data_dir = Path(os.environ.get("FEDSHOT_DATA", "nowhere"))
     for folder in (PUBLISHERS[source].folder, "glove"):

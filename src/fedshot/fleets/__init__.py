@@ -7,6 +7,7 @@ from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import CORRUPT, Trouble, Unreliable, by_chance
+from fedshot.fleets.vectorised import Vectorised
 
 __all__ = [
     "CORRUPT",
@@ -18,5 +19,6 @@ __all__ = [
     "Threads",
     "Trouble",
     "Unreliable",
+    "Vectorised",
     "by_chance",
 ]

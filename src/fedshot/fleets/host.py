@@ -5,7 +5,7 @@ Every fleet on a CPU calls this same kernel, which is why they agree to the bit.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,17 @@ from fedshot import tree
 from fedshot.data import ClientData, Dataset, Partition
 from fedshot.fleets.private import PrivateStore
 from fedshot.keys import Key
-from fedshot.protocol import Arrival, Exchange, Fault, Method
+from fedshot.protocol import Arrival, Exchange, Fault, Method, Reply
 from fedshot.tree import Tree
+
+
+class Visit(NamedTuple):
+    """What the work of one client starts from: the message, its own state, what it has drawn."""
+
+    client: int
+    down: Tree
+    private: Tree
+    drawn: Tree
 
 
 class Host:
@@ -59,9 +68,18 @@ class Host:
         A private state that is not finite is refused here, where it lives; the client goes on from
         its last sound one.
         """
+        visit = self.prepare(exchange, client)
+        return self.finish(exchange, visit, exchange.work(visit.down, visit.private, visit.drawn))
+
+    def prepare(self, exchange: Exchange, client: int) -> Visit:
+        """Return what the work of one client starts from."""
         private = self.private(client, exchange.version)
         drawn = exchange.work.draw(self.data(client), exchange.client_key(client))
-        reply = exchange.work(exchange.message(client), private, drawn)
+        return Visit(client, exchange.message(client), private, drawn)
+
+    def finish(self, exchange: Exchange, visit: Visit, reply: Reply) -> Arrival:
+        """Keep what stays with the client; return what goes up."""
+        client, private = visit.client, visit.private
         changed = tree.difference(private, reply.private)
         if changed:
             raise ValueError(

@@ -109,10 +109,9 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     No gradient flows through given or returned statistics. With "batch" and "capture" the output
     is differentiated through the batch's own statistics, twice if need be.
 
-    Not for `grad(vmap(grad))`: there torch 2.13 on CPU gives wrong second derivatives, silently,
-    when the scale and shift are inside `F.batch_norm`. Such a caller must normalise with neither
-    and then compute `y * weight + bias` apart. Under plain `vmap` "batch" and "capture" need
-    statistics that have the mapped axis too, because torch fills the buffers in place.
+    Under `vmap` it takes another way: torch 2.13 on CPU gives wrong second derivatives, silently,
+    for `grad(vmap(grad))` when the scale and shift are inside `F.batch_norm`, and fills buffers in
+    place, which all clients of a stack would share.
     """
     if mode.norm == "given":
         if not s:
@@ -122,6 +121,8 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     n = x.numel() // x.shape[1]
     if n < 2:
         raise ConfigError(too_few(n, x))
+    if torch._C._are_functorch_transforms_active():
+        return _batch_norm_stacked(p, s, x, mode)
     if mode.norm == "batch" and not s:
         return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
     # torch writes the buffers in place: it gets fresh ones, the caller's stay as they are.
@@ -133,6 +134,24 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     if mode.norm == "capture":
         var = var * ((n - 1) / n)  # torch stores the unbiased variance but divides by the biased
     return y, {"mean": mean, "var": var}
+
+
+def _batch_norm_stacked(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+    """Return `batch_norm` by the batch's own statistics, from operations that vmap leaves right."""
+    y = F.batch_norm(x, None, None, None, None, True, 0.0, EPS)
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    y = y * p["weight"].view(shape) + p["bias"].view(shape)
+    if mode.norm == "batch" and not s:
+        return y, s
+    axes, n = [i for i in range(x.ndim) if i != 1], x.numel() // x.shape[1]
+    mean, var = x.detach().mean(axes), x.detach().var(axes, unbiased=False)
+    if mode.norm == "capture":
+        return y, {"mean": mean, "var": var}
+    keep = 1.0 - mode.momentum
+    return y, {
+        "mean": keep * s["mean"].detach() + mode.momentum * mean,
+        "var": keep * s["var"].detach() + mode.momentum * var * (n / (n - 1)),
+    }
 
 
 def needs_gradient(*trees: Tree) -> bool:
