@@ -11,16 +11,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedshot.data import Dataset, EpisodeSpec, Tasks
 from fedshot.data.dataset import Ints
+from fedshot.data.episodes import examples
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import Question, class_means, prototype_logits
+from fedshot.nn import Question, Sheet, class_means, prototype_logits
 from fedshot.protocol import Answer
 from fedshot.tree import form
 
@@ -62,8 +65,12 @@ class ExamOptions:
 class Questions(Sequence[Question]):
     """The questions of an exam, made when asked for; the labels of the queries are not here."""
 
-    def __init__(self, dataset: Dataset, tasks: Tasks) -> None:
-        self._dataset, self._tasks = dataset, tasks
+    def __init__(self, dataset: Dataset, tasks: Tasks, device: str = "cpu") -> None:
+        self._dataset, self._tasks, self._device = dataset, tasks, torch.device(device)
+
+    def on(self, device: str) -> Questions:
+        """Return the same questions on a device."""
+        return Questions(self._dataset, self._tasks, device)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -78,7 +85,36 @@ class Questions(Sequence[Question]):
         if not 0 <= u < len(self):
             raise IndexError(u)
         episode = self._tasks.episode(self._dataset, u)
-        return Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
+        parts = (episode.support_x, episode.support_y, episode.query_x, episode.classes)
+        return Question(*(part.to(self._device) for part in parts))
+
+    @cached_property
+    def _places(self) -> tuple[Ints, Ints]:
+        """The rows of all examples, each once, and the place of every row among them."""
+        rows = np.unique(np.concatenate([*self._tasks.support, *self._tasks.query]))
+        places = np.full(int(rows[-1]) + 1, -1, dtype=np.int64)
+        places[rows] = np.arange(len(rows))
+        return rows, places
+
+    @property
+    def distinct(self) -> int:
+        """How many examples there are in all questions, each counted once."""
+        return len(self._places[0])
+
+    def examples(self, first: int, last: int) -> Tensor:
+        """Return the examples at the places first .. last - 1."""
+        return examples(self._dataset, self._places[0][first:last]).to(self._device)
+
+    def sheet(self, u: int) -> Sheet:
+        """Return where the examples of question u are, without reading them."""
+        tasks, places = self._tasks, self._places[1]
+        rows, classes = tasks.support[u], tasks.classes[u]
+        y = (self._dataset.y[rows][:, None] == classes).argmax(axis=1)
+        support, labels, query = (
+            torch.from_numpy(part).to(self._device)
+            for part in (places[rows], y, places[tasks.query[u]])
+        )
+        return Sheet(support, labels, query, len(classes))
 
 
 class Exam:

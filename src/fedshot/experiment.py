@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from fedshot import tree
 from fedshot.checkpoint import Checkpoints
 from fedshot.config import Chances, difference
 from fedshot.errors import CheckpointError, QuorumError
@@ -29,9 +30,11 @@ from fedshot.fleets import (
     Sequential,
     Threads,
     Unreliable,
+    Vectorised,
     by_chance,
 )
 from fedshot.locks import only_one
+from fedshot.machine import keep_freed_memory
 from fedshot.protocol import Clients, Fleet
 from fedshot.recorder import Record, Recorder
 from fedshot.setting import Setting
@@ -40,7 +43,7 @@ from fedshot.tree import Tree
 # What may differ between a run and its resumption: how long and how strict, not what is learnt.
 MAY_CHANGE = (
     "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
-    "run.workers",
+    "run.workers", "run.allocator",
 )  # fmt: skip
 
 
@@ -67,12 +70,12 @@ class Experiment:
             setting.deal.train,
             PrivateStore(folder / "clients"),
             setting.key.at("clients"),
+            self.config.run.device,
         )
         threads = self.config.run.threads
         assert threads is not None, "the setting has said how many"
         self._threads = threads
-        workers = setting.workers
-        self.meter = Meter(Threads(host, workers, threads) if workers > 1 else Sequential(host))
+        self.meter = Meter(_fleet(host, setting, threads))
         self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
@@ -86,6 +89,8 @@ class Experiment:
 
         Raises CheckpointError when another process trains in the same folder.
         """
+        if self.config.run.allocator == "keep":
+            keep_freed_memory()
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_one(self.folder / ".lock"):
             self._begin()
@@ -240,7 +245,9 @@ class Experiment:
     def _sit(self, exam: Exam, server: Tree, round: int) -> tuple[Score, tuple[Any, ...]]:
         key = self.setting.key.at("round", round, "exam")
         clients = self._clients(round, "evaluate")
-        answers = self.method.evaluate(server, clients, exam.questions, key)
+        device = self.config.run.device
+        server = tree.to(server, torch.device(device))
+        answers = self.method.evaluate(server, clients, exam.questions.on(device), key)
         found = score(answers, exam, transductive=self.method.transductive)
         return found, _faults(clients)
 
@@ -254,6 +261,14 @@ class Experiment:
             round=round,
             phase=phase,
         )
+
+
+def _fleet(host: Host, setting: Setting, threads: int) -> Fleet:
+    if setting.config.run.fleet == "vectorised":
+        return Vectorised(host, setting.config.run.chunk)
+    if setting.workers > 1:
+        return Threads(host, setting.workers, threads)
+    return Sequential(host)
 
 
 def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:

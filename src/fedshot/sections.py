@@ -138,8 +138,12 @@ class RunOptions:
         threads: intra-op threads of torch. Bits may differ between two values, never within one.
             null: 1, or all cores where one training step is 100 GFLOP or more (a ResNet-12); what
             it came to stands in the run's config.yaml.
-        fleet: where clients run: "threads", several at once, or "sequential", one by one. The same
-            bits.
+        fleet: where clients run: "threads", several at once, or "sequential", one by one, in the
+            same bits; "vectorised", stacked, for GPUs and small heads, to rounding.
+        chunk: clients in one stack under "vectorised".
+        allocator: "keep" lets glibc keep freed memory for the next step, which is quicker for large
+            images; "system" leaves it as it is.
+        device: "cpu" or "cuda", which suits "sequential" and "vectorised".
         workers: clients that run at once under "threads"; null for as many as cores and `threads`
             allow, and for one where a step is so short that they would only wait for each other.
             The same bits for any number.
@@ -154,12 +158,15 @@ class RunOptions:
     validate_every: int = 10
     checkpoint_every: int = 1
     threads: int | None = None
-    fleet: Literal["threads", "sequential"] = "threads"
+    fleet: Literal["threads", "sequential", "vectorised"] = "threads"
+    chunk: int = 32
+    allocator: Literal["keep", "system"] = "keep"
+    device: Literal["cpu", "cuda"] = "cpu"
     workers: int | None = None
     unreliable: Chances = Chances()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "validate_every", "checkpoint_every", "threads", "workers"):
+        for name in ("rounds", "validate_every", "checkpoint_every", "threads", "workers", "chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"run.{name} is {value}; expected at least 1.")
@@ -170,6 +177,16 @@ class RunOptions:
                     f"run.{name} is {value}; expected 1 to {_MOST_THREADS}, the number of the "
                     "machine's cores at most."
                 )
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "run.device is 'cuda', and torch sees no CUDA device here. Use 'cpu', or install a "
+                "build of torch for this machine's GPU and its driver."
+            )
+        if self.device == "cuda" and self.fleet == "threads":
+            raise ConfigError(
+                "run.device is 'cuda' with run.fleet 'threads', whose workers would wait for one "
+                "GPU. Set run.fleet to 'vectorised', or to 'sequential' for large models."
+            )
         if self.cohort is not None and self.cohort < 1:
             raise ConfigError(f"run.cohort is {self.cohort}; expected at least 1, or null for all.")
         if not 0 <= self.quorum <= 1:

@@ -93,6 +93,13 @@ class Setting(Arrangement):
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
         self.method: Method[Any] = config.method(model)
+        if config.run.fleet == "vectorised" and not model.backbone.vmappable:
+            kind = config.settings["model"]["backbone"]["name"]
+            raise ConfigError(
+                f"run.fleet is 'vectorised', and {config.settings['method']['name']} with the "
+                f"backbone {kind!r} cannot be stacked: its torch kernel takes the weights of one "
+                "model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
+            )
         self._check_way("episode.way", config.episode.max_way)
         self._check_clients()
         self.validation = (
@@ -154,7 +161,7 @@ def threads_for(flops: int, asked: int | None) -> int:
 
 def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
     """Return how many clients run at once; bits do not depend on it."""
-    if run.fleet == "sequential":
+    if run.fleet != "threads":
         return 1
     if run.workers is not None:
         return run.workers

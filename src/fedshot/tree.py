@@ -152,6 +152,11 @@ def zeros_like(tree: Tree) -> Tree:
     return map(torch.zeros_like, tree)
 
 
+def to(tree: Tree, device: torch.device) -> Tree:
+    """Return the tree on a device; itself, leaf by leaf, where it is there already."""
+    return map(lambda leaf: leaf.to(device), tree)
+
+
 def detach(tree: Tree) -> Tree:
     """Return the same values, cut from any graph of gradients."""
     return map(Tensor.detach, tree)

@@ -10,12 +10,15 @@ import torch
 from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
+from fedshot.config import Config
 from fedshot.data import Dataset, EpisodeSpec
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam, ExamOptions, pixel_logits, score, worst_tenth
+from fedshot.fleets import Sequential
 from fedshot.keys import Key
-from fedshot.nn import Question
-from fedshot.protocol import Answer, answer_at_server
+from fedshot.methods import FLProto
+from fedshot.nn import Conv4, Model, Question, pays
+from fedshot.protocol import Answer, Clients, answer_at_server
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 
@@ -233,3 +236,28 @@ def test_the_floor_is_above_chance_where_pixels_tell_the_classes() -> None:
     found = score(answer_at_server(pixel_logits, e.questions), e)
     assert found.accuracy > 0.8
     assert found.episodes == 20
+
+
+def test_embedding_every_example_once_gives_the_same_answers() -> None:
+    """Against one pass for each question, in float64; a running batch norm asks for no company."""
+    model = Model(Conv4(width=8), None, (8, 8, 1), dtype="float64")
+    method = FLProto(model, EpisodeSpec(3, 1, 2))
+    server = method.init(Key(3))
+    config = Config.of({"data": "digits"})
+    data = config.data.load(None)
+    drawn = Exam.draw(data, [5, 6, 7, 8, 9], EpisodeSpec(3, 2, 4), 60, Key(0))
+    assert pays(drawn.questions)
+    clients = Clients(Sequential(None), range(3))  # type: ignore[arg-type]
+    once = method.evaluate(server, clients, drawn.questions, Key(1))
+    apart = method.evaluate(server, clients, list(drawn.questions), Key(1))
+    assert [a.question for a in once] == [a.question for a in apart] == list(range(60))
+    for a, b in zip(once, apart, strict=True):
+        torch.testing.assert_close(a.logits, b.logits, rtol=1e-9, atol=1e-9)
+
+
+def test_a_few_questions_of_many_examples_are_answered_one_by_one() -> None:
+    data = Config.of({"data": "digits"}).data.load(None)
+    few = Exam.draw(data, [5, 6, 7, 8, 9], EpisodeSpec(5, 1, 1), 2, Key(0))
+    assert few.questions.distinct == 20
+    assert not pays(few.questions)
+    assert not pays(list(few.questions))

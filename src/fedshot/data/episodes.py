@@ -83,7 +83,7 @@ class ClientData:
                 f"cannot draw a batch of {n} from {self.n} images; expected at least one of each"
             )
         rows = self.indices[rng.choice(self.n, n, replace=n > self.n)]
-        return _images(self.dataset, rows), torch.from_numpy(self.dataset.y[rows])
+        return examples(self.dataset, rows), torch.from_numpy(self.dataset.y[rows])
 
     @cached_property
     def _by_class(self) -> tuple[Ints, list[Ints], Ints]:
@@ -190,7 +190,8 @@ def _block(arrays: list[Ints]) -> Rows:
     return tuple(arrays)
 
 
-def _images(dataset: Dataset, rows: Ints, length: int | None = None) -> Tensor:
+def examples(dataset: Dataset, rows: Ints, length: int | None = None) -> Tensor:
+    """Return uint8 images [n, H, W, C], or words int32 [n, L] padded to the longest or `length`."""
     if isinstance(dataset.x, Tokens):
         return torch.from_numpy(dataset.x.rows(rows, length))
     # `take` reads only these rows, from a memory map too; the copy is ours, so torch may hold it.
@@ -206,9 +207,9 @@ def _gather(dataset: Dataset, classes: Ints, support: Ints, query: Ints) -> Epis
         words = (dataset.x.lengths(rows).max(initial=1) for rows in (support, query))
         length = int(max(words))
     return Episode(
-        _images(dataset, support, length),
+        examples(dataset, support, length),
         labels(support),
-        _images(dataset, query, length),
+        examples(dataset, query, length),
         labels(query),
         torch.from_numpy(classes.astype(np.int64)),
     )

@@ -5,6 +5,7 @@ Every fleet on a CPU calls this same kernel, which is why they agree to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ class Host:
         partition: which samples each client has.
         store: their private states.
         key: root of the keys of their first private states.
+        device: where their work runs; states and replies are on the CPU before and after it.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Host:
         partition: Partition,
         store: PrivateStore,
         key: Key,
+        device: str = "cpu",
     ) -> None:
         self._method, self._dataset, self._partition = method, dataset, partition
         self.store, self._key = store, key
         self._like: Tree | None = None
+        self.device = torch.device(device)
 
     def data(self, client: int) -> ClientData:
         """Return the client's samples."""
@@ -75,11 +79,18 @@ class Host:
         """Return what the work of one client starts from."""
         private = self.private(client, exchange.version)
         drawn = exchange.work.draw(self.data(client), exchange.client_key(client))
-        return Visit(client, exchange.message(client), private, drawn)
+        parts = (exchange.message(client), private, drawn)
+        return Visit(client, *(tree.to(part, self.device) for part in parts))
 
     def finish(self, exchange: Exchange, visit: Visit, reply: Reply) -> Arrival:
         """Keep what stays with the client; return what goes up."""
         client, private = visit.client, visit.private
+        if self.device.type != "cpu":
+            up, kept, metrics = (
+                tree.to(dict(part) if isinstance(part, Mapping) else part, torch.device("cpu"))
+                for part in (reply.up, reply.private, reply.metrics)
+            )
+            reply = reply._replace(up=up, private=kept, metrics=metrics)
         changed = tree.difference(private, reply.private)
         if changed:
             raise ValueError(

@@ -29,8 +29,18 @@ from fedshot.nn import (
     check_budget,
     draw_lessons,
     local_sgd,
+    nearest_prototypes,
+    pays,
 )
-from fedshot.protocol import Answer, Clients, Mean, Reply, answer_at_server, client_work
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Mean,
+    Reply,
+    answer_at_server,
+    answer_from_features,
+    client_work,
+)
 from fedshot.tree import Tree
 
 
@@ -133,5 +143,8 @@ class FLProto:
     ) -> list[Answer]:
         """Answer by the nearest prototype, with the server's encoder."""
         del key
-        answer = partial(self.learner.answer, server.theta, server.stats)
-        return answer_at_server(answer, questions, clients)
+        model, learner = (server.theta, server.stats), self.learner
+        if self.model.norm_policy == "running" and pays(questions):
+            embed = partial(learner.embed, *model)
+            return answer_from_features(embed, nearest_prototypes, questions, clients)
+        return answer_at_server(partial(learner.answer, *model), questions, clients)

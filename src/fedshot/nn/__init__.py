@@ -1,33 +1,56 @@
 """Networks as pure functions on parameter trees: no modules, no hidden state, no global seeds."""
 
 from fedshot.nn.backbones import BACKBONES, MLP, Backbone, Conv4
+from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
 from fedshot.nn.heads import HEADS, CosineHead, Head, LinearHead, TwoLayerHead
 from fedshot.nn.learners import InnerLoop, Learner, Lesson, Maml, Proto, Question
-from fedshot.nn.losses import accuracy, cross_entropy, kl, proximal
+from fedshot.nn.losses import (
+    accuracy,
+    clipped_kl,
+    cross_entropy,
+    floored_kl,
+    jensen_shannon,
+    kl,
+    mean_gap,
+    proximal,
+)
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model, count_parameters
-from fedshot.nn.optim import Optimizer, OptState
+from fedshot.nn.optim import Optimizer, OptState, shortened
+from fedshot.nn.others import first_pool, first_share, next_pool, next_share, others
+from fedshot.nn.outlook import PREDICTIONS, Outlook, Predictions, outlook, reference_logits
+from fedshot.nn.probe import divergence, draw_probe, probe_answers, probe_forms
 from fedshot.nn.prototypes import (
     class_means,
     cosine_logits,
+    nearest_prototypes,
     prototype_logits,
     squared_distances,
 )
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
-from fedshot.nn.training import Lessons, Trained, check_budget, draw_lessons, local_sgd
+from fedshot.nn.training import (
+    Lessons,
+    Trained,
+    check_budget,
+    check_not_negative,
+    draw_lessons,
+    local_sgd,
+)
 
 __all__ = [
     "BACKBONES",
     "GRU",
     "HEADS",
     "MLP",
+    "PREDICTIONS",
     "Backbone",
     "BiLSTM",
     "Conv4",
     "CosineHead",
+    "Gallery",
     "Head",
     "InnerLoop",
     "Learner",
@@ -39,25 +62,48 @@ __all__ = [
     "Model",
     "OptState",
     "Optimizer",
+    "Outlook",
+    "Predictions",
     "Proto",
     "Queries",
     "Question",
     "ResNet12",
     "SetTransformer",
+    "Sheet",
     "Trained",
     "TwoLayerHead",
     "accuracy",
     "check_budget",
+    "check_not_negative",
     "class_means",
+    "clipped_kl",
     "cosine_logits",
     "count_parameters",
     "cross_entropy",
     "descend",
+    "divergence",
     "draw_lessons",
+    "draw_probe",
+    "features_of",
+    "first_pool",
+    "first_share",
+    "floored_kl",
+    "jensen_shannon",
     "kl",
     "local_sgd",
+    "mean_gap",
+    "nearest_prototypes",
+    "next_pool",
+    "next_share",
+    "others",
+    "outlook",
+    "pays",
+    "probe_answers",
+    "probe_forms",
     "prototype_logits",
     "proximal",
+    "reference_logits",
+    "shortened",
     "squared_distances",
     "value_and_grad",
 ]

@@ -18,6 +18,7 @@ running statistics, which belong to adapted weights, makes the inner steps diver
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -41,6 +42,7 @@ class Lesson(NamedTuple):
     loss: Tensor
     stats: Tree  # running statistics after the episode
     accuracy: Tensor  # on the queries, in [0, 1]
+    extra: Mapping[str, Tensor] = {}  # other scalars to report, such as terms of the loss
 
 
 class Question(NamedTuple):
@@ -106,6 +108,10 @@ class Proto:
         h, stats = self.model.features(params, stats, both, Mode(True, "batch", seed=seed))
         logits = prototype_logits(h[n:], class_means(h[:n], episode.support_y, way))
         return _lesson(logits, episode, stats)
+
+    def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
+        """Return features under running statistics: they do not depend on the rest of the batch."""
+        return self.model.features(params, stats, x, Mode(norm="given"))[0]
 
     def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
         """Return minus the squared distances of the queries to the prototypes."""
@@ -177,12 +183,28 @@ class Maml:
 
         The pass of the queries moves the running statistics.
         """
+        adapted = self.adapt(params, stats, episode, seed)
+        logits, stats = self.predict(adapted, stats, episode.query_x, len(episode.classes), seed)
+        return _lesson(logits, episode, stats)
+
+    def adapt(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Tree:
+        """Return the parameters after the inner steps of training on the support, eq. (4)."""
         mode = Mode(True, "batch", seed=seed)
         support = Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
         second = self.inner.order == "second"
-        adapted = self._adapt(params, stats, support, mode, self.inner.steps, second)
-        h, stats = self.model.features(adapted, stats, episode.query_x, mode.layer(-1))
-        return _lesson(self._logits(adapted, h, len(episode.classes)), episode, stats)
+        return self._adapt(params, stats, support, mode, self.inner.steps, second)
+
+    def predict(
+        self, params: Tree, stats: Tree, x: Tensor, way: int, seed: Tensor, site: int = -1
+    ) -> tuple[Tensor, Tree]:
+        """Return (logits [n, way], running statistics moved) of a batch in training.
+
+        `site` tells the dropout masks of several passes of one episode apart; the inner steps
+        have those from 0 up.
+        """
+        mode = Mode(True, "batch", seed=seed).layer(site)
+        h, stats = self.model.features(params, stats, x, mode)
+        return self._logits(params, h, way), stats
 
     def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
         """Return the logits of the queries after adapting to the support, without dropout."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
@@ -23,6 +26,55 @@ def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     """Return the mean over rows of KL(p || q) = sum p (log p - log q), in nats."""
     log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+
+
+def clipped_kl(
+    p_logits: Tensor, q_logits: Tensor, clip: Literal["none", "log", "coef"], epsilon: float
+) -> Tensor:
+    """Return KL(p || q), mean over rows, with the ratio p/q kept in [1 - epsilon, 1 + epsilon].
+
+    Fan & Huang (revised version, after eq. (12)) clip the ratio and do not say where. p is a
+    constant; gradients reach q alone. With r = p/q, the gradient of KL by q is -r, and
+
+    - "none": -r, unbounded where q is small;
+    - "log": sum p log clamp(r). Its gradient is -r inside the band and 0 outside, so nothing pulls
+      back a q that has drifted far. The value is that of the clipped ratio, and may be below 0;
+    - "coef": -clamp(r), which is bounded by 1 + epsilon and never 0. The surrogate is
+      -sum sg[clamp(r)] q; the value reported is that of KL.
+    """
+    log_p, log_q = p_logits.detach().log_softmax(-1), q_logits.log_softmax(-1)
+    log_r = log_p - log_q
+    if clip == "log":
+        log_r = log_r.clamp(math.log(1 - epsilon), math.log(1 + epsilon))
+    value = (log_p.exp() * log_r).sum(-1).mean()
+    if clip != "coef":
+        return value
+    ratio = log_r.detach().exp().clamp(1 - epsilon, 1 + epsilon)
+    # sum q = 1, so 1 may be taken from the ratio: where p is q nothing is left, not even rounding.
+    surrogate = ((1 - ratio) * log_q.exp()).sum(-1).mean()
+    return value.detach() + (surrogate - surrogate.detach())
+
+
+def floored_kl(p_logits: Tensor, q_logits: Tensor, floor: float) -> Tensor:
+    """Return KL(p || q), mean over rows, of probabilities no smaller than `floor` in the logarithm.
+
+    At most log(1 / floor), so that it can be maximised; a class below the floor has no gradient.
+    """
+    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
+    least = math.log(floor)
+    return (log_p.exp() * (log_p.clamp_min(least) - log_q.clamp_min(least))).sum(-1).mean()
+
+
+def jensen_shannon(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Return the mean over rows of KL(p || m)/2 + KL(q || m)/2, m = (p + q)/2; at most log 2."""
+    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    return 0.5 * (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(-1).mean()
+
+
+def mean_gap(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Return the mean over rows and classes of |p - q|: Saito et al. 2018 (MCD)."""
+    return (p_logits.softmax(-1) - q_logits.softmax(-1)).abs().mean()
 
 
 def proximal(params: Tree, reference: Tree) -> Tensor:

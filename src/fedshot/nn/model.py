@@ -106,7 +106,7 @@ class Model:
                     f"texts are {x.dtype} of shape {list(x.shape)}; this model takes int32 of "
                     "shape [n, L]."
                 )
-            return F.embedding(x, self._words)
+            return F.embedding(x, self._words(x.device))
         if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.shape:
             raise ConfigError(
                 f"images are {x.dtype} of shape {list(x.shape)}; this model takes uint8 of shape "
@@ -115,9 +115,17 @@ class Model:
         x = x.permute(0, 3, 1, 2).to(self.torch_dtype)
         return x * (1.0 / (255.0 * self.pixel_std)) - self.pixel_mean / self.pixel_std
 
+    def _words(self, device: torch.device) -> Tensor:
+        """Return the table with the column that tells words from padding: one lookup has both."""
+        if device not in self._tables:
+            self._tables[device] = self._with_mask().to(device)
+        return self._tables[device]
+
     @cached_property
-    def _words(self) -> Tensor:
-        """The table with the column that tells words from padding: one lookup fetches both."""
+    def _tables(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def _with_mask(self) -> Tensor:
         assert self.table is not None
         real = torch.ones(len(self.table), 1)
         real[0] = 0

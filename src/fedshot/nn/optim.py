@@ -85,6 +85,17 @@ class Optimizer:
         )
 
 
+def shortened(grads: Tree, longest: float) -> Tree:
+    """Return the gradient scaled down to the norm `longest`, over all leaves, where it is longer.
+
+    Pascanu et al. 2013, algorithm 1. A shorter gradient keeps its bits.
+    """
+    norm = torch.stack([g.square().sum() for g in tree.leaves(grads)]).sum().sqrt()
+    # A norm of zero has 1 here, not longest / 0.
+    scale = (longest / norm.clamp_min(longest)).detach()
+    return tree.map(lambda g: g * scale, grads)
+
+
 def _mean_square(v: Tensor, g: Tensor) -> Tensor:
     return (v * BETA2).addcmul(g, g, value=1 - BETA2)
 

@@ -33,6 +33,11 @@ def prototype_logits(h: Tensor, means: Tensor) -> Tensor:
     return -squared_distances(h, means)
 
 
+def nearest_prototypes(support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
+    """Return logits [n, way] of query features [n, d] by the means of support features."""
+    return prototype_logits(query, class_means(support, y, way))
+
+
 def cosine_logits(h: Tensor, means: Tensor, scale: float) -> Tensor:
     """Return scale times the cosine between rows of h [n, d] and means [way, d]."""
     return scale * (_unit(h) @ _unit(means).T)

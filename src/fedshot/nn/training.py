@@ -16,7 +16,7 @@ from fedshot.keys import Key
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.learners import Lesson
 from fedshot.nn.mode import Mode
-from fedshot.nn.optim import Optimizer, OptState
+from fedshot.nn.optim import Optimizer, OptState, shortened
 from fedshot.tree import Tree
 
 
@@ -54,7 +54,7 @@ class Trained(NamedTuple):
     params: Tree
     stats: Tree
     state: OptState
-    metrics: Mapping[str, Tensor]  # loss in nats and accuracy in [0, 1], means over the episodes
+    metrics: Mapping[str, Tensor]  # loss (nats), accuracy ([0, 1]), extras: means over the episodes
 
 
 def local_sgd(
@@ -64,6 +64,8 @@ def local_sgd(
     stats: Tree,
     lessons: Lessons,
     state: OptState | None = None,
+    *,
+    longest: float = 0.0,
 ) -> Trained:
     """Minimise the mean loss of the episodes of each step, one optimiser step for each.
 
@@ -74,10 +76,11 @@ def local_sgd(
         stats: running statistics, moved by one episode after another.
         lessons: the episodes.
         state: the optimiser's; None starts afresh.
+        longest: a longer gradient is shortened to this norm; 0 takes any.
     """
     state = optimizer.init(params) if state is None else state
     noise = Mode(seed=lessons.seed)
-    losses, hits = [], []
+    told: list[dict[str, Tensor]] = []
     for s, step in enumerate(lessons.steps):
         grads = None
         for e, episode in enumerate(step):
@@ -93,13 +96,22 @@ def local_sgd(
             loss, taught, grad = value_and_grad(fn, params)
             stats = tree.detach(taught.stats)
             grads = grad if grads is None else tree.add(grads, grad)
-            losses.append(loss)
-            hits.append(taught.accuracy)
+            scalars = {"loss": loss, "accuracy": taught.accuracy, **taught.extra}
+            told.append(tree.detach(scalars))
         if len(step) > 1:
             grads = tree.map(partial(torch.mul, other=1 / len(step)), grads)
+        if longest:
+            grads = shortened(grads, longest)
         params, state = optimizer.update(grads, state, params)
-    metrics = {"loss": torch.stack(losses).mean(), "accuracy": torch.stack(hits).mean()}
+    metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
     return Trained(params, stats, state, metrics)
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse a weight, or a number of things, below 0."""
+    for name, value in options.items():
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"{name} is {value}; expected a finite number from 0.")
 
 
 def check_budget(local_steps: int, episodes_per_step: int) -> None:

@@ -18,6 +18,7 @@ from fedshot.protocol.method import (
     answer_all,
     answer_at_clients,
     answer_at_server,
+    answer_from_features,
 )
 from fedshot.protocol.reducers import Accumulator, Gather, Mean, Reducer, Sum
 
@@ -41,6 +42,7 @@ __all__ = [
     "answer_all",
     "answer_at_clients",
     "answer_at_server",
+    "answer_from_features",
     "client_work",
     "reduce_replies",
 ]

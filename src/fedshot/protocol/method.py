@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedshot.errors import check_word
 from fedshot.keys import Key
-from fedshot.nn import Question
+from fedshot.nn import Gallery, Question, features_of
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply
 from fedshot.protocol.reducers import Gather
@@ -73,10 +73,35 @@ def answer_at_server(
     """Let the server's model answer every question, on as many cores as the clients' fleet has."""
 
     def one(u: int) -> Answer:
-        return Answer(u, None, answer(questions[u]).detach())
+        return Answer(u, None, answer(questions[u]).detach().cpu())
 
     asked = range(len(questions))
     return [one(u) for u in asked] if clients is None else clients.spread(one, asked)
+
+
+def answer_from_features(
+    embed: Callable[[Tensor], Tensor],
+    compare: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+    gallery: Gallery,
+    clients: Clients,
+) -> list[Answer]:
+    """Let the server's model answer every question, embedding each example once.
+
+    Args:
+        embed: from examples to features; a row must not depend on the others.
+        compare: from support features, their labels, query features and the way to logits.
+        gallery: questions that `pays` approves of.
+        clients: their fleet spreads the work over its cores.
+    """
+    h = features_of(gallery, embed, clients.spread)
+
+    def one(u: int) -> Answer:
+        sheet = gallery.sheet(u)
+        with torch.no_grad():
+            logits = compare(h[sheet.support], sheet.support_y, h[sheet.query], sheet.way)
+        return Answer(u, None, logits.cpu())
+
+    return [one(u) for u in range(len(gallery))]
 
 
 def answer_at_clients(

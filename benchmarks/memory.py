@@ -1,0 +1,56 @@
+"""Case: the peak memory of a round, in a process of its own.
+
+python memory.py WORK FLEET      one round in this process; prints MiB before and at the peak
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from case import Case, Options, Result
+from ours import FLEETS, Round
+from rounds import MANY, WORKS
+from work import Bench
+
+BY_NAME = {work.name: work for work in (*WORKS, *MANY)}
+
+
+def peak() -> int:
+    """Return the most memory that this process has held, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def measure(work: str, fleet: str, quick: bool) -> dict[str, object]:
+    """Run a round in this process."""
+    bench = Bench(BY_NAME[work].quick() if quick else BY_NAME[work])
+    with tempfile.TemporaryDirectory() as folder:
+        one = Round(bench, fleet, Path(folder))
+        before = peak()
+        one()
+    return {"work": work, "fleet": fleet, "before MiB": before, "peak MiB": peak()}
+
+
+def memory(options: Options) -> Result:
+    """Measure every work on every fleet."""
+    result = Result("peak resident memory of one round; before: Python, torch and the data")
+    for work in BY_NAME:
+        for fleet in FLEETS:
+            words = [sys.executable, __file__, work, fleet, *["quick"] * options.quick]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode:
+                lines = done.stderr.strip().splitlines()
+                result.left_out[f"{work}, {fleet}"] = lines[-1] if lines else "no answer"
+            else:
+                result.rows.append(json.loads(done.stdout))
+    return result
+
+
+CASES = [Case("memory/rounds", memory)]
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], sys.argv[2], "quick" in sys.argv[3:])))

@@ -1,0 +1,61 @@
+"""fedshot as its users run it: a host, a fleet, the ledger and the guard, and the method's round.
+
+`FLEETS` is the table of what takes part; another fleet joins by a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from plain import State
+from work import Bench, named
+
+from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential, Threads
+from fedshot.machine import cores
+from fedshot.methods.fl_proto import Server
+from fedshot.protocol import Clients, Fleet
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a fleet is made, and how many threads torch has in each of its workers."""
+
+    make: Callable[[Host], Fleet]
+    threads: int
+    cores: int  # that it uses altogether
+
+
+N = cores()
+FLEETS: dict[str, Plan] = {
+    "threads": Plan(lambda host: Threads(host, N, 1), 1, N),
+    "sequential": Plan(Sequential, N, N),
+}
+REFERENCE = "fedshot, threads"
+
+
+class Round:
+    """The same round over and over."""
+
+    def __init__(self, bench: Bench, fleet: str, folder: Path) -> None:
+        self.bench, self.plan = bench, FLEETS[fleet]
+        store = PrivateStore(folder / fleet)
+        host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
+        self.meter = Meter(self.plan.make(host))
+        self.fleet = Guard(self.meter)
+
+    def __call__(self) -> Server:
+        """Return the server's state after the round."""
+        torch.set_num_threads(self.plan.threads)
+        bench = self.bench
+        clients = Clients(self.fleet, range(bench.work.clients), quorum=1.0, round=1)
+        server, _ = bench.method.round(bench.server, clients, bench.key)
+        assert self.meter.total("train", "up") > 0
+        return server
+
+    def state(self) -> State:
+        """Return the state after the round under the names of the peers."""
+        after = self()
+        return named(after.theta, after.stats)

@@ -1,0 +1,151 @@
+"""Cases: a round of FL-Proto against the ordinary simulator and Flower's simulation engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ceiling
+import torch
+from case import Case, Options, Result, agree
+from children import Child, PeerError
+from nets import build, place
+from ours import FLEETS, REFERENCE, N, Round
+from plain import State, laid_out, one_round
+from timing import Contestant, interleave, rows, timed
+from work import Bench, Work, difference, named
+
+WORKS = (
+    Work("conv4-28", "conv4", (28, 28, 1), clients=10, steps=10),
+    Work("conv4-32", "conv4", (32, 32, 3), clients=10, steps=10),
+    Work("conv4-84", "conv4", (84, 84, 3), clients=4, steps=3),
+    Work("resnet12-32", "resnet12", (32, 32, 3), clients=2, steps=1),
+    Work("gru-20", "gru", (20, 300), clients=10, steps=1),
+    Work("head-640", "mlp", (1, 1, 640), clients=50, steps=10),
+)
+MANY = (
+    Work("conv4-28-many", "conv4", (28, 28, 1), clients=50, steps=1),
+    Work("conv4-32-many", "conv4", (32, 32, 3), clients=50, steps=1),
+)
+MAPS = ("conv4", "resnet12")
+EXACT, ROUNDED = 1e-6, 3e-2  # float64; one step in float32, where a ReLU's kink may flip
+
+
+class Simulator:
+    """The ordinary simulator on the round of a bench."""
+
+    def __init__(self, bench: Bench, layout: str, threads: int) -> None:
+        self._threads, work = threads, bench.work
+        server = build(bench.net, bench.table).to(bench.model.torch_dtype)
+        server.load_state_dict(named(bench.server.theta, bench.server.stats), strict=False)
+        server = place(server, layout)
+        tasks = laid_out(bench.tasks, layout)
+        optimizer = work.optimizer
+        self._round: Callable[[], State] = partial(
+            one_round, server, server.state_dict(), tasks, optimizer.name, optimizer.lr
+        )
+
+    def __call__(self) -> State:
+        """Return the server's state dict after the round."""
+        torch.set_num_threads(self._threads)
+        return self._round()
+
+
+def layouts(work: Work) -> tuple[str, ...]:
+    """Return the memory layouts that make a difference."""
+    return ("nchw", "channels_last") if work.net in MAPS else ("nchw",)
+
+
+def check(work: Work, folder: Path, result: Result) -> None:
+    """Compare the updates of every fleet with the simulator's, in float64 and in float32."""
+    for kind, small, tolerance in (
+        (f"float64, {work.small().steps} Adam steps", work.small(), EXACT),
+        ("float32, one gradient step", work.gradient(), ROUNDED),
+    ):
+        bench = Bench(small)
+        before = named(bench.server.theta, bench.server.stats)
+        for layout in layouts(work) if small.dtype == "float32" else ("nchw",):
+            theirs = Simulator(bench, layout, N)()
+            for fleet in FLEETS:
+                found = difference(Round(bench, fleet, folder).state(), theirs, before)
+                of = f"{fleet} and the simulator ({layout}), {kind}"
+                agree(result.checks, of, found, tolerance)
+
+
+def ours(bench: Bench, folder: Path, flops: int, fleets: tuple[str, ...]) -> list[Contestant]:
+    """Return fedshot's contestants."""
+    return [
+        Contestant(f"fedshot, {f}", timed(Round(bench, f, folder)), FLEETS[f].cores, flops)
+        for f in fleets
+    ]
+
+
+def simulator(work: Work, options: Options) -> Result:
+    """Measure the round on every fleet and in the ordinary simulator, in each of its forms."""
+    work = work.quick() if options.quick else work
+    result = Result(work.what)
+    check(work, options.folder, result)
+    bench = Bench(work)
+    flops = bench.flops if work.net in MAPS else 0
+    everyone = ours(bench, options.folder, flops, tuple(FLEETS))
+    for layout in layouts(work):
+        for threads in sorted({N, 1}, reverse=True):
+            name = f"simulator, {layout}, {_threads(threads)}"
+            run = timed(Simulator(bench, layout, threads))
+            everyone.append(Contestant(name, run, threads, flops))
+    tops = {}
+    if flops:
+        for threads in sorted({1, N}):
+            top = ceiling.best(threads)
+            name = f"the best 3x3 convolution, {_threads(threads)}"
+            tops[threads] = Contestant(name, top.run, threads, top.flops)
+    interleave([*everyone, *tops.values()], options.repeats)
+    ceilings = {n: top.flops / min(top.seconds) for n, top in tops.items()}
+    result.rows = rows([*everyone, *tops.values()], REFERENCE, ceilings)
+    result.notes = [f"{_threads(n)}: the ceiling is {c / 1e9:.0f} GFLOP/s"
+                    for n, c in ceilings.items()]  # fmt: skip
+    return result
+
+
+def flower(work: Work, options: Options) -> Result:
+    """Measure the round in Flower's simulation engine, beside fedshot's default fleet."""
+    work = work.quick() if options.quick else work
+    result, bench, folder = Result(work.what), Bench(work), options.folder / work.name
+    folder.mkdir()
+    state = named(bench.server.theta, bench.server.stats)
+    module = build(bench.net)
+    module.load_state_dict(state, strict=False)
+    spec: dict[str, Any] = {"net": bench.net, "state": module.state_dict(), "tasks": bench.tasks}
+    torch.save(spec, folder / "flower.pt")
+    everyone = ours(bench, folder, 0, ("threads",))
+    name = f"simulator, nchw, {_threads(N)}"
+    everyone.append(Contestant(name, timed(Simulator(bench, "nchw", N)), N))
+    try:
+        with Child("peer_flower.py", folder) as child:
+            result.notes.append(str(child.facts["version"]))
+            one = Bench(Work(work.name, work.net, work.shape, work.clients, 1,
+                             optimizer=work.gradient().optimizer))  # fmt: skip
+            after = Round(one, "threads", folder).state()
+            for layout in layouts(work):
+                theirs = child.check(f"{layout}-gradient", folder / "flower-check.pt")
+                of = f"threads and Flower ({layout}), float32, one gradient step"
+                agree(result.checks, of, difference(after, theirs, state), ROUNDED)
+                everyone.append(Contestant(f"Flower, {layout} inside", child.go(layout), N))
+            interleave(everyone, options.repeats)
+    except PeerError as error:
+        result.left_out["Flower"] = str(error)
+        return result
+    result.rows = rows(everyone, REFERENCE)
+    return result
+
+
+def _threads(n: int) -> str:
+    return f"{n} thread{'s' if n > 1 else ''}"
+
+
+CASES = [
+    *(Case(f"simulator/{w.name}", partial(simulator, w)) for w in (*WORKS, *MANY)),
+    *(Case(f"flower/{w.name}", partial(flower, w)) for w in (*WORKS[:2], *MANY)),
+]

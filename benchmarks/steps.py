@@ -1,0 +1,79 @@
+"""Cases: the local steps of one client in JAX."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+from case import Case, Options, Result, agree
+from children import Child, PeerError
+from nets import build
+from ours import N, Round
+from rounds import ROUNDED, Simulator
+from timing import Contestant, interleave, rows, timed
+from work import Bench, Work, difference, named
+
+from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
+from fedshot.protocol import Clients
+
+WORKS = (
+    Work("conv4-28", "conv4", (28, 28, 1), clients=1, steps=10),
+    Work("conv4-32", "conv4", (32, 32, 3), clients=1, steps=10),
+)
+
+
+class Visit:
+    """A round with one client on the sequential fleet."""
+
+    def __init__(self, bench: Bench, threads: int, folder: Path) -> None:
+        self._bench, self._threads = bench, threads
+        store = PrivateStore(folder / "clients")
+        host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
+        self._fleet = Guard(Meter(Sequential(host)))
+
+    def __call__(self) -> None:
+        torch.set_num_threads(self._threads)
+        clients = Clients(self._fleet, [0], quorum=1.0, round=1)
+        self._bench.method.round(self._bench.server, clients, self._bench.key)
+
+
+def jax(work: Work, options: Options) -> Result:
+    """Measure ten steps of one client."""
+    result, bench, folder = Result(work.what), Bench(work), options.folder / f"jax-{work.name}"
+    folder.mkdir()
+    module = build(bench.net)
+    before = named(bench.server.theta, bench.server.stats)
+    module.load_state_dict(before, strict=False)
+    spec = {"state": module.state_dict(), "tasks": bench.tasks[0], "shot": work.shot}
+    torch.save(spec, folder / "jax.pt")
+    counts = sorted({N, 1}, reverse=True)
+    everyone = [
+        Contestant(f"fedshot, {n} threads", timed(Visit(bench, n, folder)), n) for n in counts
+    ] + [
+        Contestant(f"simulator, {layout}, {n} threads", timed(Simulator(bench, layout, n)), n)
+        for layout in ("nchw", "channels_last")
+        for n in counts
+    ]
+    one = Bench(Work(work.name, work.net, work.shape, 1, 1, optimizer=work.gradient().optimizer))
+    after = Round(one, "sequential", folder).state()
+    moved = {name: before[name] - after[name] for name in after if "running" not in name}
+    zero = {name: torch.zeros_like(leaf) for name, leaf in moved.items()}
+    with ExitStack() as children:
+        try:
+            for n in counts:
+                child = children.enter_context(Child("peer_jax.py", folder, str(n)))
+                found = difference(moved, child.check("gradient", folder / "jax-check.pt"), zero)
+                of = f"fedshot and JAX on {n} threads, gradient in float32"
+                agree(result.checks, of, found, ROUNDED)
+                everyone.append(Contestant(f"JAX, {n} threads", child.go("visit"), n))
+            result.notes.append(str(child.facts["version"]))
+        except PeerError as error:
+            result.left_out["JAX"] = str(error)
+        interleave(everyone, options.repeats)
+    result.rows = rows(everyone, everyone[0].name)
+    return result
+
+
+CASES = [Case(f"jax/{work.name}", partial(jax, work)) for work in WORKS]
