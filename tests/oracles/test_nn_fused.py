@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fedshot import tree
+from fedshot.data import Episode
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import Conv4, Model, compiled, fused
+from fedshot.nn import (
+    Conv4,
+    InnerLoop,
+    LinearHead,
+    Maml,
+    Model,
+    compiled,
+    fused,
+    value_and_grad,
+)
 from fedshot.nn.layers import EPS, batch_norm
 from fedshot.nn.mode import Mode
+from fedshot.tree import Tree
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
@@ -80,19 +94,61 @@ def test_not_a_number_stays_one() -> None:
     assert not torch.isnan(y[:, [0, 1, 2, 4, 5, 6, 7]]).any()
 
 
-def test_second_derivatives_are_those_of_the_separate_operations() -> None:
-    x, weight, bias, dy = maps((3, 4, 6, 6))
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_second_derivatives_are_those_of_the_separate_operations(shape: tuple[int, ...]) -> None:
+    x, weight, bias, dy = maps(shape)
 
     def twice(op: object, *start: Tensor) -> tuple[Tensor, ...]:
         points = leaves(*start)
         y = op(*points)  # type: ignore[operator]
         first = torch.autograd.grad((y * dy.to(y.dtype)).sum(), points, create_graph=True)
-        return torch.autograd.grad(sum((g**2).sum() for g in first), points)
+        return torch.autograd.grad(
+            sum((g**2).sum() for g in first), points, allow_unused=True, materialize_grads=True
+        )
 
     found = twice(lambda *t: fused.pooled(*t, EPS)[0], x, weight, bias)
     wanted = twice(plain, x.double(), weight.double(), bias.double())
     for a, b in zip(found, wanted, strict=True):
         assert float((a.double() - b).norm()) <= 1e-5 * float(b.norm()) + 1e-6
+
+
+def test_the_gradient_of_the_result_s_own_gradient_is_right_too() -> None:
+    """By dy, which a further layer would have made of its weights."""
+    x, weight, bias, dy = maps((3, 4, 6, 6))
+    found, wanted = [], []
+    for into, cast in ((found, Tensor.float), (wanted, Tensor.double)):
+        points = leaves(*(cast(t) for t in (x, weight, bias, dy)))
+        points[0] = cast(x).clone(memory_format=torch.preserve_format).requires_grad_()
+        y = fused.pooled(*points[:3], EPS)[0] if into is found else plain(*points[:3])
+        first = torch.autograd.grad(y, points[:3], points[3], create_graph=True)
+        total = sum((g * torch.sin(torch.arange(g.numel()).view(g.shape).to(g.dtype))).sum()
+                    for g in first)  # fmt: skip
+        into.extend(torch.autograd.grad(total, points, allow_unused=True, materialize_grads=True))
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a.double() - b).norm()) <= 1e-5 * float(b.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_a_maml_lesson_has_the_gradient_that_it_has_in_float64(order: str) -> None:
+    single = Maml(Model(Conv4(width=8), LinearHead(way=3), (12, 12, 1), "support"),
+                  InnerLoop(lr=0.05, steps=3, order=order))  # type: ignore[arg-type]  # fmt: skip
+    double = replace(single, model=replace(single.model, dtype="float64"))
+    x = torch.randint(0, 256, (3 * 6, 12, 12, 1), dtype=torch.uint8)
+    y = torch.arange(3).repeat_interleave(2), torch.arange(3).repeat_interleave(4)
+    episode = Episode(x[:6], y[0], x[6:], y[1], torch.arange(3))
+    params, stats = single.init(Key(0))
+    exact, _ = double.init(Key(0))
+
+    def gradient(learner: Maml, at: Tree) -> Tree:
+        def fn(w: Tree) -> tuple[Tensor, Tree]:
+            return learner.lesson(w, stats, episode, Key(1).tensor()).loss, {}
+
+        return value_and_grad(fn, at)[2]
+
+    found, wanted = tree.leaves(gradient(single, params)), tree.leaves(gradient(double, exact))
+    scale = max(float(g.norm()) for g in wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a.double() - b).norm()) <= 1e-4 * scale
 
 
 @pytest.mark.parametrize("norm", ["batch", "capture", "given"])

@@ -30,6 +30,8 @@ _SIGNATURES = {
     "fedshot_pool": [*[_POINTER] * 3, *[_SIZE] * 5, _POINTER],
     "fedshot_sums": [*[_POINTER] * 5, *[_SIZE] * 5, *[_POINTER] * 2],
     "fedshot_grad": [*[_POINTER] * 7, *[_SIZE] * 5, _POINTER],
+    "fedshot_twice_sums": [*[_POINTER] * 6, *[_SIZE] * 5, *[_POINTER] * 3],
+    "fedshot_twice_grad": [*[_POINTER] * 11, *[_SIZE] * 5, *[_POINTER] * 2],
 }
 
 

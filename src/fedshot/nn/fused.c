@@ -165,3 +165,104 @@ void fedshot_grad(const float *restrict x, const float *restrict scale,
             }
     }
 }
+
+/* What the second derivative sums over each image: u, u * (x - mean), and u times dz. */
+void fedshot_twice_sums(const float *restrict x, const float *restrict scale,
+                        const float *restrict shift, const float *restrict mean,
+                        const float *restrict dy, const float *restrict u, size from, size to,
+                        size h, size w, size c, double *restrict u_sum, double *restrict ux_sum,
+                        double *restrict uz_sum) {
+    size ph = h / 2, pw = w / 2;
+    float one[MOST], two[MOST], three[MOST];
+    for (size i = from; i < to; i++) {
+        double *s0 = u_sum + i * c, *s1 = ux_sum + i * c, *s2 = uz_sum + i * c;
+        for (size k = 0; k < c; k++) s0[k] = s1[k] = s2[k] = 0.0;
+        for (size r = 0; r < h; r++) {
+            const float *row = x + (i * h + r) * w * c, *cot = u + (i * h + r) * w * c;
+            for (size k = 0; k < c; k++) one[k] = two[k] = 0.0f;
+            for (size q = 0; q < w; q++)
+                for (size k = 0; k < c; k++) {
+                    one[k] += cot[q * c + k];
+                    two[k] += cot[q * c + k] * (row[q * c + k] - mean[k]);
+                }
+            for (size k = 0; k < c; k++) s0[k] += (double)one[k];
+            for (size k = 0; k < c; k++) s1[k] += (double)two[k];
+        }
+        for (size r = 0; r < ph; r++) {
+            for (size k = 0; k < c; k++) three[k] = 0.0f;
+            for (size q = 0; q < pw; q++) {
+                size at = ((i * h + 2 * r) * w + 2 * q) * c;
+                const float *x0 = x + at, *x1 = x0 + c, *x2 = x0 + w * c, *x3 = x2 + c;
+                const float *u0 = u + at, *u1 = u0 + c, *u2 = u0 + w * c, *u3 = u2 + c;
+                const float *g = dy + ((i * ph + r) * pw + q) * c;
+                for (size k = 0; k < c; k++) {
+                    float s = scale[k], b = shift[k];
+                    float a1 = x1[k] * s + b, a2 = x2[k] * s + b, a3 = x3[k] * s + b;
+                    float m = x0[k] * s + b, v = u0[k];
+                    v = a1 > m ? u1[k] : v;
+                    m = a1 > m ? a1 : m;
+                    v = a2 > m ? u2[k] : v;
+                    m = a2 > m ? a2 : m;
+                    v = a3 > m ? u3[k] : v;
+                    m = a3 > m ? a3 : m;
+                    three[k] += m <= 0.0f ? 0.0f : g[k] * v;
+                }
+            }
+            for (size k = 0; k < c; k++) s2[k] += (double)three[k];
+        }
+    }
+}
+
+/* gx = slope * (x - mean) + at_z * dz + at_u * u + level, and for the winner of a pool that is not
+ * cut off gdy = scale * u + at_z * (x - mean) + base. */
+void fedshot_twice_grad(const float *restrict x, const float *restrict scale,
+                        const float *restrict shift, const float *restrict mean,
+                        const float *restrict slope, const float *restrict at_z,
+                        const float *restrict at_u, const float *restrict level,
+                        const float *restrict base, const float *restrict dy,
+                        const float *restrict u, size from, size to, size h, size w, size c,
+                        float *restrict gx, float *restrict gdy) {
+    size ph = h / 2, pw = w / 2;
+    for (size i = from; i < to; i++) {
+        for (size at = i * h * w * c; at < (i + 1) * h * w * c; at += c)
+            for (size k = 0; k < c; k++)
+                gx[at + k] = (x[at + k] - mean[k]) * slope[k] + u[at + k] * at_u[k] + level[k];
+        for (size r = 0; r < ph; r++)
+            for (size q = 0; q < pw; q++) {
+                size at = ((i * h + 2 * r) * w + 2 * q) * c, to_y = ((i * ph + r) * pw + q) * c;
+                const float *x0 = x + at, *x1 = x0 + c, *x2 = x0 + w * c, *x3 = x2 + c;
+                const float *u0 = u + at, *u1 = u0 + c, *u2 = u0 + w * c, *u3 = u2 + c;
+                float *y0 = gx + at, *y1 = y0 + c, *y2 = y0 + w * c, *y3 = y2 + c;
+                const float *g = dy + to_y;
+                float *out = gdy + to_y;
+                for (size k = 0; k < c; k++) {
+                    float s = scale[k], b = shift[k];
+                    float a0 = x0[k] * s + b, a1 = x1[k] * s + b;
+                    float a2 = x2[k] * s + b, a3 = x3[k] * s + b;
+                    float m = a0, v = u0[k], p = x0[k];
+                    v = a1 > m ? u1[k] : v;
+                    p = a1 > m ? x1[k] : p;
+                    m = a1 > m ? a1 : m;
+                    v = a2 > m ? u2[k] : v;
+                    p = a2 > m ? x2[k] : p;
+                    m = a2 > m ? a2 : m;
+                    v = a3 > m ? u3[k] : v;
+                    p = a3 > m ? x3[k] : p;
+                    m = a3 > m ? a3 : m;
+                    float z = s * v + at_z[k] * (p - mean[k]) + base[k];
+                    out[k] = m <= 0.0f ? 0.0f : z;
+                    float d = m <= 0.0f ? 0.0f : g[k] * at_z[k];
+                    float e0 = a0 == m ? d : 0.0f;
+                    d = a0 == m ? 0.0f : d;
+                    float e1 = a1 == m ? d : 0.0f;
+                    d = a1 == m ? 0.0f : d;
+                    float e2 = a2 == m ? d : 0.0f;
+                    d = a2 == m ? 0.0f : d;
+                    y0[k] += e0;
+                    y1[k] += e1;
+                    y2[k] += e2;
+                    y3[k] += d;
+                }
+            }
+    }
+}

@@ -18,7 +18,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
 from fedshot.errors import ConfigError
@@ -99,7 +98,7 @@ def pooled_given(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 class _Pooled(torch.autograd.Function):
-    """The derivative is written out; the derivative of that is left to torch's own operations."""
+    """y of (x, weight, bias); mean and variance come along without a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
@@ -108,32 +107,59 @@ class _Pooled(torch.autograd.Function):
         scale = weight * inverse
         shift = bias - mean * scale
         ctx.save_for_backward(x, weight, bias, mean, inverse, scale, shift)
-        ctx.eps = eps
         ctx.mark_non_differentiable(mean, var)
         return _forward(x, scale, shift), mean, var
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
-        x, weight, bias, mean, inverse, scale, shift = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody will differentiate this derivative
-            y = _plain(x, weight, bias, ctx.eps)
-            wanted = [p for p, need in zip((x, weight, bias), ctx.needs_input_grad, strict=False)
-                      if need]  # fmt: skip
-            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-            return (*(next(found) if need else None for need in ctx.needs_input_grad[:3]), None)
+        x, weight, bias, *sizes = ctx.saved_tensors
+        found = _PooledGradient.apply(dy, x, weight, bias, *sizes)  # type: ignore[no-untyped-call]
+        dx, dweight, dbias = found
+        return dx, dweight, dbias, None
+
+
+class _PooledGradient(torch.autograd.Function):
+    """dx, dweight and dbias of (dy, x, weight), so that they can be differentiated once more.
+
+    With dz what reaches the winner of a pool, S0 and S1 its sums with 1 and x - mean, M the number
+    of values in a channel, i the inverse root of the variance and s = weight * i:
+
+        dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
+
+    `backward` differentiates <u, dx> + a dweight + b dbias, where the mean and i depend on x too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor,
+        inverse: Tensor, scale: Tensor, shift: Tensor,
+    ) -> Any:  # fmt: skip
         dy = dy.contiguous(memory_format=torch.channels_last)
-        dz, dzx = _sums(x, scale, shift, mean, dy)
-        n = x.numel() // x.shape[1]
-        dx = None
-        if ctx.needs_input_grad[0]:
-            slope = -scale * inverse * inverse * dzx / n
-            dx = _grad(x, scale, shift, mean, slope, -scale * dz / n, dy)
-        return dx, dzx * inverse, dz, None
+        s0, s1 = _sums(x, scale, shift, mean, dy)
+        m = x.numel() // x.shape[1]
+        slope = -scale * inverse * inverse * s1 / m
+        dx = _grad(x, scale, shift, mean, slope, -scale * s0 / m, dy)
+        ctx.save_for_backward(dy, x, weight, bias, mean, inverse, scale, shift, s0, s1)
+        return dx, s1 * inverse, s0
 
-
-def _plain(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    normed = F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-    return F.relu(F.max_pool2d(normed, 2))
+    @staticmethod
+    def backward(ctx: Any, u: Tensor, a: Tensor, b: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("third derivatives are not there; set FEDSHOT_KERNELS=off for them")
+        dy, x, weight, _, mean, i, scale, shift, s0, s1 = ctx.saved_tensors
+        u = u.contiguous(memory_format=torch.channels_last)
+        m = x.numel() // x.shape[1]
+        u0, u1, uz = _twice_sums(x, scale, shift, mean, dy, u)
+        inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
+        of_i = weight * inner - 2 * scale * i * s1 * u1 / m + a * s1
+        at_z = a * i - scale * i * i * u1 / m
+        at_u = -scale * i * i * s1 / m
+        gx, gdy = _twice_grad(
+            x, scale, shift, mean,
+            slope=-of_i * i**3 / m, at_z=at_z, at_u=at_u,
+            level=-(at_z * s0 + at_u * u0) / m, base=b - scale * u0 / m, dy=dy, u=u,
+        )  # fmt: skip
+        return gdy, gx, i * inner, None, None, None, None, None
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,6 +199,28 @@ def _grad(
     ins = [x, scale, shift, mean, slope, level, dy]
     _each(n, _kernels().fedshot_grad, ins, [h, w, c], [dx])
     return dx.permute(0, 3, 1, 2)
+
+
+def _twice_sums(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    n, c, h, w = x.shape
+    parts = torch.empty(3, n, c, dtype=torch.float64)
+    ins = [x, scale, shift, mean, dy, u]
+    _each(n, _kernels().fedshot_twice_sums, ins, [h, w, c], list(parts))
+    u0, u1, uz = parts.sum(1).float()
+    return u0, u1, uz
+
+
+def _twice_grad(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, *, slope: Tensor, at_z: Tensor,
+    at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    n, c, h, w = x.shape
+    gx, gdy = torch.empty(n, h, w, c), torch.empty(n, h // 2, w // 2, c)
+    ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
+    _each(n, _kernels().fedshot_twice_grad, ins, [h, w, c], [gx, gdy])
+    return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
 
 
 def _kernels() -> ctypes.CDLL:
