@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow test-data check format clean
+.PHONY: demo test test-slow test-data check format bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py --out runs/demo
@@ -27,6 +27,23 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Speed beside the ordinary simulator and other libraries, for a quiet machine; an hour at most.
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+# The libraries that `bench` compares with, in an environment of their own that uses this one's torch.
+PEERS := .venv-peers
+SITE = $(1)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+bench-peers: $(STAMP)
+	$(BIN)/python -m venv $(PEERS)
+	echo '*' > $(PEERS)/.gitignore
+	$(call SITE,$(BIN)) > "$$($(call SITE,$(PEERS)/bin))/main.pth"
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements-peers.txt
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps easyfsl==1.5.0
+	mkdir -p $(PEERS)/src
+	$(PEERS)/bin/pip download --quiet --disable-pip-version-check --no-deps --dest $(PEERS)/src learn2learn==0.2.0
+	tar -xzf $(PEERS)/src/learn2learn-0.2.0.tar.gz -C $(PEERS)/src
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"fedshot needs Python 3.11 or newer; this is {v.major}.{v.minor}. Run make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -34,4 +51,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv $(PEERS) .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -16,7 +16,7 @@ from ours import N
 from plain import State
 from timing import Contestant, interleave, rows, timed
 from torch import Tensor
-from work import Bench, Work, difference, named
+from work import Bench, Work, difference, distance, named
 
 from fedshot import tree
 from fedshot.data import ClientData, Episode
@@ -107,7 +107,7 @@ def maml(meta: Meta, order: str, options: Options) -> Result:
                     of = f"fedshot and {peer} ({layout})"
                     found = difference(truth, child.check(f"{name}-float64", path), zero)
                     agree(result.checks, f"{of}, gradient in float64", found, EXACT)
-                    found = difference(rounded, child.check(f"{name}-float32", path), zero)
+                    found = distance(rounded, child.check(f"{name}-float32", path), zero)
                     agree(result.checks, f"{of}, gradient in float32", found, ROUNDED)
                     run = child.go(f"{name}-float32")
                     everyone.append(Contestant(f"{peer}, {layout}", run, N))

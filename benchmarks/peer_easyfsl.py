@@ -2,8 +2,9 @@
 
     python peer_easyfsl.py FOLDER THREADS      reads FOLDER/exam.pt; see `children`
 
-easyfsl imports torchvision, of which there is no build for every torch; nothing of it is used in an
-evaluation of tensors, so where it cannot be imported an empty module stands in.
+Two things make easyfsl 1.5.0 run here, neither in what is measured. It imports torchvision, of
+which there is no build for every torch; where that cannot be imported an empty module stands in.
+And its sampler hands `data_source` to torch's, which no longer takes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from nets import build, place
 from serve import serve
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 try:
     import torchvision  # noqa: F401  (easyfsl wants it)
@@ -27,10 +28,17 @@ except (ImportError, RuntimeError):
     for part in ("", ".transforms", ".models", ".models.resnet", ".datasets", ".utils"):
         sys.modules[f"torchvision{part}"] = MagicMock()
 
-from easyfsl.datasets import FewShotDataset
-from easyfsl.methods import PrototypicalNetworks
-from easyfsl.samplers import TaskSampler
-from easyfsl.utils import evaluate
+
+def _take_data_source(self: Sampler[Any], data_source: object = None) -> None:
+    del self, data_source
+
+
+Sampler.__init__ = _take_data_source  # type: ignore[method-assign]
+
+from easyfsl.datasets import FewShotDataset  # noqa: E402  (after torchvision)
+from easyfsl.methods import PrototypicalNetworks  # noqa: E402
+from easyfsl.samplers import TaskSampler  # noqa: E402
+from easyfsl.utils import evaluate  # noqa: E402
 
 
 class Images(FewShotDataset):  # type: ignore[misc]
@@ -78,7 +86,8 @@ def main() -> None:
         module = build(held["net"])
         module.load_state_dict(held["state"])
         network = PrototypicalNetworks(place(module, layout))
-        return torch.tensor(evaluate(network, loader, device="cpu", use_tqdm=False))
+        found = evaluate(network, loader, device="cpu", use_tqdm=False)
+        return torch.tensor(found, dtype=torch.float64)
 
     random.seed(0)
     works = {"given": lambda: accuracy(Given(held["episodes"], *shape), "nchw", 0)}

@@ -13,7 +13,9 @@ Written by `make bench` (`python benchmarks/run.py`); the numbers are in `benchm
 
 Everyone in a table did the same work in one run, in turn (A, B, C, A, B, C, ...). Ratios hold
 within a table; seconds belong to the machine. Before a table was measured, the updates of all in it
-were compared: the largest relative difference of any tensor stands below it.
+were compared, and the relative difference stands below it: in float64 the largest of any tensor; in
+float32, where rounding decides now and then which pixel of a pool is the largest, that of the whole
+update.
 
 - **fedshot** runs with its guard and its ledger, draws its episodes, and turns bytes into floats,
   all of which is counted. A name behind it is the fleet.

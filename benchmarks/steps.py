@@ -12,8 +12,8 @@ from children import Child, PeerError
 from nets import build
 from ours import N, Round
 from rounds import ROUNDED, Simulator
-from timing import Contestant, interleave, rows, timed
-from work import Bench, Work, difference, named
+from timing import Contestant, interleave, rows, say, timed
+from work import Bench, Work, distance, named
 
 from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
 from fedshot.protocol import Clients
@@ -50,9 +50,9 @@ def jax(work: Work, options: Options) -> Result:
     torch.save(spec, folder / "jax.pt")
     counts = sorted({N, 1}, reverse=True)
     everyone = [
-        Contestant(f"fedshot, {n} threads", timed(Visit(bench, n, folder)), n) for n in counts
+        Contestant(f"fedshot, {say(n)}", timed(Visit(bench, n, folder)), n) for n in counts
     ] + [
-        Contestant(f"simulator, {layout}, {n} threads", timed(Simulator(bench, layout, n)), n)
+        Contestant(f"simulator, {layout}, {say(n)}", timed(Simulator(bench, layout, n)), n)
         for layout in ("nchw", "channels_last")
         for n in counts
     ]
@@ -64,10 +64,10 @@ def jax(work: Work, options: Options) -> Result:
         try:
             for n in counts:
                 child = children.enter_context(Child("peer_jax.py", folder, str(n)))
-                found = difference(moved, child.check("gradient", folder / "jax-check.pt"), zero)
-                of = f"fedshot and JAX on {n} threads, gradient in float32"
+                found = distance(moved, child.check("gradient", folder / "jax-check.pt"), zero)
+                of = f"fedshot and JAX on {say(n)}, gradient in float32"
                 agree(result.checks, of, found, ROUNDED)
-                everyone.append(Contestant(f"JAX, {n} threads", child.go("visit"), n))
+                everyone.append(Contestant(f"JAX, {say(n)}", child.go("visit"), n))
             result.notes.append(str(child.facts["version"]))
         except PeerError as error:
             result.left_out["JAX"] = str(error)

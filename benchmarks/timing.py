@@ -79,5 +79,10 @@ def rows(
     return found
 
 
+def say(threads: int) -> str:
+    """Say a number of threads."""
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
 def _short(value: float) -> float:
     return float(f"{value:.3g}")
