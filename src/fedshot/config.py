@@ -15,7 +15,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Config:
     partition: Dealer
     episode: EpisodeSpec
     model: ModelOptions
-    method: Callable[[Model], Method[Any]]
+    method: Callable[[Model, tuple[int, ...]], Method[Any]]  # of the model and the base classes
     run: RunOptions
     test: ExamOptions
 
@@ -147,7 +147,7 @@ def _drop_other_kind(below: Settings, given: Settings, place: str) -> str:
     if was == now or was not in kinds or (now not in kinds and now != NO_HEAD):
         return ""
     had, has = _top(place, was), _top(place, now) if now in kinds else set()
-    lost = [key for key in old if key in had - has]
+    lost = [key for key in old if key in had - has or _another(place, was, now, key, old[key])]
     kept = {key: value for key, value in old.items() if key not in {*lost, "name"}}
     trees.put(below, place, None)  # or the two would be merged
     trees.put(below, place, kept)
@@ -156,6 +156,23 @@ def _drop_other_kind(below: Settings, given: Settings, place: str) -> str:
     names = ", ".join(f"{place}.{key}" for key in lost)
     stay = f"; {', '.join(f'{place}.{key}' for key in kept)} stays" if kept else ""
     return f"the file's {names} left out: of {was!r}, and {place} is now {now!r}{stay}"
+
+
+def _another(place: str, was: str, now: str, key: str, value: Any) -> bool:
+    """Whether two kinds mean different things by a key, and the value is none for the new one."""
+    if now == NO_HEAD:
+        return False
+    old, new = (
+        next((one for one in kind_options(place, kind) if one.place == f"{place}.{key}"), None)
+        for kind in (was, now)
+    )
+    if old is None or new is None or old.hint == new.hint:
+        return False
+    try:
+        settled(new, value)
+    except ConfigError:
+        return True
+    return False
 
 
 def _top(place: str, kind: str) -> set[str]:
@@ -218,8 +235,17 @@ def _read(settings: Mapping[str, Any]) -> Config:
 
 def _method(
     name: str, chosen: Mapping[str, Any], episode: EpisodeSpec
-) -> Callable[[Model], Method[Any]]:
-    return lambda model: METHODS[name](model=model, episode=episode, **chosen)
+) -> Callable[[Model, tuple[int, ...]], Method[Any]]:
+    """Return what makes the method once the data is known; a field `classes` gets its classes."""
+    cls = METHODS[name]
+    asks = any(field.name == "classes" for field in fields(cls))
+
+    def make(model: Model, classes: tuple[int, ...]) -> Method[Any]:
+        known: dict[str, Any] = {"classes": classes} if asks else {}
+        made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
+        return made
+
+    return make
 
 
 def _norm_policy(name: str, chosen: Mapping[str, Any]) -> str:

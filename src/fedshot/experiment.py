@@ -33,6 +33,7 @@ from fedshot.fleets import (
     Vectorised,
     by_chance,
 )
+from fedshot.kinds import defaults
 from fedshot.locks import only_one
 from fedshot.machine import keep_freed_memory
 from fedshot.protocol import Clients, Fleet
@@ -224,7 +225,10 @@ class Experiment:
         self.round = self.checkpoints.rounds()[-1]
         notes = self.checkpoints.notes(self.round)
         changed = difference(
-            notes["config"], self.config.settings, except_for=MAY_CHANGE, later=True
+            notes["config"],
+            self.config.settings,
+            except_for=MAY_CHANGE,
+            later=defaults(self.config.settings),
         )
         if changed:
             raise CheckpointError(

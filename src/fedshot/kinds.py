@@ -32,7 +32,8 @@ SECTIONS: dict[str, type[Any]] = {
     "run": RunOptions,
     "test": ExamOptions,
 }
-NOT_OPTIONS = {"method": {"model", "episode"}, "model": {"backbone", "head"}}
+# What a method is given besides its options; `classes` are the base classes of the data.
+NOT_OPTIONS = {"method": {"model", "episode", "classes"}, "model": {"backbone", "head"}}
 NO_HEAD = "none"
 _CLIENTS = 10  # of a partition that needs a number and is given none
 # The largest whole numbers that are no slip: width of a net, examples, threads.
@@ -110,6 +111,15 @@ def all_options(names: Mapping[str, str]) -> Iterator[Option]:
             yield from map(_bounded, kind_options(place, kind))
 
 
+def defaults(settings: Settings) -> dict[str, Any]:
+    """Return the default of every option of these kinds, by place; none of a required one."""
+    names = {
+        place: (long(place, trees.at(settings, place)) or {}).get("name", default)
+        for place, (_, default) in KINDS.items()
+    }
+    return {one.place: one.default for one in all_options(names) if not one.required}
+
+
 def kind_options(place: str, kind: str) -> Iterator[Option]:
     """Yield the options of one kind at its place."""
     return options_of(KINDS[place][0][kind], place, NOT_OPTIONS.get(place, ()))
@@ -127,8 +137,9 @@ def is_text(place: str) -> bool:
 
 @cache
 def _texts() -> frozenset[str]:
-    found = {"name", *(f"{place}.name" for place in KINDS)}
     every = [kind_options(place, kind) for place, (kinds, _) in KINDS.items() for kind in kinds]
     every += [options_of(cls, s, NOT_OPTIONS.get(s, ())) for s, cls in SECTIONS.items()]
-    found |= {one.place for options in every for one in options if takes_text(one.hint)}
-    return frozenset(found)
+    hints = [one for options in every for one in options]
+    # Kinds may have options of one name and different types: what is no text for one is read as is.
+    found = {one.place for one in hints} - {one.place for one in hints if not takes_text(one.hint)}
+    return frozenset(found | {"name", *(f"{place}.name" for place in KINDS)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedshot.errors import ConfigError, nearest
@@ -21,21 +21,35 @@ class Option:
     place: str  # such as "method.inner.lr"
     hint: Any
     required: bool = False
+    default: Any = None  # as a plain value
     most: int = _BITS - 1  # the largest whole number it takes
 
 
-def options_of(cls: type[Any], place: str, skip: Collection[str] = ()) -> Iterator[Option]:
-    """Yield the options of a dataclass, those of dataclasses in it included."""
+def options_of(
+    cls: type[Any], place: str, skip: Collection[str] = (), made: Any = None
+) -> Iterator[Option]:
+    """Yield the options of a dataclass, those of dataclasses in it included.
+
+    `made` is an instance whose values are the defaults, where another dataclass has one as such.
+    """
     hints = get_type_hints(cls)
     for field in fields(cls):
         hint, below = hints[field.name], f"{place}.{field.name}"
         if field.name in skip or not field.init:
             continue
+        required = field.default is MISSING and field.default_factory is MISSING
+        default = _default(field) if made is None else getattr(made, field.name)
         if isinstance(hint, type) and is_dataclass(hint):
-            yield from options_of(hint, below)
+            yield from options_of(hint, below, made=default)
         else:
-            required = field.default is MISSING and field.default_factory is MISSING
-            yield Option(below, hint, required)
+            plain = list(default) if isinstance(default, tuple) else default
+            yield Option(below, hint, required, plain)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if field.default is MISSING else field.default
 
 
 def takes_text(hint: Any) -> bool:

@@ -32,15 +32,17 @@ def reproduce(options: argparse.Namespace) -> int:
         return _picture(recipe, options)
     bench = Bench(_request(recipe, options))
     bench.check()
+    variant = bench.request.variant
     if not options.plan:
         for _ in _shown(bench, options):
             pass
+        drawn = curves.write(options.results, recipe, variant)
+        if drawn and not options.quiet:
+            tell(f"wrote {drawn}")
     states = list(bench.states.values())
-    drawn = curves.write(options.results, recipe, bench.request.variant, states)
-    if drawn and not options.quiet:
-        tell(f"wrote {drawn}")
-    say(tables.as_json(states) if options.json else tables.as_text(recipe, options.budget, states))
-    return BROKE_OFF if any(state.failed for state in states) else 0
+    say(tables.as_json(states) if options.json else tables.as_text(recipe, variant, states))
+    named = [state for state in states if state.obstacle and options.cells]
+    return BROKE_OFF if named or any(state.failed for state in states) else 0
 
 
 def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
@@ -72,7 +74,7 @@ def _shown(bench: Bench, options: argparse.Namespace) -> Iterator[Event]:
         return
 
     def now() -> object:
-        return tables.table(request.recipe, request.budget, list(bench.states.values()))
+        return tables.table(request.recipe, request.variant, list(bench.states.values()))
 
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         for event in bench.run():
@@ -99,6 +101,7 @@ def _tell(event: Event) -> None:
 def _list(options: argparse.Namespace) -> int:
     """List the recipes: data, methods, and the time they will take."""
     recipes = [Recipe.load(name) for name in names()]
+    _request(recipes[0], options)  # refuses numbers that cannot be
     if options.measure:
         _measure(recipes, options)
     lines = [overview(recipe, options.budget, options.seeds, data_dir(options), options.jobs)

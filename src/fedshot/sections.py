@@ -146,7 +146,7 @@ class RunOptions:
         device: "cpu" or "cuda", which suits "sequential" and "vectorised".
         workers: clients that run at once under "threads"; null for as many as cores and `threads`
             allow, and for one where a step is so short that they would only wait for each other.
-            The same bits for any number.
+            The same bits for any number. Other fleets refuse more than one.
         unreliable: rehearse failing clients.
     """
 
@@ -177,6 +177,11 @@ class RunOptions:
                     f"run.{name} is {value}; expected 1 to {_MOST_THREADS}, the number of the "
                     "machine's cores at most."
                 )
+        if self.fleet != "threads" and self.workers is not None and self.workers > 1:
+            raise ConfigError(
+                f"run.workers is {self.workers} with run.fleet {self.fleet!r}, which has one. Set "
+                "run.fleet to 'threads', or leave run.workers out."
+            )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
                 "run.device is 'cuda', and torch sees no CUDA device here. Use 'cpu', or install a "

@@ -92,7 +92,8 @@ class Setting(Arrangement):
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
-        self.method: Method[Any] = config.method(model)
+        base = np.unique(self.dataset.y[self.rows.base])
+        self.method: Method[Any] = config.method(model, tuple(base.tolist()))
         if config.run.fleet == "vectorised" and not model.backbone.vmappable:
             kind = config.settings["model"]["backbone"]["name"]
             raise ConfigError(

@@ -210,7 +210,11 @@ def _without_nulls(tree: Mapping[str, Any]) -> Settings:
 
 
 def difference(
-    old: Settings, new: Settings, *, except_for: Collection[str] = (), later: bool = False
+    old: Settings,
+    new: Settings,
+    *,
+    except_for: Collection[str] = (),
+    later: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Say which settings differ, as `a.b was 1, is 2`; None when none does.
 
@@ -218,10 +222,13 @@ def difference(
         old: settings before.
         new: settings now.
         except_for: keys that may differ.
-        later: keys that `old` does not have are options that came later, and no difference.
+        later: the defaults of options, by place. A key that `old` does not have is an option that
+            came later, and had its default.
     """
     before, after = dict(flat(old)), dict(flat(new))
-    keys = before.keys() if later else before.keys() | after.keys()
+    before |= {key: value for key, value in (later or {}).items()
+               if key in after and key not in before}  # fmt: skip
+    keys = before.keys() | after.keys()
     changed = [
         f"{key} was {before.get(key, 'not set')!r}, is {after.get(key, 'not set')!r}"
         for key in sorted(keys)

@@ -221,3 +221,32 @@ def test_a_frozen_part_does_not_cut_the_others_from_the_graph() -> None:
     got = value_and_grad(outer, point()["head"])[2]
     want = torch.func.grad(by_torch_func)(point(), 0.1, 2)["head"]
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_step_sizes_of_one_value_are_that_step_size(second: bool) -> None:
+    sizes = tree.map(lambda leaf: torch.full_like(leaf, 0.1), point())
+    ends = [
+        tree.detach(descend(lambda w, _: bowl(w), point(), lr=lr, steps=4, second_order=second))
+        for lr in (0.1, sizes)
+    ]
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-14, atol=1e-15)
+
+
+def test_step_sizes_on_a_quadratic_have_the_closed_form_and_jacobian() -> None:
+    # w_n - c = (I - diag(alpha) A)^n (w - c); after one step d w_1 / d alpha = -diag(A (w - c)).
+    a, c, w = hessian(), noise(4, seed=4), noise(4, seed=5)
+    alpha = torch.tensor([0.1, 0.02, 0.3, 0.0], dtype=torch.float64)
+
+    def loss(w: Tensor, step: int) -> Tensor:
+        return 0.5 * (w - c) @ a @ (w - c)
+
+    shrink = torch.eye(4, dtype=torch.float64) - alpha[:, None] * a
+    end = descend(loss, w, lr=alpha, steps=7, second_order=False)
+    want = c + torch.linalg.matrix_power(shrink, 7) @ (w - c)
+    torch.testing.assert_close(end, want, rtol=1e-13, atol=1e-14)
+    for second in (True, False):
+        at = alpha.clone().requires_grad_()
+        one = descend(loss, w, lr=at, steps=1, second_order=second)
+        rows = [torch.autograd.grad(v, at, retain_graph=True)[0] for v in one]
+        torch.testing.assert_close(torch.stack(rows), -torch.diag(a @ (w - c)))

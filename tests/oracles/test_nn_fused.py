@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -92,6 +94,34 @@ def test_not_a_number_stays_one() -> None:
     y, _, _ = fused.pooled(x, weight, bias, EPS)
     assert torch.isnan(y[:, 3]).all()
     assert not torch.isnan(y[:, [0, 1, 2, 4, 5, 6, 7]]).any()
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("channels", [1, 16, 19])
+def test_not_a_number_wins_its_pool_under_given_statistics(
+    place: tuple[int, int], channels: int
+) -> None:
+    x, scale, shift, _ = maps((3, channels, 6, 7))
+    row, column = 2 + place[0], 4 + place[1]
+    x[1, :, row, column] = float("nan")
+    y = fused.pooled_given(x, scale, shift)
+    expected = F.relu(F.max_pool2d(x * scale[:, None, None] + shift[:, None, None], 2))
+    torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-6, atol=1e-6)
+    assert torch.isnan(y[1, :, 1, 2]).all()
+    assert int(torch.isnan(y).sum()) == channels
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+def test_what_is_not_finite_makes_nan_of_its_channel_and_of_its_gradient(bad: float) -> None:
+    """Under the batch's own statistics, which is why the derivatives may compare as they do."""
+    x, weight, bias, dy = maps((2, 3, 6, 6))
+    x[0, 1, 2, 3] = x[0, 1, 2, 4] = bad
+    points = leaves(x, weight, bias)
+    y = fused.pooled(*points, EPS)[0]
+    assert torch.isnan(y[:, 1]).all()
+    dx = torch.autograd.grad(y, points, dy)[0]
+    assert torch.isnan(dx[:, 1]).all()
+    assert torch.isfinite(dx[:, [0, 2]]).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:])
@@ -212,3 +242,59 @@ def test_what_the_kernels_cannot_take_goes_the_plain_way() -> None:
     seen = []
     torch.func.vmap(lambda t: seen.append(fused.fits(t)) or t)(torch.zeros(3, 1, 4, 6, 6))
     assert seen == [False]
+
+
+def test_an_empty_batch_goes_the_plain_way() -> None:
+    x = torch.zeros(0, 4, 6, 6).contiguous(memory_format=torch.channels_last)
+    assert not fused.fits(x)
+    model = Model(Conv4(width=8), None, (12, 12, 1))
+    params, stats = model.init(Key(1))
+    images = torch.zeros(0, 12, 12, 1, dtype=torch.uint8)
+    assert model.features(params, stats, images, Mode(norm="given"))[0].shape[0] == 0
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_vectors_that_c_would_misread_are_refused(which: int) -> None:
+    x, scale, shift, _ = maps((2, 4, 6, 6))
+    vectors = [scale, shift]
+    vectors[which] = vectors[which].double()
+    with pytest.raises(TypeError, match=r"given torch\.float64 on cpu, .* torch\.float32"):
+        fused.pooled_given(x, vectors[0], vectors[1])
+    with pytest.raises(TypeError, match=r"given torch\.float64 on cpu"):
+        fused.pooled(x, vectors[0], vectors[1], EPS)
+    vectors[which] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"shape \[3\] .* expected \[4\]"):
+        fused.pooled_given(x, vectors[0], vectors[1])
+
+
+def test_results_do_not_depend_on_torch_s_default_type() -> None:
+    x, scale, shift, _ = maps((2, 4, 6, 6))
+    expected = fused.pooled_given(x, scale, shift)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = fused.pooled_given(x, scale, shift)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
+FORK = """
+import os, signal, torch
+from fedshot.nn import fused
+torch.set_num_threads(2)
+x = torch.ones(4, 6, 6, 3).permute(0, 3, 1, 2)
+one = torch.ones(3)
+expected = fused.pooled_given(x, one, one)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if torch.equal(fused.pooled_given(x, one, one), expected) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout == "0\n"

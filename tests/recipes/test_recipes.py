@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedshot
 from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
+from fedshot.experiment import Experiment, Setting
 from fedshot.methods import METHODS
-from fedshot.recipes import Recipe, names, page, tables, tuning
+from fedshot.recipes import Recipe, names, page, provenance, tables, tuning
 from fedshot.recipes.bench import Bench, Request, State
-from fedshot.recipes.plan import Obstacle, budget_marks, comparable, marks, obstacle
+from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
 from fedshot.recipes.recipe import read
 from fedshot.recipes.results import Results, score_of
 
@@ -76,6 +79,12 @@ def changed(**parts: Any) -> dict[str, Any]:
     return deepcopy(SMALL) | parts
 
 
+def made(commit: str, cores: int = 2, after: int = -1) -> dict[str, Any]:
+    """Who trained a seed, from which round on."""
+    machine = {"cores": cores, "machine": "x86", "torch": "2"}
+    return {"after_round": after, "commit": commit, "machine": machine}
+
+
 def facts(accuracy: float = 0.5, **other: Any) -> dict[str, Any]:
     """What a worker tells of a finished training."""
     each = [accuracy] * 10
@@ -84,10 +93,10 @@ def facts(accuracy: float = 0.5, **other: Any) -> dict[str, Any]:
             "per_episode": each}  # fmt: skip
     return {
         "test": test, "queries": 10, "round": 2, "rounds": 2, "bytes_down": 10, "bytes_up": 10,
-        "seconds": 1.0, "commit": "0123", "validation": [[0, 0.3, 0.1], [2, 0.4, 0.1]],
+        "seconds": 1.0, "validation": [[0, 0.3, 0.1], [2, 0.4, 0.1]],
         "data": {"name": "digits", "digest": "d", "examples": 1797, "published": 1797},
         "partition": "p", "clients": [4, 4], "left_out": {}, "faults": 0, "skipped": 0,
-        "machine": {"cores": 2, "machine": "x86", "torch": "2"}, **other,
+        "made": [made("0123")], "validated": True, **other,
     }  # fmt: skip
 
 
@@ -225,7 +234,7 @@ def test_marks_tell_subsets_clients_and_troubles(tmp_path: Path) -> None:
     told = facts(
         data={"name": "digits", "digest": "d", "examples": 700, "published": 1797},
         clients=[3, 4],
-        commit="0123+",
+        made=[made("0123+")],
         faults=2,
     )
     told["test"]["transductive"] = True
@@ -257,17 +266,22 @@ def test_an_episode_that_cannot_be_formed_is_an_obstacle_and_so_is_a_method_to_c
     tree["rows"]["new"] = {"label": "N", "settings": {"method": {"name": "xyz"}},
                            "published": [1, 2]}  # fmt: skip
     cells = {cell.key: cell for cell in read("t", tree).cells("small")}
-    found = obstacle(cells["proto/one"], None)
+    found, seen = look(cells["proto/one"], None)
     assert found is not None
+    assert seen is None
     assert found.kind == "too little data"
     assert "3-way 500-shot" in found.reason
-    assert obstacle(cells["proto/five"], None) is None
-    assert obstacle(cells["new/one"], None) == Obstacle("no method", "there is no method 'xyz' yet")
+    nothing, seen = look(cells["proto/five"], None)
+    assert nothing is None
+    assert seen is not None
+    assert seen["clients"] == [4, 4]
+    none_yet = Obstacle("no method", "there is no method 'xyz' yet")
+    assert look(cells["new/one"], None) == (none_yet, None)
 
 
 def test_missing_data_are_an_obstacle_and_nothing_is_filled_in(tmp_path: Path) -> None:
     cell = Recipe.load("f2l-huffpost").cells("small", ["fl-proto/iid-1"])[0]
-    found = obstacle(cell, str(tmp_path))
+    found, _ = look(cell, str(tmp_path))
     assert found is not None
     assert found.kind == "no data"
     state = State(cell, obstacle=found)
@@ -337,12 +351,156 @@ def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
     row = recipe.rows["proto"]
     wanted = tuning.trials(recipe, row, 3)
     cell = tuning.cell_of(recipe, "small", row)
-    told = [{"validation": [[0, 0.2, 0], [2, a, 0]]} for a in (0.4, 0.6, 0.6)]
+    told = [facts(validation=[[0, 0.2, 0], [2, a, 0]]) for a in (0.4, 0.6, 0.6)]
     file = tuning.path(tmp_path, recipe, "small-tune3", row)
     assert tuning.write(file, cell, wanted, told) == wanted[1]
-    assert tuning.read(file, wanted) == wanted[1]
-    assert tuning.read(file, tuning.trials(recipe, row, 4)) is None, "other trials were asked for"
+    assert tuning.read(file, cell, wanted) == wanted[1]
+    others = tuning.trials(recipe, row, 4)
+    assert tuning.read(file, cell, others) is None, "other trials were asked for"
+    tree = changed()
+    tree["settings"]["episode"]["query"] = 4
+    now = tuning.cell_of(read("t", tree), "small", row)
+    assert tuning.read(file, now, wanted) is None, "the recipe has changed since"
     assert [t["best_validation"] for t in json.loads(file.read_text())["trials"]] == [0.4, 0.6, 0.6]
+
+
+def test_what_sets_seeds_apart_from_each_other_is_told(tmp_path: Path) -> None:
+    cell = read("t", changed()).cells("paper")[0]
+    results = Results(tmp_path)
+    results.add(cell, "paper", None, 0, facts())
+    other = facts(made=[made("0123"), made("4567", after=3)])
+    other["test"] |= {"tasks": "xyz", "transductive": True}
+    other["data"] = {"name": "digits", "digest": "e", "examples": 700, "published": 1797}
+    assert marks(cell, results.add(cell, "paper", None, 1, other)) == [
+        "data: 700 of 1,797 examples",
+        "transductive: predictions may depend on other queries",
+        "NOT ONE CELL: its seeds differ in their test episodes",
+        "NOT ONE CELL: its seeds differ in their data",
+        "stopped, and gone on with under other code or on another machine",
+    ]
+
+
+def test_what_a_recipe_never_does_as_the_paper_is_a_mark_in_every_budget() -> None:
+    recipe = read("t", changed(departs=["10 test episodes, not 600"]))
+    for budget in ("paper", "small"):
+        assert marks(recipe.cells(budget)[0])[0] == "10 test episodes, not 600"
+
+
+def test_a_tuned_cell_says_so(tmp_path: Path) -> None:
+    cell = read("t", changed()).cells("paper")[0]
+    chosen = {"method.optimizer.lr": 0.005}
+    result = Results(tmp_path).add(cell, "paper-tune4", chosen, 0, facts())
+    assert marks(cell, result) == ["tuned with 4 trials: lr 0.005"]
+    assert result.command().endswith("--budget paper --seeds 1 --tune 4")
+
+
+def test_validation_is_looked_at_as_often_for_every_row() -> None:
+    tree = changed()
+    tree["settings"]["run"]["validate_every"] = 4
+    tree["rows"]["local"]["exchanges"] = 2
+    proto, local = (c for c in read("t", tree).cells("paper") if c.column.key == "one")
+    assert (proto.settings()["run"]["rounds"], proto.settings()["run"]["validate_every"]) == (10, 4)
+    assert (local.settings()["run"]["rounds"], local.settings()["run"]["validate_every"]) == (5, 2)
+
+
+def test_an_option_that_came_later_counts_as_its_default_and_as_nothing_else(
+    tmp_path: Path,
+) -> None:
+    cell = read("t", changed()).cells("small")[0]
+    results = Results(tmp_path)
+    path = results.add(cell, "small", None, 0, facts()).path
+    assert path is not None
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    assert tree["settings"]["method"].pop("local_steps") == 10
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    assert results.of(cell, "small", None) is not None
+    other = changed()
+    other["rows"]["proto"]["settings"]["method"] = {"name": "fl_proto", "local_steps": 7}
+    assert results.of(read("t", other).cells("small")[0], "small", None) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda tree: tree.update(seeds={}), "it holds t, small, proto/one"),
+        (lambda tree: tree["seeds"].update({"0": {}}), "a seed without"),
+        (lambda tree: tree.update(recipe="other"), "it holds other, small, proto/one"),
+        (lambda tree: tree.update(cell="a/b"), "it holds t, small, a/b"),
+    ],
+)
+def test_a_file_that_is_not_what_its_place_says_is_named(
+    tmp_path: Path, change: Any, text: str
+) -> None:
+    results = Results(tmp_path)
+    path = results.add(read("t", changed()).cells("small")[0], "small", None, 0, facts()).path
+    assert path is not None
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    change(tree)
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=text):
+        results.every()
+
+
+def test_results_of_no_cell_are_named_on_the_page_and_stale_ones_are_not_shown(
+    tmp_path: Path,
+) -> None:
+    results = Results(tmp_path)
+    cells = Recipe.load("digits").cells("small")
+    results.add(cells[0], "small", None, 0, facts())
+    results.add(read("t", changed()).cells("small")[0], "small", None, 0, facts())
+    path = results.add(cells[1], "small", None, 0, facts()).path
+    assert path is not None
+    path.write_text(path.read_text(encoding="utf-8").replace('"rounds": 6', '"rounds": 5'))
+    text = page.markdown(results.every())
+    assert text.count("| Local |") == 1
+    assert "- t/small: there is no such recipe or budget" in text
+    assert "- digits/small, local/iid-5: out of date, run.rounds was 5, is 6" in text
+
+
+def test_two_writers_of_one_cell_lose_no_seed(tmp_path: Path) -> None:
+    cell = read("t", changed()).cells("small")[0]
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(Results(tmp_path).add, cell, "small", None, s, facts())
+                for s in range(24)]  # fmt: skip
+        for job in jobs:
+            job.result()
+    found = Results(tmp_path).of(cell, "small", None)
+    assert found is not None
+    assert sorted(found.seeds) == list(range(24))
+
+
+def test_code_whose_state_git_cannot_tell_counts_as_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {"rev-parse": "0123456789abcdef", "status": None}
+    monkeypatch.setattr(provenance, "_git", lambda _, *words: answers[words[0]])
+    provenance.revision.cache_clear()
+    try:
+        assert provenance.revision() in ("0123456789ab+", f"version {fedshot.__version__}")
+    finally:
+        provenance.revision.cache_clear()
+
+
+def test_who_trained_a_run_is_kept_with_it(tmp_path: Path) -> None:
+    here, there = ({"commit": c, "machine": {"cores": 2}} for c in ("a", "b"))
+    assert provenance.note(tmp_path, -1, here) == [{"after_round": -1, **here}]
+    assert provenance.note(tmp_path, 4, here) == [{"after_round": -1, **here}]
+    assert provenance.note(tmp_path, 7, there)[1] == {"after_round": 7, **there}
+    assert [one["commit"] for one in provenance.history(tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n in ("fl_proto", "fedfsl_naive")])
+def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_path: Path) -> None:
+    """Counted by the ledger, not declared."""
+    tree = changed()
+    tree["rows"] = {"it": {"label": "it", "settings": {"method": {"name": name}},
+                           "published": [None, None]}}  # fmt: skip
+    cell = read("t", tree).cells("small")[0]
+    run = Experiment(Setting(Config.of(cell.settings())), tmp_path)
+    list(run.run())
+    rows = [r for r in run.meter.to_json() if r["phase"] == "train" and r["direction"] == "down"]
+    parts = {row["part"] for row in rows}
+    assert sum(r["messages"] for r in rows) == len(parts) * 4 * cell.settings()["run"]["rounds"]
 
 
 def test_the_page_of_results_is_made_of_the_files_of_results() -> None:

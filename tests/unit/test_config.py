@@ -166,6 +166,16 @@ def test_another_kind_drops_what_it_does_not_have_and_says_so(words: list[str]) 
     ]
 
 
+def test_an_option_of_the_same_name_and_another_type_is_another_option() -> None:
+    file = {"method": {"name": "fedfsl_naive", "local_steps": 7, "probe": 2}}
+    settings, notices = override(file, ["--method", "fedavg_probe"])
+    assert Config.of(settings).settings["method"]["probe"] == "mean"
+    assert notices == [
+        "the file's method.probe left out: of 'fedfsl_naive', and method is now 'fedavg_probe'; "
+        "method.local_steps stays"
+    ]
+
+
 def test_a_partition_chosen_on_the_command_line_leaves_out_the_other_ones_options() -> None:
     file = {"partition": {"name": "dirichlet", "clients": 6, "alpha": 1.0}}
     settings, notices = override(file, ["--partition.name", "iid"])
@@ -201,7 +211,7 @@ def test_a_slip_in_the_file_is_not_dropped_with_the_other_kind() -> None:
         (["--run.rounds", "null"], ["run.rounds is null; expected a whole number."]),
         (["--run.rounds", "{a: 1}"], ["run.rounds is {'a': 1}", "no options below it"]),
         (["--run.rounds", "{}"], ["run.rounds is {}; expected a whole number"]),
-        (["--run", "5"], ["run is 5; expected keys and values below it: run.below_quorum,"]),
+        (["--run", "5"], ["run is 5; expected keys and values below it: run.allocator,"]),
         (["--foo", "{}"], ["there is no option 'foo'"]),
         (["--method.optimizer.name", "adm"], ["Did you mean 'adam'? Valid: adam, sgd."]),
         (["--method", "{name: [fl_proto]}"], ["method.name is ['fl_proto']", "fl_proto"]),
@@ -300,6 +310,9 @@ def test_an_empty_section_is_one_with_defaults(tmp_path: Path) -> None:
         ({"name": "fedfsl_naive"}, "support"),
         ({"name": "fsl_local"}, "support"),
         ({"name": "fsl_local", "learner_name": "proto"}, "running"),
+        ({"name": "fedavg_probe"}, "running"),
+        ({"name": "fedbabu"}, "running"),
+        ({"name": "fedmeta"}, "support"),
     ],
 )
 def test_batch_norm_at_test_is_the_methods_choice_and_is_written_down(
@@ -308,7 +321,9 @@ def test_batch_norm_at_test_is_the_methods_choice_and_is_written_down(
     config = Config.of({"method": method})
     assert config.settings["model"]["norm_policy"] == policy
     images = Dataset("i", np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), ("a", "b"))
-    assert config.method(config.model.build(images)).model.norm_policy == policy  # type: ignore[attr-defined]
+    made: Any = config.method(config.model.build(images), (0, 1))
+    assert made.model.norm_policy == policy
+    assert getattr(made, "classes", (0, 1)) == (0, 1)
     config.write(tmp_path / "config.yaml")
     assert f"norm_policy: {policy}" in (tmp_path / "config.yaml").read_text()
     asked = Config.of({"method": method, "model": {"norm_policy": "transductive"}})

@@ -100,3 +100,20 @@ def test_the_meter_changes_nothing(tmp_path: Path, method: FLProto) -> None:
     method.round(method.init(Key(2)), clients, Key(3))
     assert len(arrivals) == K
     assert all(a is b for a, b in zip(arrivals, seen, strict=True))
+
+
+def test_a_message_for_all_is_passed_on_as_one(tmp_path: Path, method: FLProto) -> None:
+    """A fleet may then hold it once for a whole stack."""
+    ledger, kinds = meter(tmp_path, method), []
+    inner = ledger.fleet.replies
+    ledger.fleet.replies = lambda exchange: kinds.append(type(exchange.down)) or inner(exchange)
+    play(method, ledger, rounds=1)
+    assert kinds == [dict]
+
+
+def test_two_meters_count_the_same(tmp_path: Path, method: FLProto) -> None:
+    inner = meter(tmp_path, method)
+    outer = Meter(inner)
+    play(method, outer)
+    assert outer.to_json() == inner.to_json()
+    assert outer.total("train", "down") == K * ROUNDS * (THETA + STATS)

@@ -86,6 +86,22 @@ def test_work_of_the_server_keeps_its_order() -> None:
     assert fleet.spread(slow, range(30)) == [i * i for i in range(30)]
 
 
+def test_an_error_in_work_of_the_server_ends_the_rest_of_it() -> None:
+    fleet, begun, ended = Threads(Stub(), 2), [], []  # type: ignore[arg-type]
+
+    def work(i: int) -> None:
+        begun.append(i)
+        time.sleep(0.3 if i == 0 else 0.02)
+        if i == 3:
+            raise ValueError(f"item {i} has a bug")
+        ended.append(i)
+
+    with pytest.raises(ValueError, match="item 3 has a bug"):
+        fleet.spread(work, range(100))
+    assert sorted(begun) == sorted([*ended, 3]), "something still ran"
+    assert len(begun) < 8, "items were begun after the error"
+
+
 def test_steps_that_fill_the_machine_get_all_its_cores_by_a_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,3 +133,10 @@ def test_flops_are_those_of_the_papers_nets() -> None:
 def test_workers_are_refused_below_one() -> None:
     with pytest.raises(ConfigError, match=r"run\.workers is 0; expected at least 1"):
         RunOptions(workers=0)
+
+
+@pytest.mark.parametrize("fleet", ["sequential", "vectorised"])
+def test_workers_are_refused_where_there_is_one(fleet: Any) -> None:
+    with pytest.raises(ConfigError, match=f"run.workers is 4 with run.fleet '{fleet}', which has"):
+        RunOptions(workers=4, fleet=fleet)
+    assert RunOptions(workers=1, fleet=fleet).workers == 1

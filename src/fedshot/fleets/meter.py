@@ -13,7 +13,7 @@ from typing import Any
 
 from fedshot import tree
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol import Arrival, Exchange, Fleet, PerClient
+from fedshot.protocol import Arrival, Exchange, Fleet
 from fedshot.tree import Tree
 
 Line = tuple[str, str, str, str]
@@ -36,12 +36,12 @@ class Meter(Wrapper):
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the fleet unchanged."""
 
-        def send(client: int) -> Tree:
-            message = exchange.message(client)
+        def count(message: Tree) -> None:
             self._count(exchange, "down", message)
-            return message
+            if exchange.on_send is not None:
+                exchange.on_send(message)
 
-        for arrival in self.fleet.replies(replace(exchange, down=PerClient(send))):
+        for arrival in self.fleet.replies(replace(exchange, on_send=count)):
             if arrival.reply is not None:
                 self._count(exchange, "up", arrival.reply.up)
             yield arrival

@@ -8,9 +8,15 @@ Python needs to start it; for steps below a few milliseconds one worker is as go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    FIRST_EXCEPTION,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
+from typing import Any, TypeVar
 
 import torch
 
@@ -53,15 +59,19 @@ class Threads(Sequential):
                 for future in done:
                     yield future.result()
         finally:  # nobody works for a caller that has gone
-            for future in running:
-                future.cancel()
-            wait(running)
+            _stop(running)
 
     def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item, in their order, computed by all workers."""
         if self.workers == 1 or len(items) == 1:
             return super().spread(fn, items)
-        return list(self._workers().map(fn, items, chunksize=1))
+        tasks = [self._workers().submit(fn, item) for item in items]
+        try:
+            wait(tasks, return_when=FIRST_EXCEPTION)
+        finally:
+            _stop(tasks)
+        # Tasks start in their order: one that failed comes before all that were cancelled for it.
+        return [task.result() for task in tasks]
 
     def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -72,3 +82,10 @@ class Threads(Sequential):
                 initargs=(self._intra_op,),
             )
         return self._pool
+
+
+def _stop(tasks: Collection[Future[Any]]) -> None:
+    """Cancel what has not begun, and wait for what has."""
+    for task in tasks:
+        task.cancel()
+    wait(tasks)

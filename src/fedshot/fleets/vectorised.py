@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,8 @@ class Vectorised(Sequential):
 
     Args:
         host: where the clients live.
-        chunk: the most clients in one stack; its memory is that of so many models and batches.
+        chunk: the most clients in one stack; its memory is that of so many batches, and of so
+            many models once they train. What all are sent alike is there once.
     """
 
     def __init__(self, host: Host, chunk: int = 32) -> None:
@@ -37,6 +39,8 @@ class Vectorised(Sequential):
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies, stack by stack."""
+        if not isinstance(exchange.down, PerClient):  # on the device once, not for each client
+            exchange = replace(exchange, down=tree.to(exchange.down, self.host.device))
         waiting: dict[tuple[Any, ...], list[Visit]] = defaultdict(list)
         for client in exchange.to:
             visit = self.host.prepare(exchange, client)
@@ -50,7 +54,7 @@ class Vectorised(Sequential):
                 yield from self._serve(exchange, stack)
 
     def _serve(self, exchange: Exchange, visits: Sequence[Visit]) -> Iterator[Arrival]:
-        apart = isinstance(exchange.down, PerClient)
+        apart = isinstance(exchange.down, PerClient)  # one message for all is not stacked
         stacked = {"private": _stack([v.private for v in visits]),
                    "drawn": _stack([v.drawn for v in visits])}  # fmt: skip
         if apart:

@@ -2,10 +2,40 @@
 
 from typing import Any
 
+from fedshot.methods.fedavg_probe import FedAvgProbe
+from fedshot.methods.fedbabu import FedBABU
+from fedshot.methods.fedfsl_mi import FedFSLMI
+from fedshot.methods.fedfsl_mi_adv import FedFSLMIAdv
 from fedshot.methods.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl_prox import FedFSLProx
+from fedshot.methods.fedmeta import FedMeta
 from fedshot.methods.fl_proto import FLProto
 from fedshot.methods.fsl_local import FSLLocal
 
-METHODS: dict[str, type[Any]] = {method.name: method for method in (FedFSLNaive, FLProto, FSLLocal)}
+METHODS: dict[str, type[Any]] = {
+    method.name: method
+    for method in (
+        FedAvgProbe,
+        FedBABU,
+        FedFSLNaive,
+        FedFSLProx,
+        FedFSLMI,
+        FedFSLMIAdv,
+        FedMeta,
+        FLProto,
+        FSLLocal,
+    )
+}
 
-__all__ = ["METHODS", "FLProto", "FSLLocal", "FedFSLNaive"]
+__all__ = [
+    "METHODS",
+    "FLProto",
+    "FSLLocal",
+    "FedAvgProbe",
+    "FedBABU",
+    "FedFSLMI",
+    "FedFSLMIAdv",
+    "FedFSLNaive",
+    "FedFSLProx",
+    "FedMeta",
+]

@@ -1,11 +1,19 @@
 """Networks as pure functions on parameter trees: no modules, no hidden state, no global seeds."""
 
 from fedshot.nn.backbones import BACKBONES, MLP, Backbone, Conv4
+from fedshot.nn.classification import (
+    Batch,
+    Batches,
+    Classifier,
+    check_batches,
+    draw_batches,
+)
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
 from fedshot.nn.heads import HEADS, CosineHead, Head, LinearHead, TwoLayerHead
 from fedshot.nn.learners import InnerLoop, Learner, Lesson, Maml, Proto, Question
 from fedshot.nn.losses import (
+    Clip,
     accuracy,
     clipped_kl,
     cross_entropy,
@@ -15,6 +23,7 @@ from fedshot.nn.losses import (
     mean_gap,
     proximal,
 )
+from fedshot.nn.meta_sgd import MetaSgd
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model, count_parameters
 from fedshot.nn.optim import Optimizer, OptState, shortened
@@ -27,7 +36,9 @@ from fedshot.nn.prototypes import (
     nearest_prototypes,
     prototype_logits,
     squared_distances,
+    unit_rows,
 )
+from fedshot.nn.readout import PROBES, Probe, Readout
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
@@ -38,6 +49,8 @@ from fedshot.nn.training import (
     check_not_negative,
     draw_lessons,
     local_sgd,
+    mean_gradient,
+    mean_metrics,
 )
 
 __all__ = [
@@ -46,8 +59,13 @@ __all__ = [
     "HEADS",
     "MLP",
     "PREDICTIONS",
+    "PROBES",
     "Backbone",
+    "Batch",
+    "Batches",
     "BiLSTM",
+    "Classifier",
+    "Clip",
     "Conv4",
     "CosineHead",
     "Gallery",
@@ -58,21 +76,25 @@ __all__ = [
     "Lessons",
     "LinearHead",
     "Maml",
+    "MetaSgd",
     "Mode",
     "Model",
     "OptState",
     "Optimizer",
     "Outlook",
     "Predictions",
+    "Probe",
     "Proto",
     "Queries",
     "Question",
+    "Readout",
     "ResNet12",
     "SetTransformer",
     "Sheet",
     "Trained",
     "TwoLayerHead",
     "accuracy",
+    "check_batches",
     "check_budget",
     "check_not_negative",
     "class_means",
@@ -82,6 +104,7 @@ __all__ = [
     "cross_entropy",
     "descend",
     "divergence",
+    "draw_batches",
     "draw_lessons",
     "draw_probe",
     "features_of",
@@ -92,6 +115,8 @@ __all__ = [
     "kl",
     "local_sgd",
     "mean_gap",
+    "mean_gradient",
+    "mean_metrics",
     "nearest_prototypes",
     "next_pool",
     "next_share",
@@ -105,5 +130,6 @@ __all__ = [
     "reference_logits",
     "shortened",
     "squared_distances",
+    "unit_rows",
     "value_and_grad",
 ]

@@ -1,8 +1,9 @@
-"""The C kernels of this package, built once with the compiler that is there.
+"""The C kernels of this package, built once with a compiler that is there.
 
 Without a compiler, on another system than Linux or macOS, or with FEDSHOT_KERNELS=off, `library()`
-is None and callers use plain torch operations. The library lies in the cache folder under a hash of
-its source, the compiler and the processor, so that nothing stale or foreign is loaded.
+is None and callers use plain torch operations. The library lies in a folder of this user's own in
+the cache, under a hash of its source, the compiler and the processor, and the hash of its content:
+what is stale, cut short, or could have been written by somebody else is not loaded but built anew.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ import hashlib
 import os
 import platform
 import secrets
+import shlex
 import shutil
+import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from fedshot import storage
 from fedshot.data.cache import default_folder
 
 # No fast-math: NaN must stay NaN, and sums keep the order that the source gives them.
@@ -33,20 +40,35 @@ _SIGNATURES = {
     "fedshot_twice_sums": [*[_POINTER] * 6, *[_SIZE] * 5, *[_POINTER] * 3],
     "fedshot_twice_grad": [*[_POINTER] * 11, *[_SIZE] * 5, *[_POINTER] * 2],
 }
+# Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.
+_TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
+_OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the kernels, building them the first time; None where they cannot be had."""
+    """Return the kernels, building them the first time; None where they cannot be had.
+
+    Says on stderr why not, where there is a compiler.
+    """
     if os.environ.get("FEDSHOT_KERNELS", "").lower() in ("off", "0", "no"):
         return None
-    compiler = _compiler()
-    if compiler is None:
+    if sys.platform not in ("linux", "darwin"):
         return None
-    try:
-        return _loaded(_built(compiler, default_folder() / "kernels"))
-    except (OSError, AttributeError, subprocess.SubprocessError):
-        return None
+    why = []
+    for compiler in _compilers():
+        try:
+            return _built(compiler)
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            why.append(f"{shlex.join(compiler)}: {_reason(error)}")
+    if why:
+        print(
+            f"fedshot: the C kernels cannot be built ({'; '.join(why)}). Plain torch operations "
+            "take their place, which are slower and differ in the last digits. "
+            "FEDSHOT_KERNELS=off chooses them without this notice.",
+            file=sys.stderr,
+        )
+    return None
 
 
 def kind() -> str:
@@ -54,43 +76,109 @@ def kind() -> str:
     return "plain" if library() is None else "compiled"
 
 
-def _compiler() -> str | None:
-    if sys.platform not in ("linux", "darwin"):
-        return None
-    words = [*os.environ.get("CC", "").split()[:1], "cc", "gcc", "clang"]
-    return next((path for word in words if (path := shutil.which(word))), None)
-
-
-def _built(compiler: str, folder: Path) -> Path:
-    """Compile into the folder, unless that has been done; the file appears whole or not at all."""
-    source = resources.files("fedshot.nn").joinpath("fused.c").read_bytes()
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, timeout=20, check=True
-    ).stdout
-    parts = (source, version, " ".join(_FLAGS).encode(), _processor().encode())
-    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-    path = folder / f"fused-{name}.so"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = folder / f".{secrets.token_hex(8)}.so"
+def _compilers() -> Iterator[list[str]]:
+    """Yield the commands to try: $CC with its options and wrappers, then the usual names."""
     try:
-        subprocess.run(
-            [compiler, *_FLAGS, "-x", "c", "-", "-o", str(partial), "-lm"],
-            input=source, capture_output=True, timeout=120, check=True,
-        )  # fmt: skip
+        own = shlex.split(os.environ.get("CC", ""))
+    except ValueError:  # a quotation that does not end
+        own = []
+    for command in filter(None, (own, ["cc"], ["gcc"], ["clang"])):
+        path = shutil.which(command[0])
+        if path:
+            yield [path, *command[1:]]
+
+
+def _built(compiler: list[str]) -> ctypes.CDLL:
+    """Return the library from the cache, put there first if need be.
+
+    In a cache that others may write to, each user has a folder. A cache that cannot be used costs
+    this process a second: it compiles for itself.
+    """
+    source = resources.files("fedshot.nn").joinpath("fused.c").read_bytes()
+    version = _run([*compiler, "--version"], b"", 20)
+    parts = (source, version, shlex.join([*compiler, *_FLAGS]).encode(), _processor().encode())
+    name = "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    folder = default_folder() / f"kernels-{os.geteuid()}"
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        with suppress(OSError, AttributeError):
+            return _loaded(path)
+    library = _compiled(compiler, source)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return _loaded(_kept(library, folder, name))
+    except OSError:
+        with tempfile.TemporaryDirectory(prefix="fedshot-") as private:
+            return _loaded(_kept(library, Path(private), name))
+
+
+def _compiled(compiler: list[str], source: bytes) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="fedshot-") as folder:
+        made = Path(folder, "fused.so")
+        _run([*compiler, *_FLAGS, "-x", "c", "-", "-o", str(made), "-lm"], source, 120)
+        return made.read_bytes()
+
+
+def _kept(library: bytes, folder: Path, name: str) -> Path:
+    """Write the library; it appears whole or not at all, and its name holds its hash."""
+    path = folder / f"{name}-{hashlib.sha256(library).hexdigest()}.so"
+    partial = folder / f".{secrets.token_hex(8)}"
+    try:
+        with os.fdopen(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "wb") as file:
+            file.write(library)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
+        storage.flush(folder)
     finally:
         partial.unlink(missing_ok=True)
     return path
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = arguments, None
+    """Load a library that is whole and that nobody but this user or root can have written.
+
+    A file that was cut short would otherwise end the process by a signal when it is read.
+    """
+    _check(path.parent.lstat(), path.parent)
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        _check(os.fstat(handle), path)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            if hashlib.sha256(file.read()).hexdigest() != path.stem.rpartition("-")[2]:
+                raise OSError(f"{path} is damaged")
+        # By the descriptor that was checked: somebody may have put another folder in the place of
+        # this one. It stays open, as the loader takes two libraries of one name for the same.
+        same = Path(f"/proc/self/fd/{handle}")
+        found = ctypes.CDLL(str(same if os.access(same, os.R_OK) else path))
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(found, name)
+            function.argtypes, function.restype = arguments, None
+    except BaseException:
+        os.close(handle)
+        raise
     return found
+
+
+def _check(about: os.stat_result, path: Path) -> None:
+    if about.st_uid not in (0, os.geteuid()):
+        raise OSError(f"{path} belongs to another user")
+    if about.st_mode & _OPEN_TO_OTHERS or stat.S_ISLNK(about.st_mode):
+        raise OSError(f"others could write to {path}")
+
+
+def _run(command: list[str], given: bytes, seconds: float) -> bytes:
+    return subprocess.run(
+        command, input=given, capture_output=True, timeout=seconds, check=True
+    ).stdout
+
+
+def _reason(error: Exception) -> str:
+    """Return one line: the compiler's first about an error, if it is a compiler that failed."""
+    if not isinstance(error, subprocess.CalledProcessError):
+        return str(error)
+    said = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+    wrong = [line for line in said if "error" in line.lower()]
+    return next(iter(wrong + said), f"exit status {error.returncode}")
 
 
 def _processor() -> str:
@@ -98,5 +186,7 @@ def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() + platform.machine()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+        lines = [platform.processor()]
+    else:
+        lines = sorted({line for line in lines if line.startswith(_TRAITS)})
+    return "\n".join([platform.machine(), *lines])

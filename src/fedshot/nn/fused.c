@@ -59,7 +59,8 @@ void fedshot_merge(const double *restrict mean, const double *restrict m2, size 
     }
 }
 
-/* y = relu(maxpool(x * scale + shift)); a NaN stays one, as in torch. */
+/* y = relu(maxpool(x * scale + shift)); a NaN anywhere in a pool wins it, as in torch. Asked for once
+ * per pair: a comparison for each value would cost a third more time. */
 void fedshot_pool(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, size from, size to, size h, size w, size c,
                   float *restrict y) {
@@ -74,16 +75,18 @@ void fedshot_pool(const float *restrict x, const float *restrict scale,
                     float s = scale[k], b = shift[k];
                     float a0 = x0[k] * s + b, a1 = x1[k] * s + b;
                     float a2 = x2[k] * s + b, a3 = x3[k] * s + b;
-                    float m = a0;
-                    m = a1 > m ? a1 : m;
-                    m = a2 > m ? a2 : m;
-                    m = a3 > m ? a3 : m;
-                    out[k] = m <= 0.0f ? 0.0f : m;
+                    float m = a0 > a1 ? a0 : a1, l = a2 > a3 ? a2 : a3;
+                    m = m > l ? m : l;
+                    m = m > 0.0f ? m : 0.0f;
+                    out[k] = isunordered(a0, a1) | isunordered(a2, a3) ? NAN : m;
                 }
             }
 }
 
-/* Sums over each image of dz and dz * (x - mean), where dz is what reaches the winner of a pool. */
+/* Sums over each image of dz and dz * (x - mean), where dz is what reaches the winner of a pool.
+ *
+ * From here on comparisons let numbers beat a NaN, which cannot matter: derivatives are taken under
+ * the batch's own statistics, where one value that is not finite makes NaN of its whole channel. */
 void fedshot_sums(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, const float *restrict mean,
                   const float *restrict dy, size from, size to, size h, size w, size c,

@@ -54,20 +54,29 @@ def value_and_grad(
 
 
 def descend(
-    loss: Callable[[Tree, int], Tensor], params: Tree, *, lr: float, steps: int, second_order: bool
+    loss: Callable[[Tree, int], Tensor],
+    params: Tree,
+    *,
+    lr: float | Tree,
+    steps: int,
+    second_order: bool,
 ) -> Tree:
     """Take `steps` plain gradient steps, w' = w - lr * grad loss(w, step).
 
-    Source: Finn et al. 2017, MAML, eq. (1).
+    Source: Finn et al. 2017, MAML, eq. (1); a step size for each number is Li et al. 2017,
+    Meta-SGD, eq. (3).
 
     Args:
         loss: `loss(params, step) -> scalar`.
         params: where to start.
-        lr: step size.
+        lr: step size; a tree like `params` has one for each number, elementwise.
         steps: how many; 0 returns `params`.
-        second_order: keep the graph through the steps. Otherwise the result is params plus a
-            constant: its derivative with respect to `params` is the identity (first-order MAML).
+        second_order: keep the graph through the steps. Otherwise the gradients are constants: the
+            derivative with respect to `params` is the identity (first-order MAML), and that with
+            respect to a tree of step sizes is minus the sum of the gradients.
     """
+    if not isinstance(lr, float | int):
+        return _descend_elementwise(loss, params, lr, steps, second_order)
     start = params
     if not second_order:
         params = tree.detach(params)
@@ -83,3 +92,22 @@ def descend(
     if second_order or steps == 0:
         return params
     return tree.map(lambda w, moved: w + (moved - w).detach(), start, params)
+
+
+def _descend_elementwise(
+    loss: Callable[[Tree, int], Tensor], params: Tree, lr: Tree, steps: int, second_order: bool
+) -> Tree:
+    """Take steps whose sizes are a tree, and may be differentiated by."""
+    if second_order and not stacked():
+        params = tree.map(lambda w: w if w.requires_grad else w.detach().requires_grad_(), params)
+    for step in range(steps):
+
+        def at(w: Tree, step: int = step) -> tuple[Tensor, Tree]:
+            return loss(w, step), {}
+
+        here = params if second_order else tree.detach(params)
+        _, _, grad = value_and_grad(at, here, differentiable=second_order)
+        if not second_order:
+            grad = tree.detach(grad)
+        params = tree.map(lambda w, a, g: w - a * g, params, lr, grad)
+    return params

@@ -32,7 +32,7 @@ from fedshot.nn.gradients import descend
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model
-from fedshot.nn.prototypes import class_means, prototype_logits
+from fedshot.nn.prototypes import class_means, nearest_prototypes, prototype_logits
 from fedshot.tree import Tree
 
 
@@ -85,11 +85,7 @@ class Proto:
     model: Model
 
     def __post_init__(self) -> None:
-        if getattr(self.model.backbone, "hidden", None) == ():
-            raise ConfigError(
-                "model.backbone.hidden is []: without a layer there is nothing that prototypes "
-                "could train. Give it a width at least, such as [64]."
-            )
+        check_body(self.model, "prototypes")
 
     @property
     def max_way(self) -> None:
@@ -115,11 +111,8 @@ class Proto:
 
     def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
         """Return minus the squared distances of the queries to the prototypes."""
-        support, query = test_modes(self.model)
-        h, seen = self.model.features(params, stats, question.support_x, support)
-        means = class_means(h, question.support_y, len(question.classes))
-        h, _ = self.model.features(params, seen, question.query_x, query)
-        return prototype_logits(h, means)
+        support, query = question_features(self.model, params, stats, question)
+        return nearest_prototypes(support, question.support_y, query, len(question.classes))
 
 
 @dataclass(frozen=True)
@@ -187,12 +180,17 @@ class Maml:
         logits, stats = self.predict(adapted, stats, episode.query_x, len(episode.classes), seed)
         return _lesson(logits, episode, stats)
 
-    def adapt(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Tree:
-        """Return the parameters after the inner steps of training on the support, eq. (4)."""
+    def adapt(
+        self, params: Tree, stats: Tree, episode: Episode, seed: Tensor, lr: Tree | None = None
+    ) -> Tree:
+        """Return the parameters after the inner steps of training on the support, eq. (4).
+
+        `lr` is a tree of step sizes, shaped like what adapts; None takes `inner.lr`.
+        """
         mode = Mode(True, "batch", seed=seed)
         support = Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
         second = self.inner.order == "second"
-        return self._adapt(params, stats, support, mode, self.inner.steps, second)
+        return self._adapt(params, stats, support, mode, self.inner.steps, second, lr)
 
     def predict(
         self, params: Tree, stats: Tree, x: Tensor, way: int, seed: Tensor, site: int = -1
@@ -206,10 +204,12 @@ class Maml:
         h, stats = self.model.features(params, stats, x, mode)
         return self._logits(params, h, way), stats
 
-    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+    def answer(
+        self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
+    ) -> Tensor:
         """Return the logits of the queries after adapting to the support, without dropout."""
         steps = self.inner.test_steps
-        adapted = self._adapt(params, stats, question, Mode(norm="batch"), steps, False)
+        adapted = self._adapt(params, stats, question, Mode(norm="batch"), steps, False, lr)
         support, query = test_modes(self.model)
         with torch.no_grad():
             if self.model.norm_policy == "support":
@@ -218,8 +218,16 @@ class Maml:
             return self._logits(adapted, h, len(question.classes))
 
     def _adapt(
-        self, params: Tree, stats: Tree, task: Question, mode: Mode, steps: int, second: bool
+        self,
+        params: Tree,
+        stats: Tree,
+        task: Question,
+        mode: Mode,
+        steps: int,
+        second: bool,
+        lr: Tree | None,
     ) -> Tree:
+        lr = self.inner.lr if lr is None else lr
         x, y, way = self.model.prepare(task.support_x), task.support_y, len(task.classes)
         if self.inner.adapts == "all":
 
@@ -227,7 +235,7 @@ class Maml:
                 h, _ = self.model.features(w, stats, x, mode.layer(step))
                 return cross_entropy(self._logits(w, h, way), y)
 
-            return descend(loss, params, lr=self.inner.lr, steps=steps, second_order=second)
+            return descend(loss, params, lr=lr, steps=steps, second_order=second)
 
         h, _ = self.model.features(params, stats, x, mode.layer(0))
         h = h if second else h.detach()
@@ -236,13 +244,29 @@ class Maml:
             del step
             return cross_entropy(self._logits(params | {"head": head}, h, way), y)
 
-        head = descend(
-            head_loss, params["head"], lr=self.inner.lr, steps=steps, second_order=second
-        )
+        head = descend(head_loss, params["head"], lr=lr, steps=steps, second_order=second)
         return params | {"head": head}
 
     def _logits(self, params: Tree, h: Tensor, way: int) -> Tensor:
         return self.model.logits(params, h)[:, :way]
+
+
+def check_body(model: Model, learner: str) -> None:
+    """Refuse a backbone without a layer."""
+    if getattr(model.backbone, "hidden", None) == ():
+        raise ConfigError(
+            f"model.backbone.hidden is []: without a layer there is nothing that {learner} "
+            "could train. Give it a width at least, such as [64]."
+        )
+
+
+def question_features(
+    model: Model, params: Tree, stats: Tree, question: Question
+) -> tuple[Tensor, Tensor]:
+    """Return the features (support, queries) of a question, by the model's batch-norm policy."""
+    support, query = test_modes(model)
+    h, seen = model.features(params, stats, question.support_x, support)
+    return h, model.features(params, seen, question.query_x, query)[0]
 
 
 def test_modes(model: Model) -> tuple[Mode, Mode]:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedshot.tree import Tree, leaves, sub
 
+Clip = Literal["none", "log", "coef"]
+
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats; logits [n, way], y int64 [n]."""
@@ -28,9 +30,7 @@ def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
 
 
-def clipped_kl(
-    p_logits: Tensor, q_logits: Tensor, clip: Literal["none", "log", "coef"], epsilon: float
-) -> Tensor:
+def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -> Tensor:
     """Return KL(p || q), mean over rows, with the ratio p/q kept in [1 - epsilon, 1 + epsilon].
 
     Fan & Huang (revised version, after eq. (12)) clip the ratio and do not say where. p is a
@@ -40,7 +40,8 @@ def clipped_kl(
     - "log": sum p log clamp(r). Its gradient is -r inside the band and 0 outside, so nothing pulls
       back a q that has drifted far. The value is that of the clipped ratio, and may be below 0;
     - "coef": -clamp(r), which is bounded by 1 + epsilon and never 0. The surrogate is
-      -sum sg[clamp(r)] q; the value reported is that of KL.
+      -sum sg[clamp(r)] q; the value reported is that of KL. As sum q = 1, what moves a logit is
+      clamp(r) - 1 alone, so this pull is gentle: epsilon at most, where that of "none" is p - q.
     """
     log_p, log_q = p_logits.detach().log_softmax(-1), q_logits.log_softmax(-1)
     log_r = log_p - log_q

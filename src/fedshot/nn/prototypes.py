@@ -38,10 +38,11 @@ def nearest_prototypes(support: Tensor, y: Tensor, query: Tensor, way: int) -> T
     return prototype_logits(query, class_means(support, y, way))
 
 
-def cosine_logits(h: Tensor, means: Tensor, scale: float) -> Tensor:
+def cosine_logits(h: Tensor, means: Tensor, scale: float | Tensor) -> Tensor:
     """Return scale times the cosine between rows of h [n, d] and means [way, d]."""
-    return scale * (_unit(h) @ _unit(means).T)
+    return scale * (unit_rows(h) @ unit_rows(means).T)
 
 
-def _unit(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor) -> Tensor:
+    """Return the rows scaled to length 1; a row of zeros stays one."""
     return rows * rows.square().sum(-1, keepdim=True).clamp_min(_TINY).rsqrt()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,23 @@ from fedshot.nn.learners import Lesson
 from fedshot.nn.mode import Mode
 from fedshot.nn.optim import Optimizer, OptState, shortened
 from fedshot.tree import Tree
+
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+
+class Drawn(Protocol[E_co]):
+    """What a visit learns from: for each step some episodes or batches, and the seed of noise."""
+
+    @property
+    def steps(self) -> tuple[tuple[E_co, ...], ...]:
+        """The episodes or batches of each step."""
+        ...
+
+    @property
+    def seed(self) -> Tensor:
+        """Makes the dropout masks."""
+        ...
 
 
 class Lessons(NamedTuple):
@@ -57,12 +74,55 @@ class Trained(NamedTuple):
     metrics: Mapping[str, Tensor]  # loss (nats), accuracy ([0, 1]), extras: means over the episodes
 
 
+class Taught(NamedTuple):
+    """What the episodes of one step taught together."""
+
+    grads: Tree  # mean over the episodes
+    stats: Tree  # running statistics, moved by one episode after another
+    told: list[dict[str, Tensor]]  # of each episode: loss (nats), accuracy ([0, 1]), extras
+
+
+def mean_gradient(
+    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
+    params: Tree,
+    stats: Tree,
+    step: tuple[E, ...],
+    noise: Mode,
+) -> Taught:
+    """Return the gradient of the mean loss of some episodes; `noise` seeds their dropout masks."""
+    told: list[dict[str, Tensor]] = []
+    grads = None
+    for e, episode in enumerate(step):
+        seed = noise.layer(e).seed
+        assert seed is not None
+
+        def fn(
+            w: Tree, episode: E = episode, stats: Tree = stats, seed: Tensor = seed
+        ) -> tuple[Tensor, Lesson]:
+            taught = lesson(w, stats, episode, seed)
+            return taught.loss, taught
+
+        loss, taught, grad = value_and_grad(fn, params)
+        stats = tree.detach(taught.stats)
+        grads = grad if grads is None else tree.add(grads, grad)
+        scalars = {"loss": loss, "accuracy": taught.accuracy, **taught.extra}
+        told.append(tree.detach(scalars))
+    if len(step) > 1:
+        grads = tree.map(partial(torch.mul, other=1 / len(step)), grads)
+    return Taught(grads, stats, told)
+
+
+def mean_metrics(told: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of every scalar over the episodes."""
+    return {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+
+
 def local_sgd(
-    lesson: Callable[[Tree, Tree, Episode, Tensor], Lesson],
+    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
     optimizer: Optimizer,
     params: Tree,
     stats: Tree,
-    lessons: Lessons,
+    lessons: Drawn[E],
     state: OptState | None = None,
     *,
     longest: float = 0.0,
@@ -74,7 +134,7 @@ def local_sgd(
         optimizer: what makes a step of a gradient.
         params: where to start.
         stats: running statistics, moved by one episode after another.
-        lessons: the episodes.
+        lessons: the episodes, or batches.
         state: the optimiser's; None starts afresh.
         longest: a longer gradient is shortened to this norm; 0 takes any.
     """
@@ -82,29 +142,12 @@ def local_sgd(
     noise = Mode(seed=lessons.seed)
     told: list[dict[str, Tensor]] = []
     for s, step in enumerate(lessons.steps):
-        grads = None
-        for e, episode in enumerate(step):
-            seed = noise.layer(s).layer(e).seed
-            assert seed is not None
-
-            def fn(
-                w: Tree, episode: Episode = episode, stats: Tree = stats, seed: Tensor = seed
-            ) -> tuple[Tensor, Lesson]:
-                taught = lesson(w, stats, episode, seed)
-                return taught.loss, taught
-
-            loss, taught, grad = value_and_grad(fn, params)
-            stats = tree.detach(taught.stats)
-            grads = grad if grads is None else tree.add(grads, grad)
-            scalars = {"loss": loss, "accuracy": taught.accuracy, **taught.extra}
-            told.append(tree.detach(scalars))
-        if len(step) > 1:
-            grads = tree.map(partial(torch.mul, other=1 / len(step)), grads)
+        grads, stats, found = mean_gradient(lesson, params, stats, step, noise.layer(s))
+        told += found
         if longest:
             grads = shortened(grads, longest)
         params, state = optimizer.update(grads, state, params)
-    metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
-    return Trained(params, stats, state, metrics)
+    return Trained(params, stats, state, mean_metrics(told))
 
 
 def check_not_negative(**options: float) -> None:

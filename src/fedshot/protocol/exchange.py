@@ -92,7 +92,8 @@ class Exchange:
     """One request to a cohort.
 
     `version` is (round, number of the exchange in that round): it names the private states that
-    this exchange leaves behind. `phase` is what the bytes are for.
+    this exchange leaves behind. `phase` is what the bytes are for. `on_send` is told of every
+    message as it is made for a client.
     """
 
     work: ClientWork
@@ -102,10 +103,14 @@ class Exchange:
     key: Key
     version: tuple[int, int]
     phase: Literal["train", "evaluate"] = "train"
+    on_send: Callable[[Tree], None] | None = None
 
     def message(self, client: int) -> Tree:
-        """Return what `client` is sent."""
-        return self.down.fn(client) if isinstance(self.down, PerClient) else self.down
+        """Return what `client` is sent, once for each time that it is."""
+        message = self.down.fn(client) if isinstance(self.down, PerClient) else self.down
+        if self.on_send is not None:
+            self.on_send(message)
+        return message
 
     def client_key(self, client: int) -> Key:
         """Return the key of everything that `client` draws in this exchange."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from fedshot.errors import ConfigError
 from fedshot.methods import METHODS
 from fedshot.recipes import tuning
 from fedshot.recipes.jobs import Event, Job, Jobs
-from fedshot.recipes.plan import Obstacle, obstacle
+from fedshot.recipes.plan import Obstacle, look
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import Result, Results
 from fedshot.recipes.tuning import Chosen
@@ -26,16 +27,20 @@ class State:
     Args:
         cell: which.
         obstacle: why it cannot be trained.
+        seen: the facts of its data, while nothing is finished.
         result: what is finished of it.
         running: seed -> (round, rounds, last validation accuracy) of what is under way.
         failed: seed -> why its training broke off.
+        wanted: seeds asked for.
     """
 
     cell: Cell
     obstacle: Obstacle | None = None
+    seen: Mapping[str, Any] | None = None
     result: Result | None = None
     running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    wanted: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,11 @@ class Request:
         for name, least in (("seeds", 1), ("tune", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name} is {getattr(self, name)}; expected {least} or more.")
+        if self.seeds > tuning.SEED:
+            raise ConfigError(
+                f"--seeds is {self.seeds}; expected {tuning.SEED} or fewer: the next one is for "
+                "trials."
+            )
         if self.jobs is not None and self.jobs < 1:
             raise ConfigError(f"--jobs is {self.jobs}; expected 1 or more.")
 
@@ -84,7 +94,7 @@ class Bench:
         self.request = request
         self.results = Results(request.results)
         self.cells = request.recipe.cells(request.budget, request.patterns)
-        self.states = {cell.key: State(cell) for cell in self.cells}
+        self.states = {cell.key: State(cell, wanted=request.seeds) for cell in self.cells}
         self.tuned: dict[str, Chosen | None] = {}
         for cell in self.cells:
             if request.tune:
@@ -92,16 +102,29 @@ class Bench:
             self._refresh(cell)
 
     def check(self) -> None:
-        """Look for what stands in the way of each cell that is not finished."""
+        """Look for what stands in the way of each cell that is not finished.
+
+        Raises ConfigError when --tune is asked for and no validation class could judge a trial.
+        """
         for state in self.states.values():
             if self._missing(state):
-                state.obstacle = obstacle(state.cell, self.request.data_dir)
+                state.obstacle, state.seen = look(state.cell, self.request.data_dir)
+                if self.request.tune and state.seen and not state.seen["validated"]:
+                    raise ConfigError(
+                        f"{state.cell.key} has no validation classes that could judge a trial; "
+                        "leave out --tune."
+                    )
+
+    def prepare(self) -> None:
+        """Make the folders of runs and results, so that a long training is not lost for them."""
+        for folder in (self.request.runs, self.request.results):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
 
     def run(self) -> Iterator[Event]:
-        """Tune, train and test, yielding what the workers say.
-
-        Raises ConfigError when tuning is asked for and a trial broke off.
-        """
+        """Tune, train and test, yielding what the workers say."""
+        self.prepare()
         yield from self._tune()
         for event in Jobs(self._jobs(), self.request.jobs):
             self._take(event)
@@ -112,7 +135,9 @@ class Bench:
             self._job(state.cell, seed, "train", self._chosen(state.cell.row))
             for seed in range(self.request.seeds)  # every cell has a number soon
             for state in self.states.values()
-            if state.obstacle is None and seed in self._missing(state)
+            if state.obstacle is None
+            and seed in self._missing(state)
+            and (not self.request.tune or self.tuned[state.cell.row.key] is not None)
         ]
 
     def _missing(self, state: State) -> list[int]:
@@ -121,29 +146,26 @@ class Bench:
 
     def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
         settings = cell.settings(seed, chosen)
-        text = json.dumps({**settings, "name": "", "data_dir": ""}, sort_keys=True)
+        text = json.dumps({**settings, "name": ""}, sort_keys=True)
         name = f"{cell.stem}.s{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         folder = self.request.runs / "recipes" / cell.recipe.name / self.request.budget / name
         return Job(f"{do} {cell.key} {seed} {name}", do, settings, folder, self.request.data_dir)
 
     def _take(self, event: Event) -> None:
         _, key, seed_text, _ = event.job.key.split(" ")
-        state, seed = self.states[key], int(seed_text)
+        state, seed, facts = self.states[key], int(seed_text), event.facts
         if event.kind in ("begun", "round"):
             before = state.running.get(seed, (0, 0, None))
-            seen = event.facts.get("validation")
-            state.running[seed] = (
-                event.facts["round"], event.facts["rounds"], before[2] if seen is None else seen,
-            )  # fmt: skip
+            seen = facts.get("validation")
+            now = before[2] if seen is None else seen
+            state.running[seed] = (facts["round"], facts["rounds"], now)
             return
         state.running.pop(seed, None)
         if event.kind == "done":
-            cell, chosen = state.cell, self._chosen(state.cell.row)
-            state.result = self.results.add(cell, self.request.variant, chosen, seed, event.facts)
-        elif event.kind == "refused" and event.facts["error"] == "DataError":
-            state.obstacle = Obstacle("too little data", f"seed {seed}: {event.facts['reason']}")
+            chosen = self._chosen(state.cell.row)
+            state.result = self.results.add(state.cell, self.request.variant, chosen, seed, facts)
         else:
-            state.failed[seed] = event.facts["reason"]
+            state.failed[seed] = facts["reason"]
 
     def _refresh(self, cell: Cell) -> None:
         if self.request.tune and self.tuned[cell.row.key] is None:
@@ -158,7 +180,8 @@ class Bench:
         return self.tuned.get(row.key)
 
     def _tuned(self, row: Row) -> Chosen | None:
-        return tuning.read(self._trials_path(row), self._trials(row))
+        cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
+        return tuning.read(self._trials_path(row), cell, self._trials(row))
 
     def _trials(self, row: Row) -> list[dict[str, Any]]:
         return tuning.trials(self.request.recipe, row, self.request.tune)
@@ -167,42 +190,44 @@ class Bench:
         return tuning.path(self.request.results, self.request.recipe, self.request.variant, row)
 
     def _tune(self) -> Iterator[Event]:
-        """Train the trials of every row that has none yet."""
-        rows = [
-            state.cell.row
-            for state in self.states.values()
-            if state.obstacle is None and self.request.tune and not self.tuned[state.cell.row.key]
-        ]
-        wanted = {row.key: (row, self._trials(row)) for row in rows}
-        wanted = {k: v for k, v in wanted.items() if self.tuned[k] is None}
+        """Train the trials of every row that has none yet; keep those of which all came to an end.
+
+        A row of which a trial broke off is not trained: it would have had fewer trials than others.
+        """
         plan: dict[str, tuple[str, int]] = {}
         queue: list[Job] = []
-        for row, trials in wanted.values():
+        for row in self._untuned():
             cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
-            for i, options in enumerate(trials):
+            for i, options in enumerate(self._trials(row)):
                 job = self._job(cell, tuning.SEED, "tune", options)
                 plan[job.key] = (row.key, i)
                 queue.append(job)
-        told: dict[str, dict[int, Mapping[str, Any]]] = {key: {} for key in wanted}
+        told: dict[str, dict[int, Mapping[str, Any]]] = {key: {} for key, _ in plan.values()}
         for event in Jobs(queue, self.request.jobs):
-            row_key, i = plan[event.job.key]
-            if event.kind in ("refused", "failed"):
-                told[row_key][i] = {"validation": [], "broke_off": event.facts["reason"]}
-            elif event.kind == "done":
-                told[row_key][i] = event.facts
-            if len(told[row_key]) == len(wanted[row_key][1]) and self.tuned[row_key] is None:
-                self._settle(row_key, wanted[row_key], told[row_key])
+            key, i = plan[event.job.key]
+            if event.kind == "done":
+                told[key][i] = event.facts
+                if len(told[key]) == self.request.tune:
+                    self._settle(self.request.recipe.rows[key], told[key])
+            elif event.kind in ("refused", "failed"):
+                for state in self._of_row(key):
+                    state.failed[tuning.SEED] = f"trial {i}: {event.facts['reason']}"
             yield event
 
-    def _settle(
-        self, key: str, wanted: tuple[Row, list[dict[str, Any]]], told: dict[int, Any]
-    ) -> None:
-        row, trials = wanted
-        facts = [told[i] for i in range(len(trials))]
-        if not any(one["validation"] for one in facts):
-            raise ConfigError(f"no trial of {row.label} came to an end: {facts[0]['broke_off']}")
+    def _untuned(self) -> list[Row]:
+        if not self.request.tune:
+            return []
+        ready = [state.cell.row for state in self.states.values() if state.obstacle is None]
+        rows = {row.key: row for row in ready if self.tuned[row.key] is None}
+        return list(rows.values())
+
+    def _of_row(self, key: str) -> list[State]:
+        return [state for state in self.states.values() if state.cell.row.key == key]
+
+    def _settle(self, row: Row, told: Mapping[int, Mapping[str, Any]]) -> None:
         cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
-        self.tuned[key] = tuning.write(self._trials_path(row), cell, trials, facts)
-        for state in self.states.values():
-            if state.cell.row.key == key:
-                self._refresh(state.cell)
+        trials = self._trials(row)
+        facts = [told[i] for i in range(len(trials))]
+        self.tuned[row.key] = tuning.write(self._trials_path(row), cell, trials, facts)
+        for state in self._of_row(row.key):
+            self._refresh(state.cell)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from fedshot import storage
 from fedshot.recipes.bench import State
 from fedshot.recipes.recipe import Recipe
+from fedshot.recipes.results import Results, outdated
 from fedshot.reports.canvas import DASHES, INK, PALETTE, picture
 
 _SIZE = (5.6, 3.6)  # inches
@@ -63,9 +64,16 @@ def _x(state: State) -> float:
     return x
 
 
-def write(folder: Path, recipe: Recipe, variant: str, states: Sequence[State]) -> Path | None:
-    """Write the figure of what is finished; None when nothing is."""
-    if recipe.kind != "curve" or not any(state.result for state in states):
+def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
+    """Write the figure of all that is finished; None when nothing is."""
+    if recipe.kind != "curve":
+        return None
+    budget = variant.partition("-")[0]
+    held = {f"{r.row}/{r.column}": r for r in Results(folder).every()
+            if (r.recipe, r.variant) == (recipe.name, variant)}  # fmt: skip
+    states = [State(c, result=held[c.key]) for c in recipe.cells(budget) if c.key in held]
+    states = [s for s in states if s.result and not outdated(s.result, s.cell, s.result.tuned)]
+    if not states:
         return None
     file = path(folder, recipe, variant)
     file.parent.mkdir(parents=True, exist_ok=True)

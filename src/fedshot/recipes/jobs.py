@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from fedshot.machine import cores
 
+_ENDS = ("done", "refused", "failed")
 _SPARE = 1.25  # of the most memory that a worker has held so far, free before another starts
 
 
@@ -57,6 +58,7 @@ class Jobs:
         self._running: dict[str, tuple[Job, subprocess.Popen[str]]] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._peak = 0
+        self._told: set[str] = set()
 
     def __iter__(self) -> Iterator[Event]:
         """Run the jobs, yielding what they say."""
@@ -65,8 +67,10 @@ class Jobs:
                 while self._waiting and self._room():
                     self._start(self._waiting.popleft())
                 event = self._events.get()
-                self._peak = max(self._peak, int(event.facts.get("peak", 0)))
-                if event.kind in ("done", "refused", "failed"):
+                if event.facts.get("peak"):
+                    self._peak = max(self._peak, int(event.facts["peak"]))
+                    self._told.add(event.job.key)
+                if event.kind in _ENDS:
                     self._running.pop(event.job.key)
                 yield event
         finally:
@@ -83,13 +87,17 @@ class Jobs:
         if self._most is None and busy + self._waiting[0].threads > cores():
             return False
         free = _free_memory()
-        return free is None or (self._peak > 0 and free > _SPARE * self._peak)
+        if free is None:
+            return True
+        # What has been started and has not told its size yet will still take its share.
+        coming = len(self._running.keys() - self._told)
+        return self._peak > 0 and free > _SPARE * self._peak * (1 + coming)
 
     def _start(self, job: Job) -> None:
         # A file for what goes wrong: a pipe that nobody reads would stop the worker when full.
         errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedshot.recipes.worker"],
+            [sys.executable, "-P", "-m", "fedshot.recipes.worker"],  # -P: no modules of the folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -105,18 +113,32 @@ class Jobs:
 
     def _listen(self, job: Job, process: subprocess.Popen[str], errors: IO[str]) -> None:
         assert process.stdout is not None
-        last = ""
-        for line in process.stdout:
-            facts = json.loads(line)
-            last = facts.pop("event")
-            self._events.put(Event(job, last, facts))
-        code = process.wait()
-        if last not in ("done", "refused"):
+        last, said = None, []
+        try:
+            for line in process.stdout:
+                event = _event(job, line)
+                if event is not None:
+                    last = event
+                    if event.kind not in _ENDS:
+                        self._events.put(event)
+            process.wait()
             errors.seek(0)
             said = errors.read().strip().splitlines()
-            reason = said[-1] if said else f"the worker ended with code {code}"
-            self._events.put(Event(job, "failed", {"reason": reason, "log": said[-30:]}))
-        errors.close()
+        finally:  # a job without an end would be waited for without one
+            errors.close()
+            if last is None or last.kind not in _ENDS:
+                reason = said[-1] if said else f"the worker ended with code {process.poll()}"
+                last = Event(job, "failed", {"reason": reason, "log": said[-30:]})
+            self._events.put(last)
+
+
+def _event(job: Job, line: str) -> Event | None:
+    """Return what a line says; None for one that was cut short."""
+    try:
+        facts = json.loads(line)
+        return Event(job, facts.pop("event"), facts)
+    except (ValueError, KeyError, AttributeError):
+        return None
 
 
 def _free_memory() -> int | None:
@@ -125,7 +147,11 @@ def _free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    group = Path("/sys/fs/cgroup")  # a container may have less than the machine
+    try:
+        most = int((group / "memory.max").read_text(encoding="ascii"))
+        found.append(most - int((group / "memory.current").read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        pass
+    return min(found, default=None)

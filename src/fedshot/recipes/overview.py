@@ -56,9 +56,9 @@ def overview(
     able = [name for name in recipe.methods if name in METHODS]
     every = recipe.cells(budget) if recipe.rows else []
     ready = [cell for cell in every if cell.row.method in METHODS]
-    here = _data(recipe, data_dir)
+    here = "; ".join(_data(data, data_dir) for data in _datasets(recipe, budget))
     total: float | None = None
-    if ready and not here.endswith("missing"):
+    if ready and "missing" not in here:
         each = [timing.seconds(cell) for cell in ready]
         if all(one is not None for one in each):
             at_once = jobs or max(1, cores() // ready[0].settings()["run"]["threads"])
@@ -107,15 +107,25 @@ def duration(seconds: float) -> str:
 
 
 def _time(line: Line) -> str:
-    if not line.cells or line.data.endswith("missing"):
+    if not line.cells or "missing" in line.data:
         return "-"
     return "not measured" if line.seconds is None else duration(line.seconds)
 
 
-def _data(recipe: Recipe, data_dir: str | None) -> str:
-    source = recipe.source_name
-    n = _examples(json.dumps(recipe.settings["data"], sort_keys=True), data_dir)
-    whole = published_size(source)
+def _datasets(recipe: Recipe, budget: str) -> list[str]:
+    """Return the data of all columns, each once, as JSON."""
+    if not recipe.rows:
+        return [json.dumps(recipe.settings["data"], sort_keys=True)]
+    row = next(iter(recipe.rows))
+    cells = recipe.cells(budget, [f"{row}/*"])
+    found = (json.dumps(cell.settings()["data"], sort_keys=True) for cell in cells)
+    return list(dict.fromkeys(found))
+
+
+def _data(data: str, data_dir: str | None) -> str:
+    chosen = json.loads(data)
+    source = chosen["name"] if isinstance(chosen, dict) else chosen
+    n, whole = _examples(data, data_dir), published_size(source)
     if not n:
         return f"{source}: missing"
     if n == whole:

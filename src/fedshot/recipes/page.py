@@ -10,7 +10,7 @@ from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
 from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Cell, Recipe, names
-from fedshot.recipes.results import Result, mean
+from fedshot.recipes.results import Result, mean, outdated
 from fedshot.recipes.tables import Marks, difference, ours, published, unfair
 from fedshot.reports.words import count, megabytes, printable, seconds
 
@@ -23,29 +23,52 @@ episodes in percent, ± the half-width of its 95 % interval over episodes; sever
 episodes and are averaged episode by episode, and "over seeds" is the standard deviation of their
 accuracies. "Validation" is the accuracy on validation classes before training and at the round that
 they chose, mean over seeds. MB (all clients, down and up) and seconds are of one seed. The letters
-tell what sets a number apart from the published one. The command beside a table makes its numbers
-again, to the last digit on the same kind of machine.
+tell what sets a number apart from the published one. The command beside a table, with
+`--data-dir DATA` where its data need it, makes its numbers again, to the last digit on the same
+kind of machine.
 """
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """Return the page."""
-    parts = [_HEAD]
-    key = lambda r: (r.recipe, r.variant)  # noqa: E731
-    for (name, variant), group in itertools.groupby(sorted(results, key=key), key):
-        if name in names():
-            parts.append(_section(Recipe.load(name), variant, list(group)))
+    """Return the page; what belongs to no cell of today's recipes is named at its end."""
+    parts, left = [_HEAD], []
+    for (name, variant), group in itertools.groupby(sorted(results, key=_place), _place):
+        states, others = _current(name, variant, list(group))
+        left += others
+        if states:
+            parts.append(_section(Recipe.load(name), variant, states))
     if len(parts) == 1:
         parts.append("Nothing is finished yet.\n")
+    if left:
+        parts.append("\n".join(["## Left out", "", *(f"- {text}" for text in left), ""]))
     return "\n".join(parts)
 
 
-def _section(recipe: Recipe, variant: str, results: Sequence[Result]) -> str:
-    held = {f"{r.row}/{r.column}": r for r in results}
+def _place(result: Result) -> tuple[str, str]:
+    return result.recipe, result.variant
+
+
+def _current(name: str, variant: str, results: list[Result]) -> tuple[list[State], list[str]]:
+    """Return the states of results that fit today's recipe, and why the others do not."""
     budget = variant.partition("-")[0]
-    states = [
-        State(cell, result=held[cell.key]) for cell in recipe.cells(budget) if cell.key in held
-    ]
+    if name not in names() or budget not in Recipe.load(name).budgets:
+        return [], [f"{name}/{variant}: there is no such recipe or budget"]
+    held = {f"{r.row}/{r.column}": r for r in results}
+    states, left = [], []
+    for cell in Recipe.load(name).cells(budget):
+        result = held.pop(cell.key, None)
+        if result is None:
+            continue
+        changed = outdated(result, cell, result.tuned)
+        if changed:
+            left.append(f"{name}/{variant}, {cell.key}: out of date, {printable(changed)}")
+        else:
+            states.append(State(cell, result=result))
+    left += [f"{name}/{variant}, {key}: the recipe has no such cell" for key in held]
+    return states, left
+
+
+def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
     letters = Marks()
     lines = [_line(state, letters) for state in states]
     said = [
@@ -142,8 +165,9 @@ def _patterns(states: Sequence[State]) -> list[str]:
 def _made(states: Sequence[State]) -> str:
     """Say with which code and on what kind of machine."""
     seeds = [one for state in states if state.result for one in state.result.seeds.values()]
-    commits = sorted({one["commit"] for one in seeds})
-    machines = sorted({provenance.kind(one["machine"]) for one in seeds})
+    parts = [part for one in seeds for part in one["made"]]
+    commits = sorted({part["commit"] for part in parts})
+    machines = sorted({provenance.kind(part["machine"]) for part in parts})
     return (
         f"{count(len(commits), 'commit')}: {', '.join(commits)}. Made on {'; '.join(machines)}. "
         f"Test episodes: {', '.join(sorted({one['test']['tasks'][:12] for one in seeds}))}."

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.data import find_data_dir
+from fedshot.data.checks import published_size
 from fedshot.errors import ConfigError, DataError
 from fedshot.methods import METHODS
+from fedshot.recipes.provenance import kind
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import Result
 from fedshot.setting import Setting
@@ -20,60 +23,115 @@ _SAID_ELSEWHERE = ("name", "seed", "run.rounds", "run.threads", "run.validate_ev
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a cell cannot be trained: no such method yet, no data, or too little of it."""
+    """Why a cell cannot be trained."""
 
-    kind: Literal["no method", "no data", "too little data"]
+    kind: Literal["no method", "no data", "too little data", "refused"]
     reason: str
 
 
-def obstacle(cell: Cell, data_dir: str | None) -> Obstacle | None:
-    """Return what stands in the way of a cell; None when nothing does.
+def look(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, Any] | None]:
+    """Return what stands in the way of a cell, and the facts of its data when nothing does.
 
-    The data are loaded and dealt as training would, so it takes as long as that.
+    The data are loaded and dealt as training with seed 0 would, so it takes as long as that.
     """
     if cell.row.method not in METHODS:
-        return Obstacle("no method", f"there is no method {cell.row.method!r} yet")
-    config = Config.of(cell.settings())
+        return Obstacle("no method", f"there is no method {cell.row.method!r} yet"), None
     try:
+        config = Config.of(cell.settings())
         config.data.load(find_data_dir(data_dir))
-    except (DataError, ConfigError) as error:
-        return Obstacle("no data", str(error))
+    except DataError as error:
+        return Obstacle("no data", str(error)), None
+    except ConfigError as error:
+        return Obstacle("refused", str(error)), None
     try:
-        Setting(config, data_dir)
-    except (DataError, ConfigError) as error:
-        return Obstacle("too little data", str(error))
-    return None
+        return None, facts(Setting(config, data_dir))
+    except DataError as error:
+        return Obstacle("too little data", str(error)), None
+    except ConfigError as error:
+        return Obstacle("refused", str(error)), None
 
 
-def marks(cell: Cell, result: Result | None = None) -> list[str]:
-    """Return what sets a cell's number apart from the paper's, one short phrase each."""
-    found = budget_marks(cell)
+def facts(setting: Setting) -> dict[str, Any]:
+    """Return what says whether two cells are comparable, and whether the data are whole."""
+    deal = hashlib.sha256()
+    for rows in setting.deal.train:
+        deal.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
+    return {
+        "data": {
+            "name": setting.dataset.name,
+            "digest": setting.dataset.digest,
+            "examples": len(setting.dataset),
+            "published": published_size(setting.config.settings["data"]["name"]),
+        },
+        "partition": deal.hexdigest(),
+        "clients": [len(setting.clients), len(setting.deal.train)],
+        "left_out": {str(c): reason for c, reason in sorted(setting.left_out.items())},
+        "validated": setting.validation is not None,
+    }
+
+
+def marks(
+    cell: Cell, result: Result | None = None, seen: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return what sets a cell's number apart from the paper's, one short phrase each.
+
+    Args:
+        cell: the cell.
+        result: what is finished of it.
+        seen: the facts of its data, while nothing is finished.
+    """
+    found = [*cell.recipe.departs, *budget_marks(cell)]
     if result is None:
-        return found
-    facts = list(result.seeds.values())
-    first = result.first
-    data = first["data"]
-    if data["published"] is None:
-        found.append(f"data: {data['examples']:,} examples of a set that is larger as published")
-    elif data["examples"] != data["published"]:
-        found.append(f"data: {data['examples']:,} of {data['published']:,} examples")
-    able = sorted({one["clients"][0] for one in facts})
-    if any(one["clients"][0] < one["clients"][1] for one in facts):
-        told = str(able[0]) if len(able) == 1 else f"{able[0]} to {able[-1]}"
-        found.append(f"{told} of {first['clients'][1]} clients can form an episode")
+        return found + (data_marks([seen]) if seen else [])
+    every = list(result.seeds.values())
+    if result.tuned is not None:
+        options = ", ".join(f"{place.rpartition('.')[2]} {value}"
+                            for place, value in result.tuned.items())  # fmt: skip
+        trials = result.variant.partition("-tune")[2]
+        found.append(f"tuned with {trials} trials: {options or 'the recipe as it stands'}")
+    found += data_marks(every)
     for name, text in (("unanswered", "test episodes without an answer"),
                        ("diverged", "answers that are not finite, counted as wrong")):  # fmt: skip
-        total = sum(one["test"][name] for one in facts)
+        total = sum(one["test"][name] for one in every)
         if total:
             found.append(f"{total} {text}")
-    if first["test"]["transductive"]:
+    if any(one["test"]["transductive"] for one in every):
         found.append("transductive: predictions may depend on other queries")
     for name, text in (("faults", "replies refused or lost"), ("skipped", "rounds skipped")):
-        total = sum(one[name] for one in facts)
+        total = sum(one[name] for one in every)
         if total:
             found.append(f"{total} {text}")
-    if any(one["commit"].endswith("+") for one in facts):
+    for name, place in (("test episodes", "test.tasks"), ("data", "data.digest")):
+        if len({trees.at(one, place) for one in every}) > 1:
+            found.append(f"NOT ONE CELL: its seeds differ in their {name}")
+    return found + made_marks(every)
+
+
+def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is missing of the data and of the clients."""
+    found = []
+    for data in {one["data"]["digest"]: one["data"] for one in every}.values():
+        if data["published"] is None:
+            found.append(f"data: {data['examples']:,} examples; the whole set is larger")
+        elif data["examples"] != data["published"]:
+            found.append(f"data: {data['examples']:,} of {data['published']:,} examples")
+    able = sorted({one["clients"][0] for one in every})
+    if any(one["clients"][0] < one["clients"][1] for one in every):
+        told = str(able[0]) if len(able) == 1 else f"{able[0]} to {able[-1]}"
+        found.append(f"{told} of {every[0]['clients'][1]} clients can form an episode")
+    return found
+
+
+def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is to be said of the code and the machines that trained the seeds."""
+    found = []
+    if any(len(one["made"]) > 1 for one in every):
+        found.append("stopped, and gone on with under other code or on another machine")
+    commits = {part["commit"] for one in every for part in one["made"]}
+    if any(commit.endswith("+") or commit == "unknown" for commit in commits):
         found.append("made with code that was not committed")
+    if len({kind(part["machine"]) for one in every for part in one["made"]}) > 1:
+        found.append("seeds of several kinds of machine")
     return found
 
 
@@ -118,6 +176,8 @@ def _value(value: Any) -> str:
 def comparable(results: Mapping[str, Result]) -> list[str]:
     """Return how results of one column differ in what must be the same for all of them."""
     found = []
+    if len({tuple(sorted(result.seeds)) for result in results.values()}) > 1:
+        found.append("rows differ in their seeds")
     for name, place in (
         ("test episodes", "test.tasks"),
         ("data", "data.digest"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedshot import __version__, recorder
+from fedshot import __version__, recorder, storage
 
 
 @cache
@@ -21,7 +22,7 @@ def revision() -> str:
     if commit is None:
         return f"version {__version__}"
     changed = _git(folder, "status", "--porcelain", "--", "src")
-    return commit[:12] + ("+" if changed else "")
+    return commit[:12] + ("" if changed == "" else "+")  # unknown counts as changed
 
 
 def machine() -> dict[str, Any]:
@@ -35,10 +36,26 @@ def kind(found: dict[str, Any]) -> str:
     return f"{found['cores']} cores of {processor}, torch {found['torch']}"
 
 
-def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two machines are expected to give the same last digit."""
-    names = ("torch", "numpy", "processor", "cpu_capability", "kernels")
-    return all(one.get(name) == other.get(name) for name in names)
+def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
+    """Keep in a run's folder who trains it from a round on; return all who ever did."""
+    path = folder / "trained_by.json"
+    try:
+        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except ValueError:
+        held = [{"after_round": 0, "commit": "unknown", "machine": here["machine"]}]
+    if not held and round >= 0:
+        held = [{"after_round": -1, "commit": "unknown", "machine": here["machine"]}]
+    if not held or {k: held[-1][k] for k in here} != here:
+        held.append({"after_round": round, **here})
+        folder.mkdir(parents=True, exist_ok=True)
+        storage.write_bytes(path, f"{json.dumps(held, indent=1)}\n".encode(), sync=True)
+    return held
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """Return who trained the run of a folder."""
+    found: list[dict[str, Any]] = json.loads((folder / "trained_by.json").read_text("utf-8"))
+    return found
 
 
 def _processor() -> str:

@@ -21,7 +21,7 @@ from fedshot.settings import Settings
 
 _ROW_MAY_SET = ("method", "model.head", "model.norm_policy")
 _KEYS = {"title", "source", "kind", "measure", "open", "settings", "columns", "rows", "tune",
-         "budgets", "axis"}  # fmt: skip
+         "budgets", "axis", "departs"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Recipe:
         tune: the search space that all rows share.
         budgets: "paper" and "small".
         axis: what a curve's x values are.
+        departs: how every cell, in every budget, differs from what the paper did.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Recipe:
     tune: Mapping[str, Any]
     budgets: Mapping[str, Budget]
     axis: str = ""
+    departs: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, name: str) -> Recipe:
@@ -194,6 +196,9 @@ class Cell:
             trees.put(tree, place, value)
         rounds = max(1, self.budget.exchanges // self.row.exchanges)
         trees.put(tree, "run.rounds", rounds)
+        looks = trees.at(tree, "run.validate_every")  # as often for every row, by exchanges
+        if looks:
+            trees.put(tree, "run.validate_every", max(1, looks // self.row.exchanges))
         return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}
 
     @property
@@ -237,6 +242,7 @@ def read(name: str, tree: Any) -> Recipe:
         budgets={key: Budget(key, one["exchanges"], one.get("settings") or {})
                  for key, one in (tree.get("budgets") or {}).items()},
         axis=tree.get("axis", ""),
+        departs=tuple(tree.get("departs") or ()),
     )  # fmt: skip
     if kind != "picture" and not (
         recipe.rows and columns and {"paper", "small"} <= recipe.budgets.keys()

@@ -14,12 +14,19 @@ from typing import Any
 
 from fedshot import storage
 from fedshot.config import Config
+from fedshot.data.locks import locked
 from fedshot.errors import CheckpointError
+from fedshot.kinds import defaults
+from fedshot.methods import METHODS
 from fedshot.recipes.recipe import Cell
-from fedshot.reports.verdict import Row, combined
+from fedshot.reports.verdict import combined
 from fedshot.settings import Settings, difference
 
 _NOT_THE_CELL = ("name", "seed")
+_FACTS = {
+    "test", "queries", "round", "rounds", "bytes_down", "bytes_up", "seconds", "data", "partition",
+    "clients", "validation", "faults", "skipped", "made",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,18 +62,6 @@ class Result:
         """What does not depend on the seed is read here."""
         return self.seeds[min(self.seeds)]
 
-    def as_row(self, label: str) -> Row:
-        """Return the row that reports compare by."""
-        every = list(self.seeds.values())
-        return Row(
-            label,
-            self.score,
-            seeds=len(every),
-            bytes_down=round(mean([one["bytes_down"] for one in every])),
-            bytes_up=round(mean([one["bytes_up"] for one in every])),
-            seconds=mean([one["seconds"] for one in every]),
-        )
-
     def command(self) -> str:
         """Return the command that makes the same numbers again."""
         budget, _, tuned = self.variant.partition("-tune")
@@ -93,22 +88,23 @@ class Results:
         """
         path = self.path(cell, variant)
         found = read(path) if path.exists() else None
-        if found is None or difference(found.settings, identity(cell, chosen), later=True):
-            return None
-        return found
+        return None if found is None or outdated(found, cell, chosen) else found
 
     def add(
         self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None, seed: int, facts: Any
     ) -> Result:
         """Add a seed to a cell's file and return the cell."""
-        before = self.of(cell, variant, chosen)
-        seeds = dict(before.seeds) if before else {}
-        seeds[seed] = kept(facts)
-        result = Result(
-            cell.recipe.name, variant, cell.row.key, cell.column.key, identity(cell, chosen),
-            dict(sorted(seeds.items())), chosen, self.path(cell, variant),
-        )  # fmt: skip
-        write(self.path(cell, variant), result)
+        path = self.path(cell, variant)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(f".{path.name}.lock")):  # others may add seeds of their own
+            before = self.of(cell, variant, chosen)
+            seeds = dict(before.seeds) if before else {}
+            seeds[seed] = kept(facts)
+            result = Result(
+                cell.recipe.name, variant, cell.row.key, cell.column.key, identity(cell, chosen),
+                dict(sorted(seeds.items())), chosen, path,
+            )  # fmt: skip
+            write(path, result)
         return result
 
     def every(self) -> list[Result]:
@@ -121,6 +117,14 @@ def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
     """Return all settings of a cell, defaults included, without name and seed."""
     whole = Config.of(cell.settings(0, chosen)).settings
     return {key: value for key, value in whole.items() if key not in _NOT_THE_CELL}
+
+
+def outdated(result: Result, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:
+    """Say in which settings a result differs from its cell as it is today; None in none."""
+    if cell.row.method not in METHODS:
+        return f"there is no method {cell.row.method!r}"
+    now = identity(cell, chosen)
+    return difference(result.settings, now, later=defaults(now))
 
 
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +158,6 @@ def write(path: Path, result: Result) -> None:
         "settings": result.settings,
         "seeds": {str(seed): one for seed, one in result.seeds.items()},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_bytes(path, f"{_json(content)}\n".encode(), sync=True)
 
 
@@ -163,13 +166,22 @@ def read(path: Path) -> Result:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         row, column = tree["cell"].split("/")
-        return Result(
+        found = Result(
             tree["recipe"], tree["variant"], row, column, tree["settings"],
             {int(seed): one for seed, one in tree["seeds"].items()}, tree["tuned"], path,
         )  # fmt: skip
+        place = (path.parent.parent.name, path.parent.name, path.stem)
+        if (found.recipe, found.variant, f"{row}.{column}") != place or not found.seeds:
+            raise ValueError(f"it holds {found.recipe}, {found.variant}, {tree['cell']}")
+        for one in found.seeds.values():
+            missing = _FACTS - one.keys()
+            if missing:
+                raise ValueError(f"a seed without {min(missing)}")
+            score_of(one)
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} is no result of a cell: {error!r}. Restore it from a copy, or remove it and "
+            f"{path} is no result of a cell: {error}. Restore it from a copy, or remove it and "
             "train the cell again."
         ) from None
 

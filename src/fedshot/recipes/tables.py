@@ -19,6 +19,7 @@ from rich.text import Text
 from fedshot.recipes.bench import State
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
+from fedshot.recipes.tuning import SEED
 from fedshot.reports.words import percent, printable
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
@@ -44,14 +45,14 @@ class Marks:
         return (ascii_lowercase[twice - 1] if twice else "") + ascii_lowercase[n]
 
 
-def table(recipe: Recipe, budget: str, states: Sequence[State]) -> Table:
+def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     """Return the table as it stands."""
     letters = Marks()
     rows = [(state, cells(state, letters)) for state in states]
     notes = [f"{letter}: {text}" for letter, text in letters.told()]
     notes += unfair(states)
     made = Table(
-        title=Text(f"{printable(recipe.title)}, budget {budget}"),
+        title=Text(f"{printable(recipe.title)}, budget {variant.replace('-tune', ', trials ')}"),
         title_justify="left",
         caption=Text("\n".join([f"Published: {printable(recipe.measure)}.", *notes])),
         caption_justify="left",
@@ -89,10 +90,16 @@ def remarks(state: State) -> list[str]:
     """Return what must be told of a cell."""
     found = []
     if state.result is not None or state.obstacle is None:
-        found += marks(state.cell, state.result)
+        found += marks(state.cell, state.result, state.seen)
+    if state.result is not None and len(state.result.seeds) < state.wanted:
+        found.append(f"{len(state.result.seeds)} of {state.wanted} seeds so far")
     if state.obstacle is not None and state.obstacle.kind != "no method":
         found.append(f"{state.obstacle.kind}: {printable(state.obstacle.reason)}")
-    found += [f"seed {seed} broke off: {printable(text)}" for seed, text in state.failed.items()]
+    for seed, text in state.failed.items():
+        other = "another process is training" in text
+        what = "tuning" if seed == SEED else f"seed {seed}"
+        found.append(f"{what}: {'left to the other process' if other else 'broke off: '}"
+                     f"{'' if other else printable(text)}")  # fmt: skip
     return found
 
 
@@ -137,11 +144,11 @@ def unfair(states: Sequence[State]) -> list[str]:
     return found
 
 
-def as_text(recipe: Recipe, budget: str, states: Sequence[State], width: int = 110) -> str:
+def as_text(recipe: Recipe, variant: str, states: Sequence[State], width: int = 110) -> str:
     """Return the table as plain text."""
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, force_terminal=False).print(
-        table(recipe, budget, states)
+        table(recipe, variant, states)
     )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 

@@ -42,7 +42,8 @@ def key(cell: Cell) -> str:
     """Return the name of what a cell's time depends on, this machine included."""
     tree = {name: part for name, part in cell.settings().items() if name not in _FREE}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
-    parts = [tree, provenance.machine()["processor"], provenance.machine()["cores"]]
+    here = provenance.machine()
+    parts = [tree, *(here[name] for name in ("processor", "cores", "torch", "kernels"))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
 
 

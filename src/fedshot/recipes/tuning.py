@@ -17,7 +17,10 @@ from typing import Any
 from fedshot import storage
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.keys import Key
+from fedshot.kinds import defaults
 from fedshot.recipes.recipe import Cell, Recipe, Row
+from fedshot.recipes.results import identity
+from fedshot.settings import difference
 
 SEED = 1_000  # of the trials: no training that is reported has it
 
@@ -50,14 +53,20 @@ def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
     return Cell(recipe, row, next(iter(recipe.columns.values())), recipe.budget(budget))
 
 
-def read(file: Path, wanted: list[dict[str, Any]]) -> Chosen | None:
-    """Return what was chosen, when the file holds these very trials; else None."""
+def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
+    """Return what was chosen, when the file holds these very trials of this very cell; else None.
+
+    Trials of a recipe that has changed since count for nothing.
+    """
     if not file.exists():
         return None
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
+        now = identity(cell, None)
+        changed = difference(tree["settings"], now, later=defaults(now))
         tried = [trial["options"] for trial in tree["trials"]]
-        return dict(tree["chosen"]) if tried == wanted else None
+        same = tried == wanted and tree["tuned_in"] == cell.key and not changed
+        return dict(tree["chosen"]) if same else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file} holds no trials: {error!r}. Remove it.") from None
 
@@ -65,13 +74,19 @@ def read(file: Path, wanted: list[dict[str, Any]]) -> Chosen | None:
 def write(
     file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: list[Mapping[str, Any]]
 ) -> Chosen:
-    """Keep the trials and return the options of the best; of equals the first."""
-    best = [max((mark[1] for mark in one["validation"]), default=0.0) for one in facts]
+    """Keep the trials, all come to their end, and return the options of the best.
+
+    Of equals the first.
+    """
+    best = [max(mark[1] for mark in one["validation"]) for one in facts]
     chosen = wanted[best.index(max(best))]
     content = {
         "tuned_in": cell.key,
         "seed": SEED,
         "chosen": chosen,
+        "settings": identity(cell, None),
+        "data": facts[0]["data"],
+        "made": [one["made"] for one in facts],
         "trials": [
             {"options": options, "best_validation": accuracy, "validation": one["validation"]}
             for options, accuracy, one in zip(wanted, best, facts, strict=True)

@@ -6,7 +6,6 @@ ending at any instant loses nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -14,27 +13,33 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedshot import settings as trees
 from fedshot.config import Config
-from fedshot.data.checks import published_size
 from fedshot.errors import FedshotError
 from fedshot.experiment import Experiment
 from fedshot.recipes import provenance
+from fedshot.recipes.plan import facts
 from fedshot.recorder import Record
 from fedshot.setting import Setting
+
+_events: TextIO = sys.stdout
 
 
 def main() -> int:
     """Obey one order: {"do", "settings", "folder", "data_dir"}."""
+    global _events  # noqa: PLW0603  (stdout is for events alone, whatever a library prints)
+    _events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    here = {"commit": provenance.revision(), "machine": provenance.machine()}  # of this code
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         # Other cells run beside this one; workers change no bits, so it is no setting of a recipe.
         settings = trees.merged(order["settings"], {"run": {"workers": 1}})
         setting = Setting(Config.of(settings), order["data_dir"])
-        done = _DEEDS[order["do"]](setting, Path(order["folder"]))
+        done = _DEEDS[order["do"]](setting, Path(order["folder"]), here)
     except FedshotError as error:
         _say("refused", {"reason": str(error), "error": type(error).__name__})
         return 2
@@ -47,36 +52,43 @@ def _end_with_parent() -> None:
     os._exit(3)
 
 
-def _train(setting: Setting, folder: Path) -> dict[str, Any]:
+def _train(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, Any]:
     """Train to the end, test, and tell all that a table needs."""
     run = Experiment(setting, folder)
-    _advance(run)
     result = folder / "result.json"
-    if not result.exists():
+    if run.round < run.config.run.rounds or not result.exists():
+        provenance.note(folder, _last(run), here)
+        _advance(run)
         run.result()
     found = json.loads(result.read_text(encoding="utf-8"))
-    return _facts(setting) | {
+    return facts(setting) | {
         "test": found["test"],
         "queries": setting.config.test.way * setting.config.test.query,
         "round": found["round"],
         "bytes_down": found["bytes_down"],
         "bytes_up": found["bytes_up"],
         **_history(run),
-        "commit": provenance.revision(),
-        "machine": provenance.machine(),
+        "made": provenance.history(folder),
     }
 
 
-def _tune(setting: Setting, folder: Path) -> dict[str, Any]:
+def _tune(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, Any]:
     """Train to the end and tell the validation alone: the novel classes are not looked at."""
     run = Experiment(setting, folder)
-    _advance(run)
-    return _facts(setting) | _history(run)
+    if run.round < run.config.run.rounds:
+        provenance.note(folder, _last(run), here)
+        _advance(run)
+    return facts(setting) | _history(run) | {"made": provenance.history(folder)}
 
 
-def _measure(setting: Setting, folder: Path) -> dict[str, Any]:
+def _last(run: Experiment) -> int:
+    """Return the last complete round, -1 before any."""
+    return run.round if run.checkpoints.rounds() else -1
+
+
+def _measure(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, Any]:
     """Train two rounds that nobody keeps, and tell what a round and a test question take."""
-    del folder
+    del folder, here
     with tempfile.TemporaryDirectory() as place:
         records = list(Experiment(setting, Path(place)).run())
         again = Experiment(setting, Path(place))
@@ -111,24 +123,6 @@ def _seen(record: Record, rounds: int) -> dict[str, Any]:
     }
 
 
-def _facts(setting: Setting) -> dict[str, Any]:
-    """Return what says whether two cells are comparable, and whether the data are whole."""
-    deal = hashlib.sha256()
-    for rows in setting.deal.train:
-        deal.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
-    return {
-        "data": {
-            "name": setting.dataset.name,
-            "digest": setting.dataset.digest,
-            "examples": len(setting.dataset),
-            "published": published_size(setting.config.settings["data"]["name"]),
-        },
-        "partition": deal.hexdigest(),
-        "clients": [len(setting.clients), len(setting.deal.train)],
-        "left_out": {str(c): reason for c, reason in sorted(setting.left_out.items())},
-    }
-
-
 def _history(run: Experiment) -> dict[str, Any]:
     records = run.recorder.records()
     marks = [(r["round"], r["validation"]) for r in records if r["validation"]]
@@ -154,7 +148,8 @@ def _peak() -> int:
 
 
 def _say(event: str, content: dict[str, Any]) -> None:
-    print(json.dumps({"event": event} | content), flush=True)
+    _events.write(json.dumps({"event": event} | content) + "\n")
+    _events.flush()
 
 
 if __name__ == "__main__":

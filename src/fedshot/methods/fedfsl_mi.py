@@ -1,0 +1,244 @@
+"""FedFSL-MI: MAML under federated averaging, with predictions held near the server's.
+
+Each client minimises the loss of its queries after adapting to its supports, plus the divergence of
+its predictions from those of the model that it was sent; the server averages the weights.
+
+Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning. Local objective
+L_k(w_k) + gamma L_MI, L_MI = 1/|B_k| sum_T KL(p(w^t) || p(w_k)): eqs. (11) and (12) of the revised
+version, (12) and (13) of the first, which defines the reference as the average w_-k of the other
+clients, eq. (11), and uses w^t. Inner step, task loss, server: eqs. (4), (5), (10) of both.
+Symbols: w^t backbone and head of the server at the start of round t; w_k client k's; p(w) softmax
+over the episode's classes; |B_k| the episodes that client k used; epsilon half the band of p/p.
+
+What the papers leave open: p(.) is taken on the queries, after both models have adapted to the same
+support with the same dropout masks (the labels of an episode are arbitrary, so a head that has not
+adapted does not know them), and averaged over the queries; the reference is a constant, its
+adapting included, while gradients run through the client's inner steps. The revised version clips
+p(w^t)/p(w_k) to [1 - epsilon, 1 + epsilon]: see `fedshot.nn.clipped_kl`.
+Departures: with reference="exclusive" the client takes its own share out of the mean that it is
+sent, where the paper's server computes and sends K models: see `fedshot.nn.others`. What is left
+out is the client's part in the last mean, so where only a cohort takes part each round, a client
+that made no part of w^t has w^t for a reference. It keeps |B_k| w_k in float64, the memory of two
+models, at the client. As in FedFSL-naive: several inner steps by default, fresh episodes in every
+local step, clients upload w_k - w^t, and the Adam state starts afresh at every visit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import ClientData, Episode, EpisodeSpec
+from fedshot.errors import ConfigError, check_word
+from fedshot.keys import Key
+from fedshot.nn import (
+    PREDICTIONS,
+    Clip,
+    InnerLoop,
+    Lesson,
+    Lessons,
+    Maml,
+    Model,
+    Optimizer,
+    Predictions,
+    Question,
+    accuracy,
+    check_budget,
+    check_not_negative,
+    clipped_kl,
+    cross_entropy,
+    divergence,
+    draw_lessons,
+    draw_probe,
+    first_pool,
+    first_share,
+    kl,
+    local_sgd,
+    next_pool,
+    next_share,
+    others,
+    outlook,
+    probe_answers,
+    probe_forms,
+    reference_logits,
+)
+from fedshot.protocol import Answer, Clients, Gather, Mean, Reply, answer_at_server, client_work
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    w: Tree  # {"body": ..., "head": ...}
+    stats: Tree  # running statistics of batch norm
+    pool: Tree  # what w is the mean of, for reference "exclusive"; else {}
+
+
+CLIPS: dict[str, Clip] = {"strict": "coef", "paper": "log", "v1": "none"}
+
+
+@dataclass(frozen=True)
+class FedFSLMI:
+    """MAML whose predictions stay near the server's, averaged over clients.
+
+    Args:
+        model: backbone and head; the head is as wide as the widest episode.
+        episode: shape of the training episodes.
+        gamma: weight of the divergence; 0 is FedFSL-naive.
+        reference: the model that predictions stay near: "global", or "exclusive", the average of
+            the others.
+        predictions: p(.) on the queries after adapting, on the queries without, or after adapting
+            on queries and support: "adapted_query", "unadapted_query", "adapted_both".
+        mode: which clip where none is said: "strict" has "coef"; "paper" has "log", the revised
+            version to the letter; "v1" has "none".
+        clip: how the ratio of probabilities is bounded: "none", "log", "coef".
+        epsilon: the ratio stays within 1 - epsilon and 1 + epsilon.
+        inner: how a model adapts to a support set.
+        local_steps: optimiser steps per visit.
+        episodes_per_step: episodes whose gradients are averaged in a step.
+        optimizer: of the clients, for the outer steps.
+        probe: made-up questions that the clients answer in each round, to report the `divergence`
+            of their predictions; 0 for none.
+    """
+
+    name: ClassVar[str] = "fedfsl_mi"
+
+    model: Model
+    episode: EpisodeSpec
+    gamma: float = 0.2
+    reference: Literal["global", "exclusive"] = "global"
+    predictions: Predictions = "adapted_query"
+    mode: Literal["strict", "paper", "v1"] = "strict"
+    clip: Clip | None = None
+    epsilon: float = 0.2
+    inner: InnerLoop = InnerLoop()
+    local_steps: int = 10
+    episodes_per_step: int = 1
+    optimizer: Optimizer = Optimizer()
+    probe: int = 0
+
+    def __post_init__(self) -> None:
+        check_budget(self.local_steps, self.episodes_per_step)
+        check_not_negative(gamma=self.gamma, probe=self.probe)
+        check_word("reference", self.reference, ("global", "exclusive"))
+        check_word("predictions", self.predictions, PREDICTIONS)
+        check_word("mode", self.mode, CLIPS)
+        check_word("clip", self.clipping, CLIPS.values())
+        if not 0 < self.epsilon < 1:
+            raise ConfigError(f"epsilon is {self.epsilon}; expected a number between 0 and 1.")
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits MAML: the support's."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Maml:
+        """What the clients train."""
+        return Maml(self.model, self.inner)
+
+    @property
+    def clipping(self) -> Clip:
+        """How the ratio of probabilities is bounded."""
+        return self.clip or CLIPS[self.mode]
+
+    @property
+    def n_episodes(self) -> int:
+        """Episodes of one visit, |B_k|."""
+        return self.local_steps * self.episodes_per_step
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The most classes an episode may have; None for any number."""
+        return self.learner.max_way
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh model."""
+        return Server(*self.learner.init(key), first_pool() if self._exclusive else {})
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`, or what a client remembers of its part in the mean: nothing yet."""
+        del client
+        return {"share": first_share(self.learner.init(key)[0])} if self._exclusive else {}
+
+    def draw(self, data: ClientData, key: Key) -> Lessons:
+        """Draw the local episodes, B_k."""
+        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+
+    def objective(
+        self, reference: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> Lesson:
+        """Return l_T(w) + gamma KL(p(reference) || p(w)), eqs. (5), (11) and (12)."""
+        told = reference_logits(self.learner, reference, stats, episode, seed, self.predictions)
+        mine = outlook(self.learner, w, stats, episode, seed, (self.predictions,))
+        p = mine.p[self.predictions]
+        mi = clipped_kl(told, p, self.clipping, self.epsilon)
+        loss = cross_entropy(mine.query, episode.query_y) + self.gamma * mi
+        hits = accuracy(mine.query.detach(), episode.query_y)
+        return Lesson(loss, mine.stats, hits, {"mi": kl(told, p.detach())})
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+        """Minimise the objective from w^t for the round; send the change."""
+        w, stats = down["w"], down["stats"]
+        reference = others(w, down["pool"], private["share"]) if self._exclusive else w
+        lesson = partial(self.objective, reference) if self.gamma else self.learner.lesson
+        new = local_sgd(lesson, self.optimizer, w, stats, drawn)
+        up = {"delta": tree.sub(new.params, w), "stats": tree.sub(new.stats, stats)}
+        up |= probe_answers(partial(self.learner.answer, new.params, new.stats), down)
+        if self._exclusive:
+            share = next_share(private["share"], new.params, drawn.n_episodes, down["pool"])
+            private = {"share": share}
+        return Reply(up, private, drawn.n_episodes, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + sum_k |B_k| (w_k - w) / |B|."""
+        if self._exclusive and len(clients.ids) == 1:
+            raise ConfigError(
+                "method.reference is 'exclusive', the average of the other clients' models, and "
+                "there is one client. Set it to 'global', or have more clients."
+            )
+        pool = {"pool": server.pool} if self._exclusive else {}
+        probe = draw_probe(self.model, self.probe, key)
+        got = clients.exchange(
+            self.train,
+            {"w": server.w, "stats": server.stats, **pool, **probe},
+            to=clients.sample(key),
+            reduce={
+                "delta": Mean(server.w, heaviest=self.n_episodes),
+                "stats": Mean(server.stats, heaviest=self.n_episodes),
+                **{name: Gather(form) for name, form in probe_forms(probe).items()},
+            },
+            key=key,
+        )
+        new = Server(
+            tree.add(server.w, got["delta"]),
+            tree.add(server.stats, got["stats"]),
+            next_pool(server.pool, got.weight) if self._exclusive else {},
+        )
+        return new, {**got.metrics, **divergence(got)}
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Adapt the server's model to each support, and answer the queries."""
+        del key
+        answer = partial(self.learner.answer, server.w, server.stats)
+        return answer_at_server(answer, questions, clients)
+
+    @property
+    def _exclusive(self) -> bool:
+        return self.reference == "exclusive"

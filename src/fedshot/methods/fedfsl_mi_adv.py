@@ -1,0 +1,406 @@
+"""FedFSL-MI-Adv: FedFSL-MI whose features are trained against two heads that disagree.
+
+Each client adds a second head of its own. In turns, the two heads learn to answer while disagreeing
+as much as they can (stage 1, features fixed), and the features learn to make them agree (stage 2,
+heads fixed). The server averages features and first heads; the second head stays where it is.
+
+Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, eqs. (14) to (16) of
+both versions, algorithm 1 of the revised one, 2 of the first. With w = [Theta, theta]:
+L_adv = 1/|B_k| sum_T KL(p(Theta, theta) || p(Theta, theta'));
+stage 1: min over theta, theta'  L_k(theta; Theta) + L_k(theta'; Theta) - eta L_adv;
+stage 2: min over Theta  L_k(Theta; theta) + L_k(Theta; theta') + lambda L_adv.
+L_k is the objective of FedFSL-MI, eq. (12), in the revised version, and the plain eq. (7) in the
+first. Inner step, task loss, server: eqs. (4), (5), (10).
+Symbols: Theta backbone; theta first head, theta' second; eta, lambda = lambda_adv; the rest as in
+FedFSL-MI: w^t, p(.), |B_k|, gamma, epsilon.
+
+What the papers leave open: [Theta, theta] and [Theta, theta'] adapt to the support each by itself
+and as wholes, so the inner steps move Theta in stage 1, too, and what they did is forgotten; both
+are compared on the queries. A local step is one step of the heads and one of the backbone on the
+same episodes (alternation="batch", the revised algorithm's "alternatively"), or all steps of the
+heads come first ("round", the first version). A divergence can be maximised without end: in KL
+probabilities are at least `floor`, and gradients of stage 1 at most `longest`. Their prose speaks
+of differing from the central model, the equations of theta and theta'; the equations are followed.
+Departures: those of FedFSL-MI, reference="exclusive" included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import ClientData, Episode, EpisodeSpec
+from fedshot.errors import ConfigError, check_word
+from fedshot.keys import Key
+from fedshot.nn import (
+    PREDICTIONS,
+    Clip,
+    InnerLoop,
+    Lesson,
+    Lessons,
+    Maml,
+    Mode,
+    Model,
+    Optimizer,
+    Outlook,
+    Predictions,
+    Question,
+    accuracy,
+    check_budget,
+    check_not_negative,
+    clipped_kl,
+    cross_entropy,
+    divergence,
+    draw_lessons,
+    draw_probe,
+    first_pool,
+    first_share,
+    floored_kl,
+    jensen_shannon,
+    kl,
+    local_sgd,
+    mean_gap,
+    next_pool,
+    next_share,
+    others,
+    outlook,
+    probe_answers,
+    probe_forms,
+    reference_logits,
+)
+from fedshot.protocol import Answer, Clients, Gather, Mean, Reply, answer_at_server, client_work
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    w: Tree  # {"body": ..., "head": ...}
+    stats: Tree  # running statistics of batch norm
+    pool: Tree  # what w is the mean of, for reference "exclusive"; else {}
+
+
+CLIPS: dict[str, Clip] = {"strict": "coef", "paper": "log", "v1": "none"}
+
+
+class Visit(NamedTuple):
+    """What is drawn for a visit."""
+
+    lessons: Lessons  # B_k
+    second: Tree  # theta', or the noise that makes it of theta; {} where the client keeps one
+
+
+class Verdict(NamedTuple):
+    """What both heads make of an episode."""
+
+    tasks: Tensor  # l_T of both, gamma KL to the reference included
+    discrepancy: Tensor  # between the heads
+    mi: Tensor  # KL of the first head's predictions from the reference's
+    first: Outlook
+
+
+@dataclass(frozen=True)
+class FedFSLMIAdv:
+    """MAML with features trained against two heads, averaged over clients.
+
+    Args:
+        model: backbone and head; the head is as wide as the widest episode.
+        episode: shape of the training episodes.
+        gamma: weight of the divergence from the reference.
+        eta: weight of the heads' disagreement in stage 1.
+        lambda_adv: weight of the heads' disagreement in stage 2, lambda.
+        reference: the model that predictions stay near: "global", or "exclusive", the average of
+            the others.
+        predictions: p(.) on the queries after adapting, on the queries without, or after adapting
+            on queries and support: "adapted_query", "unadapted_query", "adapted_both".
+        adv_predictions: the same for the two heads.
+        mode: what holds where an option is null. "strict": clip "coef", MI in the stages, in turns
+            by "batch". "paper", the revised version to the letter: clip "log", else the same. "v1",
+            the first version: clip "none", no MI in the stages, in turns by "round".
+        clip: how the ratio of probabilities is bounded in MI: "none", "log", "coef".
+        epsilon: the ratio stays within 1 - epsilon and 1 + epsilon.
+        mi_in_stages: whether L_k in the stages is that of FedFSL-MI; without it gamma has no part.
+        alternation: a step of the heads and one of the backbone in turns, "batch", or all steps of
+            the heads and then all of the backbone, "round".
+        second_head: "fresh" at random in every round, "persistent" with the client, or "copy", the
+            first head plus noise.
+        noise: standard deviation of that noise.
+        discrepancy: of the heads' predictions: "kl", "l1" (Saito et al. 2018), "js"
+            (Jensen-Shannon).
+        floor: the smallest probability that "kl" reckons with.
+        longest: a gradient of stage 1 is shortened to this norm; 0 takes any.
+        inner: how a model adapts to a support set.
+        local_steps: optimiser steps per visit, of the heads and of the backbone each.
+        episodes_per_step: episodes whose gradients are averaged in a step.
+        optimizer: of the clients, for the outer steps.
+        probe: made-up questions that the clients answer in each round, to report the `divergence`
+            of their predictions; 0 for none.
+    """
+
+    name: ClassVar[str] = "fedfsl_mi_adv"
+
+    model: Model
+    episode: EpisodeSpec
+    gamma: float = 0.2
+    eta: float = 0.1
+    lambda_adv: float = 0.1
+    reference: Literal["global", "exclusive"] = "global"
+    predictions: Predictions = "adapted_query"
+    adv_predictions: Predictions = "adapted_query"
+    mode: Literal["strict", "paper", "v1"] = "strict"
+    clip: Clip | None = None
+    epsilon: float = 0.2
+    mi_in_stages: bool | None = None
+    alternation: Literal["batch", "round"] | None = None
+    second_head: Literal["fresh", "persistent", "copy"] = "fresh"
+    noise: float = 0.01
+    discrepancy: Literal["kl", "l1", "js"] = "kl"
+    floor: float = 1e-4
+    longest: float = 10.0
+    inner: InnerLoop = InnerLoop()
+    local_steps: int = 10
+    episodes_per_step: int = 1
+    optimizer: Optimizer = Optimizer()
+    probe: int = 0
+
+    def __post_init__(self) -> None:
+        check_budget(self.local_steps, self.episodes_per_step)
+        check_not_negative(gamma=self.gamma, eta=self.eta, lambda_adv=self.lambda_adv)
+        check_not_negative(noise=self.noise, longest=self.longest, probe=self.probe)
+        check_word("reference", self.reference, ("global", "exclusive"))
+        check_word("predictions", self.predictions, PREDICTIONS)
+        check_word("mode", self.mode, CLIPS)
+        check_word("clip", self.clipping, CLIPS.values())
+        check_word("adv_predictions", self.adv_predictions, PREDICTIONS)
+        check_word("alternation", self.turns, ("batch", "round"))
+        check_word("second_head", self.second_head, ("fresh", "persistent", "copy"))
+        check_word("discrepancy", self.discrepancy, ("kl", "l1", "js"))
+        if not 0 < self.floor < 1:
+            raise ConfigError(f"floor is {self.floor}; expected a probability between 0 and 1.")
+        if not 0 < self.epsilon < 1:
+            raise ConfigError(f"epsilon is {self.epsilon}; expected a number between 0 and 1.")
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits MAML: the support's."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Maml:
+        """What the clients train."""
+        return Maml(self.model, self.inner)
+
+    @property
+    def clipping(self) -> Clip:
+        """How the ratio of probabilities is bounded."""
+        return self.clip or CLIPS[self.mode]
+
+    @property
+    def mi_counts(self) -> bool:
+        """Whether the stages hold predictions near the reference."""
+        wanted = self.mode != "v1" if self.mi_in_stages is None else self.mi_in_stages
+        return wanted and self.gamma > 0
+
+    @property
+    def turns(self) -> str:
+        """How the stages take turns."""
+        return self.alternation or ("round" if self.mode == "v1" else "batch")
+
+    @property
+    def n_episodes(self) -> int:
+        """Episodes of one visit, |B_k|."""
+        return self.local_steps * self.episodes_per_step
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The most classes an episode may have; None for any number."""
+        return self.learner.max_way
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh model."""
+        return Server(*self.learner.init(key), first_pool() if self._exclusive else {})
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return the second head, if it stays, and the part in the mean, if it matters."""
+        del client
+        kept: dict[str, Tree] = {}
+        if self.second_head == "persistent":
+            kept["second"] = self._new_head(key.at("second head"))
+        if self._exclusive:
+            kept["share"] = first_share(self.learner.init(key)[0])
+        return kept
+
+    def draw(self, data: ClientData, key: Key) -> Visit:
+        """Draw the local episodes, B_k, and the second head or its noise."""
+        lessons = draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        second: Tree = {}
+        if self.second_head == "fresh":
+            second = self._new_head(key.at("second head"))
+        if self.second_head == "copy":
+            rng = key.at("second head").torch()
+            second = tree.map(
+                lambda leaf: self.noise * torch.randn(leaf.shape, generator=rng).to(leaf.dtype),
+                self._new_head(key),
+            )
+        return Visit(lessons, second)
+
+    def verdict(
+        self, reference: Tree, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> Verdict:
+        """Let [Theta, theta] and [Theta, theta'] adapt and predict; compare them."""
+        kinds = (self.predictions, self.adv_predictions)
+        first, second = (
+            outlook(self.learner, {"body": body, "head": head}, stats, episode, seed, kinds)
+            for head in (heads["first"], heads["second"])
+        )
+        y, tasks = episode.query_y, first.query.new_zeros(())
+        for one in (first, second):
+            tasks = tasks + cross_entropy(one.query, y)
+        mi = torch.zeros_like(tasks)
+        if self.mi_counts:
+            told = reference_logits(self.learner, reference, stats, episode, seed, self.predictions)
+            for one in (first, second):
+                p = one.p[self.predictions]
+                tasks = tasks + self.gamma * clipped_kl(told, p, self.clipping, self.epsilon)
+            mi = kl(told, first.p[self.predictions].detach())
+        gap = self._gap(first.p[self.adv_predictions], second.p[self.adv_predictions])
+        return Verdict(tasks, gap, mi, first)
+
+    def stage_1(
+        self, reference: Tree, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> Lesson:
+        """Return L_k(theta) + L_k(theta') - eta L_adv, eq. (15)."""
+        seen = self.verdict(reference, body, heads, stats, episode, seed)
+        loss = seen.tasks - self.eta * seen.discrepancy
+        return Lesson(loss, stats, accuracy(seen.first.query.detach(), episode.query_y))
+
+    def stage_2(
+        self, reference: Tree, heads: Tree, body: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> Lesson:
+        """Return L_k(Theta; theta) + L_k(Theta; theta') + lambda L_adv, eq. (16).
+
+        This is the stage whose passes move the running statistics.
+        """
+        seen = self.verdict(reference, body, heads, stats, episode, seed)
+        loss = seen.tasks + self.lambda_adv * seen.discrepancy
+        extra = {"discrepancy": seen.discrepancy} | ({"mi": seen.mi} if self.mi_counts else {})
+        hits = accuracy(seen.first.query.detach(), episode.query_y)
+        return Lesson(loss, seen.first.stats, hits, extra)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+        """Let the stages take turns from [Theta^t, theta^t]; send the change, without theta'."""
+        w, stats = down["w"], down["stats"]
+        reference = others(w, down["pool"], private["share"]) if self._exclusive else w
+        body, heads = w["body"], {"first": w["head"], "second": self._second(w, private, drawn)}
+        state_1 = state_2 = None
+        told: list[Mapping[str, Tensor]] = []
+        for lessons in self._turns(drawn.lessons):
+            heads, _, state_1, _ = local_sgd(
+                partial(self.stage_1, reference, body),
+                self.optimizer,
+                heads,
+                stats,
+                lessons,
+                state_1,
+                longest=self.longest,
+            )
+            body, stats, state_2, metrics = local_sgd(
+                partial(self.stage_2, reference, heads),
+                self.optimizer,
+                body,
+                stats,
+                lessons,
+                state_2,
+            )
+            told.append(metrics)
+        new = {"body": body, "head": heads["first"]}
+        up = {"delta": tree.sub(new, w), "stats": tree.sub(stats, down["stats"])}
+        up |= probe_answers(partial(self.learner.answer, new, stats), down)
+        kept = dict(private)
+        if self.second_head == "persistent":
+            kept["second"] = heads["second"]
+        if self._exclusive:
+            n = drawn.lessons.n_episodes
+            kept["share"] = next_share(private["share"], new, n, down["pool"])
+        means = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+        return Reply(up, kept, drawn.lessons.n_episodes, means)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + sum_k |B_k| (w_k - w) / |B|."""
+        if self._exclusive and len(clients.ids) == 1:
+            raise ConfigError(
+                "method.reference is 'exclusive', the average of the other clients' models, and "
+                "there is one client. Set it to 'global', or have more clients."
+            )
+        pool = {"pool": server.pool} if self._exclusive else {}
+        probe = draw_probe(self.model, self.probe, key)
+        got = clients.exchange(
+            self.train,
+            {"w": server.w, "stats": server.stats, **pool, **probe},
+            to=clients.sample(key),
+            reduce={
+                "delta": Mean(server.w, heaviest=self.n_episodes),
+                "stats": Mean(server.stats, heaviest=self.n_episodes),
+                **{name: Gather(form) for name, form in probe_forms(probe).items()},
+            },
+            key=key,
+        )
+        new = Server(
+            tree.add(server.w, got["delta"]),
+            tree.add(server.stats, got["stats"]),
+            next_pool(server.pool, got.weight) if self._exclusive else {},
+        )
+        return new, {**got.metrics, **divergence(got)}
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Adapt the server's model to each support, and answer the queries."""
+        del key
+        answer = partial(self.learner.answer, server.w, server.stats)
+        return answer_at_server(answer, questions, clients)
+
+    @property
+    def _exclusive(self) -> bool:
+        return self.reference == "exclusive"
+
+    def _new_head(self, key: Key) -> Tree:
+        assert self.model.head is not None
+        return self.model.head.init(key, self.model.out_features, self.model.torch_dtype)
+
+    def _second(self, w: Tree, private: Tree, drawn: Visit) -> Tree:
+        if self.second_head == "persistent":
+            return private["second"]
+        return tree.add(w["head"], drawn.second) if self.second_head == "copy" else drawn.second
+
+    def _turns(self, lessons: Lessons) -> list[Lessons]:
+        """Return the episodes of each turn; a seed of its own for each, the same in both stages."""
+        if self.turns == "round":
+            return [lessons]
+        noise = Mode(seed=lessons.seed)
+        seeds = (noise.layer(s).seed for s in range(len(lessons.steps)))
+        return [
+            Lessons((step,), seed)
+            for step, seed in zip(lessons.steps, seeds, strict=True)
+            if seed is not None
+        ]
+
+    def _gap(self, p: Tensor, q: Tensor) -> Tensor:
+        if self.discrepancy == "kl":
+            return floored_kl(p, q, self.floor)
+        return jensen_shannon(p, q) if self.discrepancy == "js" else mean_gap(p, q)

@@ -1,0 +1,138 @@
+"""Learning to tell all base classes apart: batches of images, and a classifier over the classes.
+
+Episodes ask which of a few classes a query is, and number them anew each time. Here a class has one
+number for good, its place among the base classes in rising order, the same at every client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.data import ClientData
+from fedshot.data.augment import Augment
+from fedshot.errors import ConfigError, DataError, check_word
+from fedshot.keys import Key
+from fedshot.nn.heads import CosineHead, Head, LinearHead
+from fedshot.nn.learners import Lesson, Question, check_body, question_features
+from fedshot.nn.losses import accuracy, cross_entropy
+from fedshot.nn.mode import Mode
+from fedshot.nn.model import Model
+from fedshot.tree import Tree
+
+
+class Batch(NamedTuple):
+    """Some examples and their classes."""
+
+    x: Tensor  # uint8 [n, H, W, C], or int32 [n, L]
+    y: Tensor  # int64 [n], 0..classes-1
+
+
+class Batches(NamedTuple):
+    """The batches of one visit to a client, the seed of noise, and how many examples it holds."""
+
+    steps: tuple[tuple[Batch, ...], ...]
+    seed: Tensor
+    n: Tensor  # int64 scalar
+
+
+def draw_batches(
+    data: ClientData, classes: Sequence[int], size: int, steps: int, augment: Augment, key: Key
+) -> Batches:
+    """Draw a batch of `size` examples for each local step.
+
+    The examples of a batch are distinct where the client has as many. `classes` are the dataset's
+    numbers of the base classes.
+
+    Raises DataError for an example of another class.
+    """
+    rng = key.at("batches").numpy()
+    known = torch.tensor(sorted(classes), dtype=torch.int64)
+    drawn: list[tuple[Batch, ...]] = []
+    for step in range(steps):
+        x, labels = data.batch(size, rng)
+        if augment.active:
+            if data.dataset.is_text:
+                raise DataError(
+                    "episode.augment changes images; this dataset has texts. Leave it out."
+                )
+            x = augment.apply(x, key.at("augment", step))
+        y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
+        strange = labels[known[y] != labels]
+        if len(strange):
+            raise DataError(
+                f"the client has an example of class {int(strange[0])}, which is none of the "
+                f"{len(known)} base classes; a classifier over them has no place for it."
+            )
+        drawn.append((Batch(x, y),))
+    return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """An encoder under a classifier: the cross-entropy over all classes at once.
+
+    Parameters are `{"body": ..., "classifier": ...}`; the model's own head plays no part.
+
+    Args:
+        model: the encoder.
+        classes: how many classes there are.
+        kind: "linear" has weights and biases, "cosine" a weight row for each class.
+        scale: of the cosines.
+    """
+
+    model: Model
+    classes: int
+    kind: Literal["linear", "cosine"] = "linear"
+    scale: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_word("classifier", self.kind, ("linear", "cosine"))
+        if self.classes < 2:
+            raise ConfigError(
+                f"the number of base classes is {self.classes}; a classifier needs at least 2. "
+                "Name more in split.base."
+            )
+        check_body(self.model, "a classifier's encoder")
+
+    @property
+    def head(self) -> Head:
+        """The classifier itself."""
+        if self.kind == "cosine":
+            return CosineHead(self.classes, self.scale)
+        return LinearHead(self.classes)
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw encoder and classifier; the encoder is the one that prototypes start from, too."""
+        params, stats = self.model.init(key)
+        model = self.model
+        row = self.head.init(key.at("classifier"), model.out_features, model.torch_dtype)
+        return {"body": params["body"], "classifier": row}, stats
+
+    def lesson(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+        """Return the cross-entropy of a batch over all classes."""
+        h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
+        logits = self.head.logits(params["classifier"], h)
+        found = accuracy(logits.detach(), batch.y)
+        return Lesson(cross_entropy(logits, batch.y), stats, found)
+
+    def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
+        """Return features under running statistics: they do not depend on the rest of the batch."""
+        return self.model.features(params, stats, x, Mode(norm="given"))[0]
+
+    def encode(self, params: Tree, stats: Tree, question: Question) -> tuple[Tensor, Tensor]:
+        """Return the features (support, queries) of a question, without a graph."""
+        with torch.no_grad():
+            return question_features(self.model, params, stats, question)
+
+
+def check_batches(local_steps: int, batch: int) -> None:
+    """Refuse a budget of local work that is not at least one step of one example."""
+    if local_steps < 1 or batch < 1:
+        raise ConfigError(
+            f"local_steps is {local_steps} and batch is {batch}; expected whole numbers from 1."
+        )

@@ -1,0 +1,142 @@
+"""The functions of `fused.c` on tensors: memory for the results, and shares for the threads.
+
+Maps are float32 [n, c, h, w] on the CPU, channels last: x and those of its shape are what
+`fused.fits` lets through, y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c], which is
+checked, since C would read past the end of others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fedshot.nn import compiled
+
+MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean [c] and the variance [c], divided by n h w, of every channel."""
+    n, c, h, w = x.shape
+    parts = _empty(2, n, c, dtype=torch.float64)
+    mean, var = _empty(c), _empty(c)
+    _each(n, _library().fedshot_moments, [x], [h * w, c], [parts[0], parts[1]])
+    _library().fedshot_merge(
+        parts[0].data_ptr(), parts[1].data_ptr(), n, h * w, c, mean.data_ptr(), var.data_ptr()
+    )
+    return mean, var
+
+
+def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return relu(max_pool2d(x * scale + shift, 2)); a NaN anywhere in a pool wins it."""
+    n, c, h, w = x.shape
+    y = _empty(n, h // 2, w // 2, c)
+    _each(n, _library().fedshot_pool, [x, scale, shift], [h, w, c], [y])
+    return y.permute(0, 3, 1, 2)
+
+
+def sums(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the sums [c] of dz and of dz * (x - mean), dz being what reaches the winners."""
+    n, c, h, w = x.shape
+    parts = _empty(2, n, c, dtype=torch.float64)
+    sizes, outs = [h, w, c], [parts[0], parts[1]]
+    _each(n, _library().fedshot_sums, [x, scale, shift, mean, dy], sizes, outs)
+    dz, dzx = parts.sum(1).float()
+    return dz, dzx
+
+
+def grad(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, slope: Tensor, level: Tensor, dy: Tensor
+) -> Tensor:
+    """Return scale * dz + slope * (x - mean) + level."""
+    n, c, h, w = x.shape
+    dx = _empty(n, h, w, c)
+    ins = [x, scale, shift, mean, slope, level, dy]
+    _each(n, _library().fedshot_grad, ins, [h, w, c], [dx])
+    return dx.permute(0, 3, 1, 2)
+
+
+def twice_sums(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums [c] of u, of u * (x - mean), and of u times dz."""
+    n, c, h, w = x.shape
+    parts = _empty(3, n, c, dtype=torch.float64)
+    ins = [x, scale, shift, mean, dy, u]
+    _each(n, _library().fedshot_twice_sums, ins, [h, w, c], list(parts))
+    u0, u1, uz = parts.sum(1).float()
+    return u0, u1, uz
+
+
+def twice_grad(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, *, slope: Tensor, at_z: Tensor,
+    at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients by x and by dy, with coefficients [c]; `fused.c` has the terms."""
+    n, c, h, w = x.shape
+    gx, gdy = _empty(n, h, w, c), _empty(n, h // 2, w // 2, c)
+    ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
+    _each(n, _library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy])
+    return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
+
+
+def _library() -> ctypes.CDLL:
+    found = compiled.library()
+    assert found is not None
+    return found
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return memory that C may fill, whatever torch's default type and device are."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def _check(t: Tensor, c: int) -> None:
+    if t.dtype != torch.float32 or t.device.type != "cpu":
+        raise TypeError(
+            f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}; they take "
+            "torch.float32 on the CPU. Convert it, or set FEDSHOT_KERNELS=off."
+        )
+    if t.dim() != 4 and not (t.shape == (c,) and t.is_contiguous()):
+        raise ValueError(
+            f"the kernels were given a vector of shape {list(t.shape)} and strides "
+            f"{list(t.stride())}; expected [{c}], one value per channel, contiguous."
+        )
+
+
+def _each(
+    n: int, kernel: Callable[..., None], ins: list[Tensor], sizes: list[int], outs: list[Tensor]
+) -> None:
+    """Run a kernel over n images, shared among as many threads as torch uses."""
+    for t in ins:
+        _check(t, sizes[-1])
+    before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
+    threads = min(torch.get_num_threads(), n)
+    if threads <= 1:
+        kernel(*before, 0, n, *sizes, *after)
+        return
+    cuts = [n * i // threads for i in range(threads + 1)]
+    shares = [
+        _pool(threads).submit(kernel, *before, first, last, *sizes, *after)
+        for first, last in pairwise(cuts)
+    ]
+    for share in shares:
+        share.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="fedshot-kernel")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has the pools, but none of their threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

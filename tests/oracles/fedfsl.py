@@ -1,0 +1,201 @@
+"""What the FedFSL papers' equations say, written out with torch.nn, torch.autograd and torch.optim.
+
+Nothing here calls fedshot.nn, but to say what the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedshot import tree
+from fedshot.data import Dataset, Episode, EpisodeSpec, Partition
+from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
+from fedshot.keys import Key
+from fedshot.nn import MLP, InnerLoop, LinearHead, Model, Optimizer
+from fedshot.protocol import Clients, Fleet
+from fedshot.tree import Tree
+
+SPEC = EpisodeSpec(way=3, shot=2, query=4)
+SGD = Optimizer("sgd", 0.1, momentum=0.9)
+ADAM = Optimizer("adam", 0.01)
+INNER = InnerLoop(lr=0.1, steps=2)
+
+Weights = dict[str, Tensor]
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    """Return the options of a method on a model small enough to write out."""
+    model = Model(MLP((8, 7)), LinearHead(3), (6, 6, 1), dtype="float64")
+    found = {"model": model, "episode": SPEC, "inner": INNER, "local_steps": 2, "optimizer": SGD}
+    return found | changes
+
+
+class Run:
+    """A federation of one method, one round after another."""
+
+    def __init__(self, method: Any, folder: Path, clients: int) -> None:
+        rng = np.random.Generator(np.random.Philox(0))
+        x = rng.integers(0, 256, (5 * 30, 6, 6, 1), dtype=np.uint8)
+        data = Dataset("noise", x, np.repeat(np.arange(5), 30), tuple("abcde"))
+        rows = [np.arange(k, len(data), clients) for k in range(clients)]
+        self.method, self.ids = method, list(range(clients))
+        self.host = Host(method, data, Partition.of(rows), PrivateStore(folder), Key(4))
+        self.meter = Meter(Sequential(self.host))
+        self.fleet: Fleet = Guard(self.meter)
+        self.server = method.init(Key(9))
+        self.metrics: dict[str, float] = {}
+        self.t = 0
+
+    def round(self, to: list[int] | None = None) -> Any:
+        """Train a round, of some clients or of all; return the server."""
+        self.t += 1
+        clients = Chosen(self.fleet, self.ids, round=self.t)
+        clients.chosen = tuple(self.ids if to is None else to)
+        key = Key(9).at("round", self.t)
+        self.server, metrics = self.method.round(self.server, clients, key)
+        self.metrics = dict(metrics)
+        return self.server
+
+    def drawn(self, k: int) -> Any:
+        """Return what client k drew in this round."""
+        key = Key(9).at("round", self.t).at("work", "train", "client", k)
+        return self.method.draw(self.host.data(k), key)
+
+    def private(self, k: int) -> Tree:
+        return self.host.private(k, (10**6, 0))
+
+
+class Chosen(Clients):
+    chosen: tuple[int, ...]
+
+    def sample(self, key: Key) -> tuple[int, ...]:
+        return self.chosen
+
+
+class Net(nn.Module):
+    """The model as a torch module; its parameters are passed to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"linear1": nn.Linear(36, 8), "linear2": nn.Linear(8, 7)})
+        self.head = nn.Linear(7, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body["linear2"](self.body["linear1"](x).relu()).relu()
+        out: Tensor = self.head(h)
+        return out
+
+
+NET = Net()
+
+
+def flat(w: Tree) -> Weights:
+    return {path.replace("/", "."): leaf for path, leaf in tree.items(w)}
+
+
+def logits(w: Weights, x: Tensor) -> Tensor:
+    pixels = (x.permute(0, 3, 1, 2).double() / 127.5 - 1).flatten(1)
+    out: Tensor = functional_call(NET, w, (pixels,))
+    return out
+
+
+def adapt(w: Weights, e: Episode, inner: InnerLoop = INNER) -> Weights:
+    """Eq. (4), as often as there are steps, differentiably."""
+    w = {
+        name: leaf if leaf.requires_grad else leaf.clone().requires_grad_()
+        for name, leaf in w.items()
+    }
+    for _ in range(inner.steps):
+        loss = F.cross_entropy(logits(w, e.support_x), e.support_y)
+        grads = torch.autograd.grad(loss, list(w.values()), create_graph=True)
+        w = {name: leaf - inner.lr * g for (name, leaf), g in zip(w.items(), grads, strict=True)}
+    return w
+
+
+def p(w: Weights, e: Episode, kind: str = "adapted_query") -> Tensor:
+    """p(w): softmax over the classes, on the queries after adapting unless said otherwise."""
+    v = w if kind == "unadapted_query" else adapt(w, e)
+    out = logits(v, e.query_x)
+    if kind == "adapted_both":
+        out = torch.cat([out, logits(v, e.support_x)])
+    return out.softmax(-1)
+
+
+def task_loss(w: Weights, e: Episode) -> Tensor:
+    """Eq. (5)."""
+    return F.cross_entropy(logits(adapt(w, e), e.query_x), e.query_y)
+
+
+def divergence(reference: Tensor, mine: Tensor, clip: str = "none", eps: float = 0.2) -> Tensor:
+    """Eq. (11) of the revised version for one task; a mean over the rows."""
+    reference = reference.detach()
+    if clip == "none":
+        return F.kl_div(mine.log(), reference, reduction="batchmean")
+    if clip == "log":
+        ratio = (reference / mine).clamp(1 - eps, 1 + eps)
+        return (reference * ratio.log()).sum() / len(mine)
+    ratio = (reference / mine.detach()).clamp(1 - eps, 1 + eps)
+    return -(ratio * mine).sum() / len(mine)
+
+
+def stepper(opt: Optimizer, leaves: list[Tensor]) -> torch.optim.Optimizer:
+    if opt.name == "adam":
+        return torch.optim.Adam(leaves, opt.lr)
+    return torch.optim.SGD(leaves, opt.lr, momentum=opt.momentum)
+
+
+def local_training(
+    w: Weights, steps: Any, opt: Optimizer, loss: Callable[[Weights, Episode], Tensor]
+) -> Weights:
+    """Minimise the mean loss of each step's episodes, one step of the optimiser for each."""
+    w = {name: leaf.detach().clone().requires_grad_() for name, leaf in w.items()}
+    by = stepper(opt, list(w.values()))
+    for step in steps:
+        by.zero_grad()
+        (sum(loss(w, e) for e in step) / len(step)).backward()  # type: ignore[union-attr]
+        by.step()
+    return {name: leaf.detach() for name, leaf in w.items()}
+
+
+def average(models: list[Weights]) -> Weights:
+    """Eq. (10), for clients of as many episodes each."""
+    return {name: torch.stack([m[name] for m in models]).mean(0) for name in models[0]}
+
+
+def close(found: Tree, want: Weights, tol: float = 1e-9) -> None:
+    found = flat(found)
+    assert found.keys() == want.keys()
+    for name, leaf in want.items():
+        torch.testing.assert_close(found[name], leaf, rtol=tol, atol=tol / 10, msg=name)
+
+
+def slope(fn: Callable[[Tree], Tensor], at: Tree, along: Tree, h: float = 1e-6) -> Tensor:
+    """Return fn'(at) along a direction, from five points.
+
+    They are close, because a kink of a ReLU between them is a jump of the adapted loss.
+    """
+
+    def f(s: float) -> Tensor:
+        return fn(tree.map(lambda w, d: w + s * h * d, at, along)).detach()
+
+    return (f(-2) - 8 * f(-1) + 8 * f(1) - f(2)) / (12 * h)
+
+
+def direction(like: Tree, seed: int) -> Tree:
+    rng = Key(seed).torch()
+    return tree.map(lambda w: torch.randn(w.shape, generator=rng, dtype=w.dtype), like)
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    return torch.stack(
+        [(x * y).sum() for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True)]
+    ).sum()

@@ -1,0 +1,408 @@
+"""FedFSL-MI-Adv against its two stages written out, and what each stage leaves alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.methods import FedFSLMIAdv, fedfsl_mi_adv
+from fedshot.nn import (
+    Optimizer,
+    floored_kl,
+    jensen_shannon,
+    kl,
+    mean_gap,
+    shortened,
+    value_and_grad,
+)
+from oracles.fedfsl import (
+    ADAM,
+    SGD,
+    Run,
+    Weights,
+    average,
+    close,
+    direction,
+    divergence,
+    dot,
+    flat,
+    options,
+    p,
+    slope,
+    stepper,
+    task_loss,
+)
+
+
+def method(**changes: Any) -> FedFSLMIAdv:
+    return FedFSLMIAdv(**options(**changes))
+
+
+def as_head(second: Any) -> Weights:
+    return {f"head.{name}": leaf for name, leaf in flat(second).items()}
+
+
+def gap(m: FedFSLMIAdv, a: Tensor, b: Tensor) -> Tensor:
+    """Eq. (14) for one task, and what may stand in its place; of probabilities."""
+    if m.discrepancy == "l1":
+        return (a - b).abs().mean()
+    if m.discrepancy == "js":
+        mid = (a + b) / 2
+        both = (F.kl_div(mid.log(), one, reduction="batchmean") for one in (a, b))
+        return sum(both) / 2  # type: ignore[return-value]
+    ratio = a.clamp_min(m.floor) / b.clamp_min(m.floor)
+    return (a * ratio.log()).sum() / len(a)
+
+
+def client_update(
+    run: Run, start: Weights, k: int, second: Weights | None = None, reference: Any = None
+) -> Weights:
+    """ClientUpdate of the revised version's algorithm 1, or of the first version's 2."""
+    m, drawn = run.method, run.drawn(k)
+    fixed = start if reference is None else reference
+    leaves = {n: leaf.detach().clone().requires_grad_() for n, leaf in start.items()}
+    body = {n: leaf for n, leaf in leaves.items() if n.startswith("body")}
+    first = {n: leaf for n, leaf in leaves.items() if n.startswith("head")}
+    made = as_head(drawn.second) if second is None else second
+    other = {n: leaf.detach().clone().requires_grad_() for n, leaf in made.items()}
+
+    def mean_loss(step: Any, weight: float) -> Tensor:
+        losses = []
+        for e in step:
+            both = [body | first, body | other]
+            loss = sum(task_loss(w, e) for w in both)
+            if m.mi_counts:
+                told = p(fixed, e, m.predictions)
+                mine = [p(w, e, m.predictions) for w in both]
+                loss = loss + m.gamma * sum(divergence(told, q, m.clipping) for q in mine)
+            losses.append(loss + weight * gap(m, *(p(w, e, m.adv_predictions) for w in both)))
+        return sum(losses) / len(losses)  # type: ignore[return-value]
+
+    heads, features = [*first.values(), *other.values()], list(body.values())
+    by_heads, by_features = stepper(m.optimizer, heads), stepper(m.optimizer, features)
+
+    def stage_1(step: Any) -> None:  # eq. (15)
+        grads = torch.autograd.grad(mean_loss(step, -m.eta), heads)
+        for leaf, grad in zip(heads, grads, strict=True):
+            leaf.grad = grad
+        by_heads.step()
+
+    def stage_2(step: Any) -> None:  # eq. (16)
+        grads = torch.autograd.grad(mean_loss(step, m.lambda_adv), features)
+        for leaf, grad in zip(features, grads, strict=True):
+            leaf.grad = grad
+        by_features.step()
+
+    steps = drawn.lessons.steps
+    for chunk in [[s] for s in steps] if m.turns == "batch" else [steps]:
+        for stage in (stage_1, stage_2):
+            for step in chunk:
+                stage(step)
+    return {n: leaf.detach() for n, leaf in (body | first).items()}
+
+
+# ------------------------------------------------------------------------- the two stages
+@pytest.mark.parametrize("opt", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("alternation", ["batch", "round"])
+@pytest.mark.parametrize("mi", [True, False], ids=["MI", "no MI"])
+def test_two_rounds_equal_the_stages_written_out(
+    opt: Optimizer, alternation: Any, mi: bool, tmp_path: Path
+) -> None:
+    m = method(
+        optimizer=opt, alternation=alternation, mi_in_stages=mi, eta=0.3, lambda_adv=0.4,
+        gamma=2.0, local_steps=3, episodes_per_step=2,
+    )  # fmt: skip
+    run = Run(m, tmp_path, 2)
+    w = flat(run.server.w)
+    for _ in range(2):
+        run.round()
+        w = average([client_update(run, w, k) for k in range(2)])
+    close(run.server.w, w)
+    assert run.metrics["discrepancy"] > 1e-3
+    assert (run.metrics.get("mi", 0.0) > 1e-5) == mi
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "paper"},
+        {"mode": "v1"},
+        {"discrepancy": "l1"},
+        {"discrepancy": "js"},
+        {"predictions": "unadapted_query"},
+        {"adv_predictions": "unadapted_query"},
+        {"adv_predictions": "adapted_both"},
+        {"floor": 0.3},
+    ],
+    ids=str,
+)
+def test_a_round_with_other_options_equals_the_stages_too(changes: Any, tmp_path: Path) -> None:
+    run = Run(method(eta=0.3, lambda_adv=0.4, gamma=2.0, **changes), tmp_path, 1)
+    w = flat(run.server.w)
+    run.round()
+    close(run.server.w, client_update(run, w, 0))
+
+
+def test_the_others_are_the_reference_here_too(tmp_path: Path) -> None:
+    run = Run(method(gamma=2.0, reference="exclusive"), tmp_path, 2)
+    w = flat(run.server.w)
+    run.round()
+    sent = [client_update(run, w, k) for k in range(2)]
+    w = average(sent)
+    run.round()
+    close(run.server.w, average([client_update(run, w, k, None, sent[1 - k]) for k in range(2)]))
+
+
+def test_with_two_equal_heads_only_the_tasks_are_left(tmp_path: Path) -> None:
+    """The heads stay equal, their discrepancy and its gradient zero, and the features' steps are
+    twice as long as those of turns with one head."""
+    m = method(second_head="copy", noise=0.0, gamma=0.0, eta=9.0, lambda_adv=9.0, optimizer=SGD)
+    run = Run(m, tmp_path, 1)
+    start = flat(run.server.w)
+    run.round()
+    w = {n: leaf.clone().requires_grad_() for n, leaf in start.items()}
+    parts = [[leaf for n, leaf in w.items() if n.startswith(s)] for s in ("head", "body")]
+    by = [stepper(SGD, part) for part in parts]
+    for step in run.drawn(0).lessons.steps:
+        for part, optimizer, times in zip(parts, by, (1, 2), strict=True):
+            for leaf, grad in zip(
+                part, torch.autograd.grad(task_loss(w, step[0]), part), strict=True
+            ):
+                leaf.grad = times * grad
+            optimizer.step()
+    close(run.server.w, {n: leaf.detach() for n, leaf in w.items()})
+    assert abs(run.metrics["discrepancy"]) < 1e-12
+
+
+def test_without_weights_the_second_head_is_a_second_task_and_no_more(tmp_path: Path) -> None:
+    run = Run(method(gamma=0.0, eta=0.0, lambda_adv=0.0), tmp_path, 1)
+    w = flat(run.server.w)
+    run.round()
+    close(run.server.w, client_update(run, w, 0))
+    ends = {
+        kind: tree.digest(
+            Run(
+                method(gamma=0.0, eta=0.0, lambda_adv=0.0, discrepancy=kind), tmp_path / kind, 1
+            ).round()
+        )
+        for kind in ("kl", "l1", "js")
+    }
+    assert len(set(ends.values())) == 1
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("kind", ["kl", "l1", "js"])
+def test_the_gradients_of_the_stages_equal_finite_differences(
+    stage: int, kind: Any, tmp_path: Path
+) -> None:
+    m = method(eta=0.3, lambda_adv=0.4, gamma=2.0, clip="none", discrepancy=kind)
+    run = Run(m, tmp_path, 1)
+    run.t = 1
+    (((e,), _), seed), second = run.drawn(0)
+    reference = run.server.w
+    w = tree.map(lambda leaf, d: leaf + 0.05 * d, reference, direction(reference, 1))
+    heads, body = {"first": w["head"], "second": second}, w["body"]
+
+    def value(at: Any) -> Tensor:
+        if stage == 1:
+            return m.stage_1(reference, body, at, {}, e, seed).loss
+        return m.stage_2(reference, heads, at, {}, e, seed).loss
+
+    point = heads if stage == 1 else body
+    _, _, grad = value_and_grad(lambda at: (value(at), {}), point)
+    for s in (2, 3):
+        along = direction(point, s)
+        torch.testing.assert_close(
+            dot(grad, along), slope(value, point, along), rtol=1e-6, atol=1e-8
+        )
+
+
+# ------------------------------------------------------------------------- what stays as it is
+class Spy:
+    """What each call of `local_sgd` started from and came to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, Any]] = []
+        real = fedfsl_mi_adv.local_sgd
+
+        def watched(lesson: Any, optimizer: Any, params: Any, *args: Any, **more: Any) -> Any:
+            done = real(lesson, optimizer, params, *args, **more)
+            self.calls.append((params, done.params))
+            return done
+
+        monkeypatch.setattr(fedfsl_mi_adv, "local_sgd", watched)
+
+
+@pytest.mark.parametrize("alternation", ["batch", "round"])
+def test_stage_1_leaves_the_features_and_stage_2_the_heads_to_the_bit(
+    alternation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = Spy(monkeypatch)
+    m = method(alternation=alternation)
+    run = Run(m, tmp_path, 1)
+    before = run.server.w
+    run.t = 1
+    reply = m.train({"w": before, "stats": {}}, {}, run.drawn(0))
+    stages = [spy.calls[0::2], spy.calls[1::2]]
+    assert all(set(params) == {"first", "second"} for params, _ in stages[0])
+    assert all(tree.difference(params, before["body"]) is None for params, _ in stages[1])
+    assert tree.digest(spy.calls[0][0]["first"]) == tree.digest(before["head"])
+    assert tree.digest(spy.calls[1][0]) == tree.digest(before["body"])  # after a whole stage 1
+    for (_, ended), (begun, _) in zip(stages[0], stages[0][1:], strict=False):
+        assert tree.digest(begun) == tree.digest(ended)  # stage 2 lay between them
+    for (_, ended), (begun, _) in zip(stages[1], stages[1][1:], strict=False):
+        assert tree.digest(begun) == tree.digest(ended)
+    last = {"body": stages[1][-1][1], "head": stages[0][-1][1]["first"]}
+    assert tree.digest(reply.up["delta"]) == tree.digest(tree.sub(last, before))
+
+
+@pytest.mark.parametrize("second_head", ["fresh", "persistent", "copy"])
+def test_the_second_head_is_not_in_the_upload(
+    second_head: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = Spy(monkeypatch)
+    m = method(second_head=second_head)
+    run = Run(m, tmp_path, 1)
+    run.t = 1
+    w, private = run.server.w, run.private(0)
+    reply = m.train({"w": w, "stats": {}}, private, run.drawn(0))
+    assert reply.up.keys() == {"delta", "stats"}
+    assert tree.difference(w, reply.up["delta"]) is None
+    second = spy.calls[-2][1]["second"]
+    changes = [tree.sub(second, spy.calls[0][0]["second"]), tree.sub(second, w["head"])]
+    for hidden in (second, *changes):
+        for leaf in tree.leaves(hidden):
+            assert not any(torch.equal(leaf, sent) for sent in tree.leaves(reply.up["delta"])), (
+                second_head
+            )
+    if second_head == "persistent":
+        assert tree.digest(reply.private["second"]) == tree.digest(second)
+    else:
+        assert reply.private == {}
+
+
+def test_a_fresh_head_is_new_in_every_round_and_for_every_client(tmp_path: Path) -> None:
+    run, seen = Run(method(), tmp_path, 2), set()
+    for t in (1, 2):
+        run.t = t
+        seen |= {tree.digest(run.drawn(k).second) for k in range(2)}
+    assert len(seen) == 4
+
+
+def test_a_copied_head_is_near_the_first(tmp_path: Path) -> None:
+    run = Run(method(second_head="copy", noise=0.01), tmp_path, 1)
+    run.t = 1
+    spread = torch.cat([leaf.flatten() for leaf in tree.leaves(run.drawn(0).second)]).std()
+    assert 0.005 < float(spread) < 0.02
+
+
+def test_a_persistent_head_goes_on_where_it_was(tmp_path: Path) -> None:
+    run = Run(method(second_head="persistent"), tmp_path, 1)
+    w = flat(run.server.w)
+    kept = as_head(run.private(0)["second"])
+    run.round()
+    close(run.server.w, client_update(run, w, 0, kept))
+    later = as_head(run.private(0)["second"])
+    assert not torch.equal(later["head.weight"], kept["head.weight"])
+    w = flat(run.server.w)
+    run.round()
+    close(run.server.w, client_update(run, w, 0, later))
+
+
+def test_states_keep_their_form_so_that_a_run_can_be_resumed(tmp_path: Path) -> None:
+    m = method(reference="exclusive", second_head="persistent")
+    run = Run(m, tmp_path, 3)
+    run.round([0, 2])
+    assert tree.difference(m.init(Key(1)), run.server) is None
+    for k in range(3):
+        assert tree.difference(m.init_client(0, Key(1)), run.private(k)) is None
+
+
+# ------------------------------------------------------------------------- bounds
+def far() -> tuple[Tensor, Tensor]:
+    one = torch.tensor([[40.0, 0.0, -40.0]], dtype=torch.float64)
+    return one, -one
+
+
+def test_the_floor_bounds_the_divergence_and_is_nothing_above_it() -> None:
+    a, b = far()
+    assert kl(a, b) > 70
+    torch.testing.assert_close(
+        floored_kl(a, b, 1e-4), torch.tensor(math.log(1e4), dtype=torch.float64)
+    )
+    c = torch.randn(5, 3, generator=Key(0).torch(), dtype=torch.float64)
+    torch.testing.assert_close(floored_kl(c, -c, 1e-4), kl(c, -c), rtol=1e-12, atol=0)
+    assert float(floored_kl(c, c, 0.3)) == 0
+
+
+def test_jensen_shannon_is_symmetric_and_at_most_log_2() -> None:
+    a, b = far()
+    torch.testing.assert_close(jensen_shannon(a, b), jensen_shannon(b, a))
+    torch.testing.assert_close(float(jensen_shannon(a, b)), math.log(2))
+    assert float(jensen_shannon(a, a)) == 0
+    assert abs(float(mean_gap(a, b)) - 2 / 3) < 1e-12
+
+
+@pytest.mark.parametrize("longest", [0.05, 1e9])
+def test_a_long_gradient_is_shortened_and_a_short_one_keeps_its_bits(longest: float) -> None:
+    grads = {"a": torch.tensor([3.0, 0.0]), "b": (torch.tensor([[4.0]]),)}
+    found = shortened(grads, longest)
+    norm = torch.stack([g.square().sum() for g in tree.leaves(found)]).sum().sqrt()
+    torch.testing.assert_close(float(norm), min(5.0, longest))
+    assert (tree.digest(found) == tree.digest(grads)) == (longest > 5)
+    zero = tree.zeros_like(grads)
+    assert tree.digest(shortened(zero, longest)) == tree.digest(zero)
+
+
+def test_stage_1_alone_has_short_gradients(tmp_path: Path) -> None:
+    """With plain SGD of rate 1 a step is as long as its gradient."""
+    step = Optimizer("sgd", 1.0)
+    m = method(longest=0.01, optimizer=step, local_steps=1, second_head="persistent")
+    run = Run(m, tmp_path, 1)
+    w, kept = run.server.w, run.private(0)["second"]
+    run.round()
+    heads = tree.leaves(tree.sub(run.server.w["head"], w["head"]))
+    heads += tree.leaves(tree.sub(run.private(0)["second"], kept))
+    norm = torch.stack([h.square().sum() for h in heads]).sum().sqrt()
+    torch.testing.assert_close(float(norm), 0.01, rtol=1e-6, atol=0)
+    body = tree.leaves(tree.sub(run.server.w["body"], w["body"]))
+    assert float(torch.stack([b.square().sum() for b in body]).sum().sqrt()) > 0.02
+
+
+# ------------------------------------------------------------------------- options
+def test_the_mode_decides_what_is_not_said() -> None:
+    found = [
+        (m.clipping, m.turns, m.mi_counts)
+        for m in (method(mode=mode) for mode in ("strict", "paper", "v1"))
+    ]
+    assert found == [("coef", "batch", True), ("log", "batch", True), ("none", "round", False)]
+    m = method(mode="v1", mi_in_stages=True, alternation="batch")
+    assert (m.turns, m.mi_counts) == ("batch", True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"eta": -0.1}, r"eta is -0\.1; expected"),
+        ({"lambda_adv": -1}, r"lambda_adv is -1; expected"),
+        ({"floor": 0.0}, r"floor is 0\.0; expected a probability between 0 and 1"),
+        ({"longest": -1.0}, r"longest is -1\.0; expected"),
+        ({"discrepancy": "l2"}, r"discrepancy is 'l2'\. Did you mean 'l1'"),
+        ({"second_head": "new"}, r"second_head is 'new'\."),
+        ({"alternation": "rounds"}, r"alternation is 'rounds'\. Did you mean 'round'"),
+        ({"adv_predictions": "query"}, r"adv_predictions is 'query'\."),
+        ({"mode": "v2"}, r"mode is 'v2'\. Did you mean 'v1'"),
+    ],
+)
+def test_impossible_options_are_refused(wrong: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        method(**wrong)

@@ -1,0 +1,98 @@
+"""The vectorised fleet: what clients share is there once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedshot.data import Dataset, Partition
+from fedshot.fleets import Host, Meter, PrivateStore, Sequential, Vectorised
+from fedshot.keys import Key
+from fedshot.protocol import Clients, Gather, PerClient, Reply, client_work
+from fedshot.tree import Tree
+
+N = 10
+
+
+class Look(NamedTuple):
+    """What the work saw of the message: whether it was stacked, and where it lay."""
+
+    stacked: bool
+    at: int
+
+
+class Reader:
+    """A method whose clients look at a model of 1000 values."""
+
+    def __init__(self) -> None:
+        self.looks: list[Look] = []
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        return {}
+
+    def draw(self, data: Any, key: Key) -> Tree:
+        return {"x": torch.tensor(data.dataset.y[data.indices], dtype=torch.float64)}
+
+    @client_work(draw="draw")
+    def read(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        theta: Tensor = down["theta"]
+        stacked = torch._C._functorch.is_batchedtensor(theta)
+        self.looks.append(Look(stacked, 0 if stacked else theta.data_ptr()))
+        return Reply({"sum": theta.sum() * drawn["x"].sum()}, private, 1.0)
+
+    @client_work()
+    def only_read(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        return Reply({"sum": down["theta"].sum()}, private, 1.0)
+
+
+@pytest.fixture
+def method() -> Reader:
+    return Reader()
+
+
+@pytest.fixture
+def host(method: Reader, tmp_path: Path) -> Host:
+    y = np.repeat(np.arange(N), 3)
+    dataset = Dataset("none", np.zeros((3 * N, 1, 1, 1), np.uint8), y, tuple("abcdefghij"))
+    partition = Partition.of([np.arange(3 * k, 3 * k + 3) for k in range(N)])
+    return Host(method, dataset, partition, PrivateStore(tmp_path), Key(0))  # type: ignore[arg-type]
+
+
+def ask(fleet: Any, work: Callable[..., Reply], down: Any) -> dict[int, float]:
+    clients = Clients(fleet, range(N))
+    got = clients.exchange(work, down, to=range(N), reduce={"sum": Gather()}, key=Key(1))
+    return {client: float(sent) for client, sent in got["sum"].items()}
+
+
+THETA = torch.arange(1000, dtype=torch.float64)
+
+
+def test_a_stack_of_ten_clients_holds_one_copy_of_the_model(method: Reader, host: Host) -> None:
+    ask(Meter(Vectorised(host)), method.read, {"theta": THETA})
+    assert method.looks == [Look(False, THETA.data_ptr())]
+
+
+def test_messages_that_differ_are_stacked(method: Reader, host: Host) -> None:
+    found = ask(Meter(Vectorised(host)), method.read, PerClient(lambda c: {"theta": THETA * c}))
+    assert method.looks == [Look(True, 0)]
+    assert found == {c: float(THETA.sum()) * c * 3 * c for c in range(N)}
+
+
+@pytest.mark.parametrize("name", ["read", "only_read"])
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_ledger_and_the_result_are_those_of_a_loop(
+    method: Reader, host: Host, name: str, apart: bool
+) -> None:
+    down = PerClient(lambda _: {"theta": THETA}) if apart else {"theta": THETA}
+    meters = Meter(Sequential(host)), Meter(Vectorised(host))
+    one, many = (ask(meter, getattr(method, name), down) for meter in meters)
+    assert one == many
+    assert meters[0].to_json() == meters[1].to_json()
+    assert meters[1].bytes["train", name, "down", "theta"] == N * 8000
+    assert meters[1].messages["train", name, "down", "theta"] == N
