@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from case import Case, Options, Result
-from ours import FLEETS, Round
+from ours import Round, taking
 from rounds import MANY, WORKS
 from work import Bench
 
@@ -39,7 +39,7 @@ def memory(options: Options) -> Result:
     """Measure every work on every fleet."""
     result = Result("peak resident memory of one round; before: Python, torch and the data")
     for work in BY_NAME:
-        for fleet in FLEETS:
+        for fleet in taking("conv4"):
             words = [sys.executable, __file__, work, fleet, *["quick"] * options.quick]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cargo
 import torch
 from case import Case, Options, Result, agree
 from children import Child, PeerError
@@ -80,7 +81,7 @@ def save(meta: Meta, ours: Ours, folder: Path) -> None:
     tasks = [(prepare(e.support_x), e.support_y, prepare(e.query_x), e.query_y)
              for e in ours.episodes]  # fmt: skip
     spec = {"net": net | {"running": False}, "state": module.state_dict(), "tasks": tasks}
-    torch.save(spec | {"lr": LR, "steps": STEPS}, folder / "maml.pt")
+    cargo.write(folder / "maml.safetensors", spec | {"lr": LR, "steps": STEPS})
 
 
 def maml(meta: Meta, order: str, options: Options) -> Result:
@@ -103,7 +104,7 @@ def maml(meta: Meta, order: str, options: Options) -> Result:
             try:
                 child = children.enter_context(Child(script, folder, str(N)))
                 for layout in ("nchw", "channels_last"):
-                    name, path = f"{order}-{layout}", folder / f"{peer}.pt"
+                    name, path = f"{order}-{layout}", folder / f"{peer}.safetensors"
                     of = f"fedshot and {peer} ({layout})"
                     found = difference(truth, child.check(f"{name}-float64", path), zero)
                     agree(result.checks, f"{of}, gradient in float64", found, EXACT)

@@ -13,7 +13,7 @@ import torch
 from plain import State
 from work import Bench, named
 
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential, Threads
+from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential, Threads, Vectorised
 from fedshot.machine import cores
 from fedshot.methods.fl_proto import Server
 from fedshot.protocol import Clients, Fleet
@@ -26,13 +26,23 @@ class Plan:
     make: Callable[[Host], Fleet]
     threads: int
     cores: int  # that it uses altogether
+    nets: tuple[str, ...] | None = None  # those in whose rounds it takes part; None for all
 
 
 N = cores()
 FLEETS: dict[str, Plan] = {
     "threads": Plan(lambda host: Threads(host, N, 1), 1, N),
     "sequential": Plan(Sequential, N, N),
+    # Stacked convolutions are slow on a CPU; torch's recurrent kernel cannot be stacked.
+    "vectorised": Plan(lambda host: Vectorised(host, 50), N, N, ("mlp",)),
 }
+
+
+def taking(net: str) -> tuple[str, ...]:
+    """Return the fleets that take part in the rounds of a net."""
+    return tuple(name for name, plan in FLEETS.items() if plan.nets is None or net in plan.nets)
+
+
 REFERENCE = "fedshot, threads"
 
 

@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cargo
 import ceiling
 import torch
 from case import Case, Options, Result, agree
 from children import Child, PeerError
 from nets import build, place
-from ours import FLEETS, REFERENCE, N, Round
+from ours import FLEETS, REFERENCE, N, Round, taking
 from plain import State, laid_out, one_round
 from timing import Contestant, interleave, rows, say, timed
 from work import Bench, Work, difference, distance, named
@@ -68,7 +69,7 @@ def check(work: Work, folder: Path, result: Result) -> None:
         before = named(bench.server.theta, bench.server.stats)
         for layout in layouts(work) if small.dtype == "float32" else ("nchw",):
             theirs = Simulator(bench, layout, N)()
-            for fleet in FLEETS:
+            for fleet in taking(work.net):
                 measure = difference if small.dtype == "float64" else distance
                 found = measure(Round(bench, fleet, folder).state(), theirs, before)
                 of = f"{fleet} and the simulator ({layout}), {kind}"
@@ -90,7 +91,7 @@ def simulator(work: Work, options: Options) -> Result:
     check(work, options.folder, result)
     bench = Bench(work)
     flops = bench.flops if work.net in MAPS else 0
-    everyone = ours(bench, options.folder, flops, tuple(FLEETS))
+    everyone = ours(bench, options.folder, flops, taking(work.net))
     for layout in layouts(work):
         for threads in sorted({N, 1}, reverse=True):
             name = f"simulator, {layout}, {say(threads)}"
@@ -120,7 +121,7 @@ def flower(work: Work, options: Options) -> Result:
     module = build(bench.net)
     module.load_state_dict(state, strict=False)
     spec: dict[str, Any] = {"net": bench.net, "state": module.state_dict(), "tasks": bench.tasks}
-    torch.save(spec, folder / "flower.pt")
+    cargo.write(folder / "flower.safetensors", spec)
     everyone = ours(bench, folder, 0, ("threads",))
     name = f"simulator, nchw, {say(N)}"
     everyone.append(Contestant(name, timed(Simulator(bench, "nchw", N)), N))
@@ -131,7 +132,7 @@ def flower(work: Work, options: Options) -> Result:
                              optimizer=work.gradient().optimizer))  # fmt: skip
             after = Round(one, "threads", folder).state()
             for layout in layouts(work):
-                theirs = child.check(f"{layout}-gradient", folder / "flower-check.pt")
+                theirs = child.check(f"{layout}-gradient", folder / "flower-check.safetensors")
                 of = f"threads and Flower ({layout}), float32, one gradient step"
                 agree(result.checks, of, distance(after, theirs, state), ROUNDED)
                 everyone.append(Contestant(f"Flower, {layout} inside", child.go(layout), N))

@@ -6,9 +6,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
+import cargo
 
 
 def serve(works: Mapping[str, Callable[[], Any]], facts: Mapping[str, Any]) -> None:
@@ -25,7 +26,7 @@ def serve(works: Mapping[str, Callable[[], Any]], facts: Mapping[str, Any]) -> N
         result = works[name]()
         seconds = time.perf_counter() - start
         if verb == "check":
-            torch.save(result, rest[0])
+            cargo.write(Path(rest[0]), result)
         _say({"seconds": seconds})
 
 

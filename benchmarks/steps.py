@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import cargo
 import torch
 from case import Case, Options, Result, agree
 from children import Child, PeerError
@@ -47,7 +48,7 @@ def jax(work: Work, options: Options) -> Result:
     before = named(bench.server.theta, bench.server.stats)
     module.load_state_dict(before, strict=False)
     spec = {"state": module.state_dict(), "tasks": bench.tasks[0], "shot": work.shot}
-    torch.save(spec, folder / "jax.pt")
+    cargo.write(folder / "jax.safetensors", spec)
     counts = sorted({N, 1}, reverse=True)
     everyone = [
         Contestant(f"fedshot, {say(n)}", timed(Visit(bench, n, folder)), n) for n in counts
@@ -64,7 +65,9 @@ def jax(work: Work, options: Options) -> Result:
         try:
             for n in counts:
                 child = children.enter_context(Child("peer_jax.py", folder, str(n)))
-                found = distance(moved, child.check("gradient", folder / "jax-check.pt"), zero)
+                found = distance(
+                    moved, child.check("gradient", folder / "jax-check.safetensors"), zero
+                )
                 of = f"fedshot and JAX on {say(n)}, gradient in float32"
                 agree(result.checks, of, found, ROUNDED)
                 everyone.append(Contestant(f"JAX, {say(n)}", child.go("visit"), n))

@@ -52,6 +52,7 @@ class FleetCase:
     exact: bool = True
     rtol: float = 0.0
     atol: float = 0.0
+    slow: bool = False  # left to the slow suite whole
 
 
 METHODS: dict[str, Method[Any]] = {
@@ -91,6 +92,6 @@ REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     FleetCase("threads", lambda home: Threads(home.host, 2)),
-    FleetCase("threads, five workers", lambda home: Threads(home.host, 5)),
+    FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
     FleetCase("vectorised", lambda home: Vectorised(home.host, 3), False, 1e-6, 1e-9),
 )

@@ -1,4 +1,9 @@
-"""Every test of this folder runs for each method on each fleet."""
+"""Every test of this folder runs for each method on each fleet.
+
+The quick suite runs all of them on the reference fleet, and on the others those of `EVERYWHERE`: a
+fleet that equals the reference in what it trains, answers and keeps private has little left to get
+wrong. The slow suite runs the rest.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,28 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import FLEETS, METHODS, FleetCase
+from conformance.cases import FLEETS, METHODS, REFERENCE, FleetCase
 from conformance.federation import COHORT, Federation
 from fedshot.protocol import Method
+
+EVERYWHERE = {
+    "test_a_fleet_equals_the_reference",
+    "test_an_exam_is_answered_as_on_the_reference_fleet",
+    "test_private_tensors_never_leave_the_client",
+    "test_the_round_is_as_if_the_victim_had_not_been_asked",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        case = getattr(item, "callspec", None) and item.callspec.params.get("where")
+        if not isinstance(case, FleetCase) or case is REFERENCE:
+            continue
+        name = getattr(item, "originalname", item.name)
+        trouble = item.callspec.params.get("trouble", "drop")
+        if name not in EVERYWHERE or trouble != "drop" or case.slow:
+            item.add_marker(pytest.mark.slow)
+
 
 Begin = Callable[..., Federation]
 
