@@ -1,8 +1,8 @@
 """Every test of this folder runs for each method on each fleet.
 
 The quick suite runs all of them on the reference fleet, and on the others those of `EVERYWHERE`: a
-fleet that equals the reference in what it trains, answers and keeps private has little left to get
-wrong. The slow suite runs the rest.
+fleet that equals the reference in what it trains and answers has little left to get wrong. The slow
+suite runs the rest.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from fedshot.protocol import Method
 EVERYWHERE = {
     "test_a_fleet_equals_the_reference",
     "test_an_exam_is_answered_as_on_the_reference_fleet",
-    "test_private_tensors_never_leave_the_client",
-    "test_the_round_is_as_if_the_victim_had_not_been_asked",
 }
 
 
@@ -31,8 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not isinstance(case, FleetCase) or case is REFERENCE:
             continue
         name = getattr(item, "originalname", item.name)
-        trouble = item.callspec.params.get("trouble", "drop")
-        if name not in EVERYWHERE or trouble != "drop" or case.slow:
+        if name not in EVERYWHERE or case.slow:
             item.add_marker(pytest.mark.slow)
 
 

@@ -364,6 +364,21 @@ def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
     assert [t["best_validation"] for t in json.loads(file.read_text())["trials"]] == [0.4, 0.6, 0.6]
 
 
+def test_the_table_tells_the_data_the_budget_and_the_difference(tmp_path: Path) -> None:
+    recipe = read("t", changed())
+    results = Results(tmp_path)
+    states = [State(cell, result=results.add(cell, "paper", None, 0, facts(0.525)), wanted=2)
+              for cell in recipe.cells("paper")]  # fmt: skip
+    text = tables.as_text(recipe, "paper", states)
+    assert "A test, budget paper" in text
+    assert "Data: digits, 1,797 examples (d)." in text
+    line = next(line for line in text.splitlines() if "Local" in line and "1-shot" in line)
+    assert line.split() == [
+        "Local", "1-shot", "40.00", "±", "1.50", "52.50", "±", "10.00", "+12.50", "1", "a",
+    ]  # fmt: skip
+    assert "a: 1 of 2 seeds so far" in text
+
+
 def test_what_sets_seeds_apart_from_each_other_is_told(tmp_path: Path) -> None:
     cell = read("t", changed()).cells("paper")[0]
     results = Results(tmp_path)

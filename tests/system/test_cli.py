@@ -125,7 +125,7 @@ def test_methods_lists_all_and_shows_the_options_of_one(
     assert all(name in listed for name in METHODS)
     assert main(["methods", "fedfsl_naive"]) == 0
     assert "--method.inner.steps" in capsys.readouterr().out
-    assert main(["methods", "fedfsl"]) == 2
+    assert main(["methods", "fedfsl_naiv"]) == 2
     assert "Did you mean 'fedfsl_naive'?" in capsys.readouterr().err
 
 

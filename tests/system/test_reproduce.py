@@ -97,6 +97,7 @@ def test_what_is_finished_is_shown_without_training(undisturbed: Path) -> None:
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.slow
 def test_the_command_beside_a_cell_gives_the_same_number(undisturbed: Path, tmp_path: Path) -> None:
     path = undisturbed / "results" / "digits" / "paper" / "local.iid-5.json"
     words = shlex.split(json.loads(path.read_text(encoding="utf-8"))["command"])
@@ -145,6 +146,7 @@ def test_tuning_gives_every_method_the_same_trials_and_keeps_them(tmp_path: Path
     assert "tune " not in again.stderr
 
 
+@pytest.mark.slow
 def test_two_cells_are_trained_at_once_where_two_cores_are(tmp_path: Path) -> None:
     if cores() < 2:
         pytest.skip("this machine has one core")
@@ -172,6 +174,7 @@ def test_a_worker_that_is_cut_off_or_prints_to_stdout_ends_all_the_same(
     assert events[0].facts["reason"].startswith("the worker ended with code")
 
 
+@pytest.mark.slow
 def test_a_result_keeps_the_code_that_trained_it(tmp_path: Path) -> None:
     """Not the one that found it finished."""
     reproduce(tmp_path, *WORDS, "--cells", "fl-proto/iid-1")

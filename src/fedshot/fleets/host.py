@@ -80,7 +80,9 @@ class Host:
         private = self.private(client, exchange.version)
         drawn = exchange.work.draw(self.data(client), exchange.client_key(client))
         parts = (exchange.message(client), private, drawn)
-        return Visit(client, *(tree.to(part, self.device) for part in parts))
+        if self.device.type != "cpu":
+            parts = tuple(tree.to(part, self.device) for part in parts)
+        return Visit(client, *parts)
 
     def finish(self, exchange: Exchange, visit: Visit, reply: Reply) -> Arrival:
         """Keep what stays with the client; return what goes up."""

@@ -54,7 +54,9 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     made = Table(
         title=Text(f"{printable(recipe.title)}, budget {variant.replace('-tune', ', trials ')}"),
         title_justify="left",
-        caption=Text("\n".join([f"Published: {printable(recipe.measure)}.", *notes])),
+        caption=Text(
+            "\n".join([f"Published: {printable(recipe.measure)}.", *used(states), *notes])
+        ),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -131,6 +133,15 @@ def difference(state: State) -> str:
         return ""
     gap = 100 * state.result.score["accuracy"] - state.cell.published
     return f"{MINUS if gap < 0 else '+'}{abs(gap):.2f}"
+
+
+def used(states: Sequence[State]) -> list[str]:
+    """Return a line that tells the data, with their hashes; none while nothing is known of them."""
+    every = [state.result.first if state.result else state.seen for state in states]
+    held = {one["data"]["digest"]: one["data"] for one in every if one}
+    told = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"
+            for digest, data in held.items()]  # fmt: skip
+    return [f"Data: {'; '.join(told)}."] if told else []
 
 
 def unfair(states: Sequence[State]) -> list[str]:
