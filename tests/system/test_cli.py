@@ -112,7 +112,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)  # by an impatient person
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert f"fedshot resume {tmp_path / 'runs' / 'small'}" in err
     assert "Traceback" not in err
 
