@@ -133,39 +133,3 @@ def test_the_largest_number_says_what_is_not_finite(values: list[float], largest
     found = kernels.largest(torch.tensor(values))
     want = float(torch.tensor(largest))
     assert found == want or (math.isnan(found) and math.isnan(want))
-
-
-def test_the_gates_of_a_gru_are_torch_s_from_one_end_to_the_other() -> None:
-    """Of -90 to 90, where a sigmoid is 0 and 1, and around 0, where a tanh is its argument."""
-    x = torch.cat([torch.linspace(-90, 90, 6001), torch.logspace(-30, 0, 500)])
-    hidden = len(x)
-    of_x, of_h = x.repeat(3)[None], torch.zeros(1, 3 * hidden)
-    gates, following = torch.empty_like(of_x), torch.empty(1, hidden)
-    kernels.gru_gates(of_x, of_h, torch.zeros(1, hidden), gates, following)
-    r, z, new = gates[0].chunk(3)
-    exact = x.double()
-    torch.testing.assert_close(r.double(), exact.sigmoid(), rtol=2e-6, atol=1e-37)
-    assert torch.equal(r, z)
-    torch.testing.assert_close(new.double(), exact.tanh(), rtol=2e-6, atol=0)
-    torch.testing.assert_close(following[0], new * (1 - z))
-
-
-def test_a_gru_that_meets_what_is_no_number_says_so() -> None:
-    of_x, of_h = torch.zeros(1, 3), torch.zeros(1, 3)
-    of_x[0, 2] = math.nan
-    gates, following = torch.empty(1, 3), torch.empty(1, 1)
-    kernels.gru_gates(of_x, of_h, torch.zeros(1, 1), gates, following)
-    assert following.isnan().all()
-
-
-@pytest.mark.parametrize(
-    "wrong", [torch.zeros(2, 5), torch.zeros(2, 6).double(), torch.zeros(6, 2).T]
-)
-def test_the_gates_of_a_gru_refuse_what_c_would_read_past_the_end_of(wrong: Tensor) -> None:
-    gates, h = torch.zeros(2, 6), torch.zeros(2, 2)
-    with pytest.raises(ValueError, match=r"expected contiguous float32 \[2, 6\]"):
-        kernels.gru_gates(gates, wrong, h, torch.empty(2, 6), torch.empty(2, 2))
-    with pytest.raises(ValueError, match=r"expected contiguous float32 \[2, 6\]"):
-        kernels.gru_back(gates, gates, h, h, wrong, torch.empty(2, 6), torch.empty(2, 2))
-    with pytest.raises(ValueError, match="rows of float32"):
-        kernels.gru_back(gates, gates, h, torch.zeros(2, 4)[:, ::2], gates, gates, h)

@@ -43,8 +43,8 @@ _SIGNATURES = {
     "fedshot_twice_grad": [*[_POINTER] * 11, *[_SIZE] * 5, *[_POINTER] * 2],
     "fedshot_adam": [*[_POINTER] * 4, *[_SIZE] * 2, *[_FLOAT] * 5, *[_POINTER] * 3],
     "fedshot_take": [_POINTER, *[_SIZE] * 2, _DOUBLE, _POINTER],
-    "fedshot_gru_gates": [*[_POINTER] * 3, *[_SIZE] * 3, *[_POINTER] * 2],
-    "fedshot_gru_back": [*[_POINTER] * 4, *[_SIZE] * 4, *[_POINTER] * 3],
+    "fedshot_gru_gates": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 3],
+    "fedshot_gru_back": [*[_POINTER] * 4, *[_SIZE] * 5, *[_POINTER] * 3],
     "fedshot_largest": [_POINTER, *[_SIZE] * 2, _POINTER],
 }
 # Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.

@@ -29,8 +29,8 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     n, c, h, w = x.shape
     parts = _empty(2, n, c, dtype=torch.float64)
     mean, var = _empty(c), _empty(c)
-    _each(n, _library().fedshot_moments, [x], [h * w, c], [parts[0], parts[1]])
-    _library().fedshot_merge(
+    _each(n, library().fedshot_moments, [x], [h * w, c], [parts[0], parts[1]])
+    library().fedshot_merge(
         parts[0].data_ptr(), parts[1].data_ptr(), n, h * w, c, mean.data_ptr(), var.data_ptr()
     )
     return mean, var
@@ -40,7 +40,7 @@ def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return relu(max_pool2d(x * scale + shift, 2)); a NaN anywhere in a pool wins it."""
     n, c, h, w = x.shape
     y = _empty(n, h // 2, w // 2, c)
-    _each(n, _library().fedshot_pool, [x, scale, shift], [h, w, c], [y])
+    _each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y])
     return y.permute(0, 3, 1, 2)
 
 
@@ -51,7 +51,7 @@ def sums(
     n, c, h, w = x.shape
     parts = _empty(2, n, c, dtype=torch.float64)
     sizes, outs = [h, w, c], [parts[0], parts[1]]
-    _each(n, _library().fedshot_sums, [x, scale, shift, mean, dy], sizes, outs)
+    _each(n, library().fedshot_sums, [x, scale, shift, mean, dy], sizes, outs)
     dz, dzx = parts.sum(1).float()
     return dz, dzx
 
@@ -63,7 +63,7 @@ def grad(
     n, c, h, w = x.shape
     dx = _empty(n, h, w, c)
     ins = [x, scale, shift, mean, slope, level, dy]
-    _each(n, _library().fedshot_grad, ins, [h, w, c], [dx])
+    _each(n, library().fedshot_grad, ins, [h, w, c], [dx])
     return dx.permute(0, 3, 1, 2)
 
 
@@ -74,7 +74,7 @@ def twice_sums(
     n, c, h, w = x.shape
     parts = _empty(3, n, c, dtype=torch.float64)
     ins = [x, scale, shift, mean, dy, u]
-    _each(n, _library().fedshot_twice_sums, ins, [h, w, c], list(parts))
+    _each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts))
     u0, u1, uz = parts.sum(1).float()
     return u0, u1, uz
 
@@ -87,7 +87,7 @@ def twice_grad(
     n, c, h, w = x.shape
     gx, gdy = _empty(n, h, w, c), _empty(n, h // 2, w // 2, c)
     ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
-    _each(n, _library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy])
+    _each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy])
     return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
 
 
@@ -109,7 +109,7 @@ def adam(
     w = _dense(w)
     ins = [w, *(_alike(t, w) for t in (g, m, v))]
     outs = [torch.empty_like(w) for _ in range(3)]
-    kernel, rule = _library().fedshot_adam, (decay, rise, grow, step, eps)
+    kernel, rule = library().fedshot_adam, (decay, rise, grow, step, eps)
     _numbers(w.numel(), kernel, [t.data_ptr() for t in ins], rule, [t.data_ptr() for t in outs])
     return outs[0], outs[1], outs[2]
 
@@ -122,49 +122,20 @@ def take(total: Tensor, x: Tensor, scale: float) -> None:
             "expected contiguous int64, and one shape."
         )
     x = x.contiguous()
-    _numbers(x.numel(), _library().fedshot_take, [x.data_ptr()], (scale,), [total.data_ptr()])
+    _numbers(x.numel(), library().fedshot_take, [x.data_ptr()], (scale,), [total.data_ptr()])
 
 
 def largest(x: Tensor) -> float:
     """Return the largest |x| of a float32 tensor; inf or NaN where it holds one, 0 if empty."""
     found = ctypes.c_uint32()
     x = x.contiguous()
-    _library().fedshot_largest(x.data_ptr(), 0, x.numel(), ctypes.addressof(found))
+    library().fedshot_largest(x.data_ptr(), 0, x.numel(), ctypes.addressof(found))
     value: float = ctypes.c_float.from_buffer(found).value
     return value
 
 
-def gru_gates(of_x: Tensor, of_h: Tensor, h: Tensor, gates: Tensor, following: Tensor) -> None:
-    """Fill in the gates [n, 3 hidden] and the state [n, hidden] after a word; `recurrent.c`."""
-    n, hidden = h.shape
-    ins = [_rows(of_x, n, 3 * hidden), _rows(of_h, n, 3 * hidden), _rows(h, n, hidden)]
-    outs = [_rows(gates, n, 3 * hidden), _rows(following, n, hidden)]
-    _library().fedshot_gru_gates(*ins, 0, n, hidden, *outs)
-
-
-def gru_back(
-    gates: Tensor, of_h: Tensor, h: Tensor, grad: Tensor, by_x: Tensor, by_h: Tensor, carry: Tensor
-) -> None:
-    """Fill in the gradients [n, 3 hidden] of the sums in the gates, and change the carried one."""
-    n, hidden = h.shape
-    if grad.dtype != torch.float32 or grad.shape != h.shape or grad.stride(1) != 1:
-        raise ValueError("the gradient of a state has rows of float32 that lie together")
-    ins = [_rows(gates, n, 3 * hidden), _rows(of_h, n, 3 * hidden), _rows(h, n, hidden)]
-    outs = [_rows(by_x, n, 3 * hidden), _rows(by_h, n, 3 * hidden), _rows(carry, n, hidden)]
-    _library().fedshot_gru_back(*ins, grad.data_ptr(), 0, n, hidden, grad.stride(0), *outs)
-
-
-def _rows(t: Tensor, n: int, width: int) -> int:
-    """Return where a row-major float32 tensor [n, width] lies; C would read past another's end."""
-    if t.dtype != torch.float32 or t.shape != (n, width) or not t.is_contiguous():
-        raise ValueError(
-            f"the kernels of a GRU were given {t.dtype} {list(t.shape)}, strides {t.stride()}; "
-            f"expected contiguous float32 [{n}, {width}]"
-        )
-    return t.data_ptr()
-
-
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """Return the C functions, for those who know that they are there."""
     found = compiled.library()
     assert found is not None
     return found

@@ -1,6 +1,8 @@
 /* The gates of a GRU, forwards and backwards: what stands between two matrix products.
  *
- * Rows `from` to `to`; gates lie as r | z | new in rows of 3 * hidden.
+ * One word of each of the texts `from` to `to`. What belongs to all words of a text, [words][width],
+ * lies together, so that the next text's is so many words further: `words` for the gates, and one
+ * more for the states, which begin with the one before the first word.
  */
 
 #include <math.h>
@@ -44,47 +46,48 @@ static inline float gate_tanh(float x) {
     return s < 0.04f ? near : far;
 }
 
-/* r = sigmoid(x_r + h_r), z = sigmoid(x_z + h_z), new = tanh(x_n + r h_n), next = new + z (h - new). */
-void fedshot_gru_gates(const float *restrict of_x, const float *restrict of_h,
-                       const float *restrict h, size from, size to, size hidden,
-                       float *restrict gates, float *restrict next) {
+/* r = sigmoid(x_r + h_r), z = sigmoid(x_z + h_z), new = tanh(x_n + r h_n), next = new + z (h - new).
+ *
+ * `gates` holds x and then r | z | new; `kept` then holds h_n. */
+void fedshot_gru_gates(const float *restrict of_h, size from, size to, size words, size hidden,
+                       float *restrict gates, float *restrict kept, float *restrict states) {
     for (size i = from; i < to; i++) {
-        const float *x = of_x + 3 * i * hidden, *s = of_h + 3 * i * hidden, *now = h + i * hidden;
-        float *g = gates + 3 * i * hidden, *out = next + i * hidden;
+        const float *s = of_h + 3 * i * hidden;
+        float *g = gates + 3 * i * words * hidden, *keep = kept + i * words * hidden;
+        float *now = states + i * (words + 1) * hidden, *next = now + hidden;
         for (size k = 0; k < hidden; k++) {
-            float r = gate_sigmoid(x[k] + s[k]);
-            float z = gate_sigmoid(x[hidden + k] + s[hidden + k]);
-            float new = gate_tanh(x[2 * hidden + k] + r * s[2 * hidden + k]);
+            float r = gate_sigmoid(g[k] + s[k]);
+            float z = gate_sigmoid(g[hidden + k] + s[hidden + k]);
+            float new = gate_tanh(g[2 * hidden + k] + r * s[2 * hidden + k]);
             g[k] = r;
             g[hidden + k] = z;
             g[2 * hidden + k] = new;
-            out[k] = new + z * (now[k] - new);
+            keep[k] = s[2 * hidden + k];
+            next[k] = new + z * (now[k] - new);
         }
     }
 }
 
 /* From `carry`, the gradient of `next` by what came after, and `grad`, its own, in rows `stride`
- * apart: by_x and by_h, those of of_x and of_h; `carry` becomes that of h, but for of_h's part. */
-void fedshot_gru_back(const float *restrict gates, const float *restrict of_h,
-                      const float *restrict h, const float *restrict grad, size from, size to,
-                      size hidden, size stride, float *restrict by_x, float *restrict by_h,
-                      float *restrict carry) {
+ * apart: by_x, that of x, whose parts r and z are those of h_r and h_z too, and by_n, that of h_n;
+ * `carry` becomes that of h, but for what passes through h_r, h_z and h_n. */
+void fedshot_gru_back(const float *restrict gates, const float *restrict kept,
+                      const float *restrict states, const float *restrict grad, size stride,
+                      size from, size to, size words, size hidden, float *restrict by_x,
+                      float *restrict by_n, float *restrict carry) {
     for (size i = from; i < to; i++) {
-        const float *g = gates + 3 * i * hidden, *s = of_h + 3 * i * hidden, *now = h + i * hidden;
-        const float *own = grad + i * stride;
-        float *dx = by_x + 3 * i * hidden, *dh = by_h + 3 * i * hidden, *rest = carry + i * hidden;
+        const float *g = gates + 3 * i * words * hidden, *s = kept + i * words * hidden;
+        const float *now = states + i * (words + 1) * hidden, *own = grad + i * stride;
+        float *dx = by_x + 3 * i * words * hidden, *dn = by_n + i * words * hidden;
+        float *rest = carry + i * hidden;
         for (size k = 0; k < hidden; k++) {
             float r = g[k], z = g[hidden + k], new = g[2 * hidden + k];
             float d = rest[k] + own[k];
             float by_new = d * (1.0f - z) * (1.0f - new * new);
-            float by_r = by_new * s[2 * hidden + k] * r * (1.0f - r);
-            float by_z = d * (now[k] - new) * z * (1.0f - z);
-            dx[k] = by_r;
-            dx[hidden + k] = by_z;
+            dx[k] = by_new * s[k] * r * (1.0f - r);
+            dx[hidden + k] = d * (now[k] - new) * z * (1.0f - z);
             dx[2 * hidden + k] = by_new;
-            dh[k] = by_r;
-            dh[hidden + k] = by_z;
-            dh[2 * hidden + k] = by_new * r;
+            dn[k] = by_new * r;
             rest[k] = d * z;
         }
     }

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
+from fedshot.nn.cells import GRU_GATES, LSTM_GATES
 from fedshot.nn.layers import Shape, init_uniform, linear
 from fedshot.nn.mode import Mode
 from fedshot.nn.recurrence import (
-    GRU_GATES,
-    LSTM_GATES,
     Kernel,
     bilstm,
     gru,
