@@ -33,7 +33,7 @@ FLEETS: dict[str, Plan] = {
     "threads": Plan(lambda host: Threads(host, N, 1), 1, N),
     "sequential": Plan(Sequential, N, N),
     # Stacked convolutions are slow on a CPU; torch's recurrent kernel cannot be stacked.
-    "vectorised": Plan(lambda host: Vectorised(host, 50), N, N, ("mlp",)),
+    "vectorised": Plan(lambda host: Vectorised(host, 32, N, 1), 1, N, ("mlp",)),
 }
 
 

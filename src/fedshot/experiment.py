@@ -279,7 +279,7 @@ class Experiment:
 
 def _fleet(host: Host, setting: Setting, threads: int) -> Fleet:
     if setting.config.run.fleet == "vectorised":
-        return Vectorised(host, setting.config.run.chunk)
+        return Vectorised(host, setting.config.run.chunk, setting.workers, threads)
     if setting.workers > 1:
         return Threads(host, setting.workers, threads)
     return Sequential(host)

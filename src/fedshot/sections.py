@@ -144,13 +144,14 @@ class RunOptions:
             it came to stands in the run's config.yaml.
         fleet: where clients run: "threads", several at once, or "sequential", one by one, in the
             same bits; "vectorised", stacked, for GPUs and small heads, to rounding.
-        chunk: clients in one stack under "vectorised".
+        chunk: the most clients in one stack under "vectorised". Bits depend on it.
         allocator: "keep" lets glibc keep freed memory for the next step, which is quicker for large
             images; "system" leaves it as it is.
         device: "cpu" or "cuda", which suits "sequential" and "vectorised".
-        workers: clients that run at once under "threads"; null for as many as cores and `threads`
-            allow, and for one where a step is so short that they would only wait for each other.
-            The same bits for any number. Other fleets refuse more than one.
+        workers: clients that run at once under "threads", or stacks under "vectorised"; null for as
+            many as cores and `threads` allow, and under "threads" for one where a step is so short
+            that they would only wait for each other. The same bits for any number. "sequential"
+            and a GPU refuse more than one.
         unreliable: rehearse failing clients.
     """
 
@@ -182,10 +183,15 @@ class RunOptions:
                     f"run.{name} is {value}; expected 1 to {_MOST_THREADS}, the number of the "
                     "machine's cores at most."
                 )
-        if self.fleet != "threads" and self.workers is not None and self.workers > 1:
+        if self.fleet == "sequential" and self.workers is not None and self.workers > 1:
             raise ConfigError(
-                f"run.workers is {self.workers} with run.fleet {self.fleet!r}, which has one. Set "
+                f"run.workers is {self.workers} with run.fleet 'sequential', which has one. Set "
                 "run.fleet to 'threads', or leave run.workers out."
+            )
+        if self.device != "cpu" and self.workers is not None and self.workers > 1:
+            raise ConfigError(
+                f"run.workers is {self.workers} with run.device {self.device!r}, which takes one "
+                "stack after another. Leave run.workers out."
             )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(

@@ -162,13 +162,13 @@ def threads_for(flops: int, asked: int | None) -> int:
 
 
 def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
-    """Return how many clients run at once; bits do not depend on it."""
-    if run.fleet != "threads":
+    """Return how many clients, or stacks of them, run at once; bits do not depend on it."""
+    if run.fleet == "sequential" or run.device != "cpu":
         return 1
     if run.workers is not None:
         return run.workers
     assert run.threads is not None
-    if flops < _SMALL and not text:
+    if run.fleet == "threads" and flops < _SMALL and not text:
         return 1
     return max(1, cores() // run.threads)
 

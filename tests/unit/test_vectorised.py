@@ -96,3 +96,16 @@ def test_the_ledger_and_the_result_are_those_of_a_loop(
     assert meters[0].to_json() == meters[1].to_json()
     assert meters[1].bytes["train", name, "down", "theta"] == N * 8000
     assert meters[1].messages["train", name, "down", "theta"] == N
+
+
+def test_stacks_are_alike_in_size_and_any_number_of_workers_gives_the_same(
+    method: Reader, host: Host
+) -> None:
+    down = PerClient(lambda c: {"theta": THETA.sin() * c})
+    found = []
+    for workers in (1, 2, 3):
+        method.looks.clear()
+        found.append(ask(Meter(Vectorised(host, 4, workers)), method.read, down))
+        assert len(method.looks) == 3, "ten clients, at most four in a stack"
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == N

@@ -8,7 +8,7 @@ Python needs to start it; for steps below a few milliseconds one worker is as go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     FIRST_EXCEPTION,
@@ -16,6 +16,8 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -45,15 +47,19 @@ class Threads(Sequential):
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies as they come in; at most two per worker are held at once."""
-        if self.workers == 1 or len(exchange.to) == 1:
-            yield from super().replies(exchange)
+        yield from self.each(partial(self.host.serve, exchange), exchange.to, len(exchange.to))
+
+    def each(self, fn: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
+        """Yield `fn` of n items as they come in, at most two per worker held at once."""
+        if self.workers == 1 or n == 1:
+            yield from map(fn, items)
             return
-        waiting = iter(exchange.to)
-        running: set[Future[Arrival]] = set()
+        waiting = iter(items)
+        running: set[Future[R]] = set()
         try:
             while True:
-                while len(running) < 2 * self.workers and (c := next(waiting, None)) is not None:
-                    running.add(self._workers().submit(self.host.serve, exchange, c))
+                begun = islice(waiting, 2 * self.workers - len(running))
+                running |= {self._workers().submit(fn, item) for item in begun}
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)

@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
 from fedshot import tree
 from fedshot.fleets.host import Host, Visit
-from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
 from fedshot.protocol import Arrival, Exchange, PerClient, Reply
 from fedshot.tree import Tree
 
 
-class Vectorised(Sequential):
+class Vectorised(Threads):
     """Chunks of clients, each chunk at once.
 
     Clients whose trees differ in shape, such as those with fewer queries, are stacked among
@@ -29,31 +31,36 @@ class Vectorised(Sequential):
 
     Args:
         host: where the clients live.
-        chunk: the most clients in one stack; its memory is that of so many batches, and of so
-            many models once they train. What all are sent alike is there once.
+        chunk: the most clients in one stack, which are as large as one another as can be; its
+            memory is that of so many batches, and of so many models once they train. What all are
+            sent alike is there once.
+        workers: threads that run stacks; on a GPU, one.
+        intra_op: threads that torch uses inside each of them.
     """
 
-    def __init__(self, host: Host, chunk: int = 32) -> None:
-        super().__init__(host)
+    def __init__(self, host: Host, chunk: int = 32, workers: int = 1, intra_op: int = 1) -> None:
+        super().__init__(host, workers, intra_op)
         self.chunk = chunk
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies, stack by stack."""
         if not isinstance(exchange.down, PerClient):  # on the device once, not for each client
             exchange = replace(exchange, down=tree.to(exchange.down, self.host.device))
-        waiting: dict[tuple[Any, ...], list[Visit]] = defaultdict(list)
-        for client in exchange.to:
-            visit = self.host.prepare(exchange, client)
-            stack = waiting[_shapes(visit)]
-            stack.append(visit)
-            if len(stack) == self.chunk:
-                yield from self._serve(exchange, stack)
-                stack.clear()
-        for stack in waiting.values():
-            if stack:
-                yield from self._serve(exchange, stack)
+        n, stacks = len(exchange.to), -(-len(exchange.to) // self.chunk)
+        cuts = [n * i // stacks for i in range(stacks + 1)]
+        cohorts = (exchange.to[first:last] for first, last in pairwise(cuts))
+        for arrivals in self.each(partial(self._serve, exchange), cohorts, stacks):
+            yield from arrivals
 
-    def _serve(self, exchange: Exchange, visits: Sequence[Visit]) -> Iterator[Arrival]:
+    def _serve(self, exchange: Exchange, clients: Sequence[int]) -> list[Arrival]:
+        """Run the work of clients, those of one shape at once."""
+        alike: dict[tuple[Any, ...], list[Visit]] = defaultdict(list)
+        for client in clients:
+            visit = self.host.prepare(exchange, client)
+            alike[_shapes(visit)].append(visit)
+        return [arrival for visits in alike.values() for arrival in self._run(exchange, visits)]
+
+    def _run(self, exchange: Exchange, visits: Sequence[Visit]) -> Iterator[Arrival]:
         apart = isinstance(exchange.down, PerClient)  # one message for all is not stacked
         stacked = {"private": _stack([v.private for v in visits]),
                    "drawn": _stack([v.drawn for v in visits])}  # fmt: skip
