@@ -78,6 +78,8 @@ METHODS: dict[str, Method[Any]] = {
         mode="v1",
         second_head="persistent",
         discrepancy="js",
+        weigh_by="examples",
+        moments="kept",
         inner=INNER,
         local_steps=2,
     ),
@@ -108,5 +110,5 @@ FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     FleetCase("threads", lambda home: Threads(home.host, 2)),
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
-    FleetCase("vectorised", lambda home: Vectorised(home.host, 3), False, 1e-6, 1e-9),
+    FleetCase("vectorised", lambda home: Vectorised(home.host, 3, 2), False, 1e-6, 1e-9),
 )

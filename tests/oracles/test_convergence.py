@@ -126,7 +126,7 @@ class LocalSGD:
         w = {"w": down["w"]}
         for t, task in enumerate(tasks, start=int(down["t"])):
             sgd = Optimizer("sgd", 2 / (MU * (GAMMA + (0 if self.constant else t))))
-            steps = Lessons(((task,),), Key(0).tensor())  # type: ignore[arg-type]
+            steps = Lessons(((task,),), Key(0).tensor(), torch.tensor(n))  # type: ignore[arg-type]
             w = local_sgd(self.lesson, sgd, w, {}, steps).params  # type: ignore[arg-type]
         return Reply({"delta": {"w": w["w"] - down["w"]}}, private, float(n))
 

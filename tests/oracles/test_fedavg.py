@@ -213,7 +213,9 @@ class Quadratic:
 
     @client_work()
     def train(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        steps = Lessons((((down["a"], down["c"]),),) * int(down["steps"]), Key(0).tensor())
+        steps = Lessons(
+            (((down["a"], down["c"]),),) * int(down["steps"]), Key(0).tensor(), torch.tensor(1)
+        )
         w = {"w": down["w"]}
         new = local_sgd(self.lesson, Optimizer("sgd", LR), w, {}, steps)
         return Reply({"delta": tree.sub(new.params, w)}, private, down["weight"])

@@ -133,8 +133,8 @@ def test_a_visit_in_two_parts_that_hands_on_the_state_equals_one_visit(opt: Opti
     learner, drawn = Proto(model()), lessons(6, 1)
     params, stats = learner.init(Key(1))
     whole = local_sgd(learner.lesson, opt, params, stats, drawn)
-    first = local_sgd(learner.lesson, opt, params, stats, Lessons(drawn.steps[:2], drawn.seed))
-    rest = Lessons(drawn.steps[2:], drawn.seed)
+    first = local_sgd(learner.lesson, opt, params, stats, drawn._replace(steps=drawn.steps[:2]))
+    rest = drawn._replace(steps=drawn.steps[2:])
     second = local_sgd(learner.lesson, opt, first.params, first.stats, rest, first.state)
     assert tree.digest((second.params, second.state)) == tree.digest((whole.params, whole.state))
 

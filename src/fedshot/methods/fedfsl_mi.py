@@ -11,8 +11,8 @@ Symbols: w^t backbone and head of the server at the start of round t; w_k client
 over the episode's classes; |B_k| the episodes that client k used; epsilon half the band of p/p.
 
 What the papers leave open: p(.) is taken on the queries, after both models have adapted to the same
-support with the same dropout masks (the labels of an episode are arbitrary, so a head that has not
-adapted does not know them), and averaged over the queries; the reference is a constant, its
+support with the same dropout masks (a head that has not adapted does not know labels that are
+shuffled anew for each episode), and averaged over the queries; the reference is a constant, its
 adapting included, while gradients run through the client's inner steps. The revised version clips
 p(w^t)/p(w_k) "in (11)" to [1 - epsilon, 1 + epsilon]: see `fedshot.nn.clipped_kl`.
 Departures: the default clip is not in (11) but in its gradient. With reference="exclusive" the
@@ -21,7 +21,7 @@ sends K models: see `fedshot.nn.others`. What is left out is the client's part i
 where only a cohort takes part each round, a client that made no part of w^t has w^t for a
 reference. It keeps |B_k| w_k in float64, the memory of two models, at the client. As in
 FedFSL-naive: several inner steps by default, fresh episodes in every local step, clients upload
-w_k - w^t, and the Adam state starts afresh at every visit.
+w_k - w^t, and the Adam state starts afresh at every visit unless moments="kept".
 """
 
 from __future__ import annotations
@@ -42,28 +42,36 @@ from fedshot.nn import (
     Lessons,
     Maml,
     Model,
+    Moments,
     Nearness,
     Optimizer,
     Predictions,
     Question,
     Reading,
     Reference,
+    Weighing,
     accuracy,
     answer_common,
     check_budget,
     check_not_negative,
+    check_visits,
     cross_entropy,
     draw_common,
     draw_lessons,
+    first_moments,
     first_pool,
+    heaviest_of,
     init_share,
+    keep_moments,
     keep_share,
     kl,
     local_sgd,
+    moments_of,
     next_pool,
     outlook,
     pool_message,
     reference_model,
+    weight_of,
 )
 from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
 from fedshot.tree import Tree
@@ -99,6 +107,8 @@ class FedFSLMI:
         optimizer: of the clients, for the outer steps.
         common_questions: made-up questions that all clients answer in each round, to report the
             `divergence` of their predictions; 0 for none.
+        weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
+        moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
     """
 
     name: ClassVar[str] = "fedfsl_mi"
@@ -116,9 +126,12 @@ class FedFSLMI:
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
     common_questions: int = 0
+    weigh_by: Weighing = "episodes"
+    moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
+        check_visits(self.weigh_by, self.moments)
         check_not_negative(common_questions=self.common_questions)
         _ = self.nearness  # which checks the rest
 
@@ -160,9 +173,10 @@ class FedFSLMI:
         return Server(*self.learner.init(key), first_pool(self.reference))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`, or what a client remembers of its part in the mean: nothing yet."""
+        """Return what a client remembers of its part in the mean, nothing yet, and its moments."""
         del client
-        return init_share(self.reference, self.learner, key)
+        share = init_share(self.reference, self.learner, key)
+        return share | first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> Lessons:
         """Draw the local episodes, B_k."""
@@ -185,11 +199,12 @@ class FedFSLMI:
         w, stats = down["w"], down["stats"]
         near = partial(self.objective, reference_model(down, private))
         lesson = near if self.gamma else self.learner.lesson
-        new = local_sgd(lesson, self.optimizer, w, stats, drawn)
+        new = local_sgd(lesson, self.optimizer, w, stats, drawn, moments_of(private))
         up = changes({"w": new.params, "stats": new.stats}, down)
         up |= answer_common(partial(self.learner.answer, new.params, new.stats), down)
-        kept = keep_share(down, private, new.params, drawn.n_episodes)
-        return Reply(up, kept, drawn.n_episodes, new.metrics)
+        weight = weight_of(drawn, self.weigh_by)
+        kept = keep_share(down, private, new.params, weight)
+        return Reply(up, keep_moments(kept, new.state), weight, new.metrics)
 
     def round(
         self, server: Server, clients: Clients, key: Key
@@ -200,7 +215,7 @@ class FedFSLMI:
             self.train,
             {"w": server.w, "stats": server.stats},
             key,
-            heaviest=self.n_episodes,
+            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
             down=pool_message(server.pool, len(clients.ids)),
             common=draw_common(self.model, self.common_questions, key),
         )

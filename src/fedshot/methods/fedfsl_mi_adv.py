@@ -49,6 +49,7 @@ from fedshot.nn import (
     Maml,
     Mode,
     Model,
+    Moments,
     Nearness,
     Optimizer,
     Outlook,
@@ -56,26 +57,33 @@ from fedshot.nn import (
     Question,
     Reading,
     Reference,
+    Weighing,
     accuracy,
     answer_common,
     check_budget,
     check_not_negative,
+    check_visits,
     cross_entropy,
     draw_common,
     draw_lessons,
+    first_moments,
     first_pool,
     floored_kl,
+    heaviest_of,
     init_share,
     jensen_shannon,
+    keep_moments,
     keep_share,
     kl,
     local_sgd,
     mean_gap,
     mean_metrics,
+    moments_of,
     next_pool,
     outlook,
     pool_message,
     reference_model,
+    weight_of,
 )
 from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
 from fedshot.tree import Tree
@@ -142,6 +150,9 @@ class FedFSLMIAdv:
         optimizer: of the clients, for the outer steps.
         common_questions: made-up questions that all clients answer in each round, to report the
             `divergence` of their predictions; 0 for none.
+        weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
+        moments: of the optimisers: "fresh" at every visit, or "kept" by the client, those of the
+            heads only where the second one is persistent.
     """
 
     name: ClassVar[str] = "fedfsl_mi_adv"
@@ -169,9 +180,12 @@ class FedFSLMIAdv:
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
     common_questions: int = 0
+    weigh_by: Weighing = "episodes"
+    moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
+        check_visits(self.weigh_by, self.moments)
         check_not_negative(eta=self.eta, lambda_adv=self.lambda_adv, noise=self.noise)
         check_not_negative(longest=self.longest, common_questions=self.common_questions)
         check_word("adv_predictions", self.adv_predictions, PREDICTIONS)
@@ -236,6 +250,12 @@ class FedFSLMIAdv:
         kept = init_share(self.reference, self.learner, key)
         if self.second_head == "persistent":
             kept["second"] = self._new_head(key.at("second head"))
+        if self.moments == "kept":
+            w, _ = self.learner.init(key)
+            kept["features"] = first_moments(self.moments, self.optimizer, w["body"])
+            if self.second_head == "persistent":
+                heads = {"first": w["head"], "second": w["head"]}
+                kept["heads"] = first_moments(self.moments, self.optimizer, heads)
         return kept
 
     def draw(self, data: ClientData, key: Key) -> Visit:
@@ -300,7 +320,8 @@ class FedFSLMIAdv:
         w, stats = down["w"], down["stats"]
         reference = reference_model(down, private)
         body, heads = w["body"], {"first": w["head"], "second": self._second(w, private, drawn)}
-        state_1 = state_2 = None
+        of_heads, of_body = private.get("heads", {}), private.get("features", {})
+        state_1, state_2 = moments_of(of_heads), moments_of(of_body)
         told: list[dict[str, Tensor]] = []
         for lessons in self._turns(drawn.lessons):
             heads, _, state_1, _ = local_sgd(
@@ -324,11 +345,14 @@ class FedFSLMIAdv:
         new = {"body": body, "head": heads["first"]}
         up = changes({"w": new, "stats": stats}, down)
         up |= answer_common(partial(self.learner.answer, new, stats), down)
-        n = drawn.lessons.n_episodes
-        kept = keep_share(down, private, new, n)
+        weight = weight_of(drawn.lessons, self.weigh_by)
+        kept = keep_share(down, private, new, weight)
         if self.second_head == "persistent":
             kept = {**kept, "second": heads["second"]}
-        return Reply(up, kept, n, mean_metrics(told))
+        for part, memory, state in (("heads", of_heads, state_1), ("features", of_body, state_2)):
+            if part in kept and state is not None:
+                kept = {**kept, part: keep_moments(memory, state)}
+        return Reply(up, kept, weight, mean_metrics(told))
 
     def round(
         self, server: Server, clients: Clients, key: Key
@@ -339,7 +363,7 @@ class FedFSLMIAdv:
             self.train,
             {"w": server.w, "stats": server.stats},
             key,
-            heaviest=self.n_episodes,
+            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
             down=pool_message(server.pool, len(clients.ids)),
             common=draw_common(self.model, self.common_questions, key),
         )
@@ -369,7 +393,7 @@ class FedFSLMIAdv:
         noise = Mode(seed=lessons.seed)
         seeds = (noise.layer(s).seed for s in range(len(lessons.steps)))
         return [
-            Lessons((step,), seed)
+            lessons._replace(steps=(step,), seed=seed)
             for step, seed in zip(lessons.steps, seeds, strict=True)
             if seed is not None
         ]

@@ -9,7 +9,8 @@ L_k(w) = 1/|B_k| sum_T l_T(w) (local objective); w <- sum_k |B_k| w_k / |B| (ser
 Symbols: w backbone and head; a = inner.lr; |B_k| the episodes that client k used.
 Departures from the paper: several inner steps by default (the paper writes one: inner.steps=1);
 every local step draws fresh episodes and uses them once, where eq. (9) has one fixed batch B_k;
-clients upload w_k - w, which averages to the same; the Adam state starts afresh at every visit.
+clients upload w_k - w, which averages to the same; the Adam state starts afresh at every visit
+unless moments="kept".
 """
 
 from __future__ import annotations
@@ -26,14 +27,22 @@ from fedshot.nn import (
     Lessons,
     Maml,
     Model,
+    Moments,
     Optimizer,
     Question,
+    Weighing,
     answer_common,
     check_budget,
     check_not_negative,
+    check_visits,
     draw_common,
     draw_lessons,
+    first_moments,
+    heaviest_of,
+    keep_moments,
     local_sgd,
+    moments_of,
+    weight_of,
 )
 from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
 from fedshot.tree import Tree
@@ -59,6 +68,8 @@ class FedFSLNaive:
         optimizer: of the clients, for the outer steps.
         common_questions: made-up questions that all clients answer in each round, to report the
             `divergence` of their predictions; 0 for none.
+        weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
+        moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
     """
 
     name: ClassVar[str] = "fedfsl_naive"
@@ -70,9 +81,12 @@ class FedFSLNaive:
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
     common_questions: int = 0
+    weigh_by: Weighing = "episodes"
+    moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
+        check_visits(self.weigh_by, self.moments)
         check_not_negative(common_questions=self.common_questions)
 
     @staticmethod
@@ -106,9 +120,9 @@ class FedFSLNaive:
         return Server(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
+        """Return what the optimiser remembers, or `{}`."""
+        del client
+        return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> Lessons:
         """Draw the local episodes, B_k."""
@@ -118,10 +132,11 @@ class FedFSLNaive:
     def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
         """Minimise L_k from w for the round; send the change."""
         w, stats = down["w"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, w, stats, drawn)
+        new = local_sgd(self.learner.lesson, self.optimizer, w, stats, drawn, moments_of(private))
         up = changes({"w": new.params, "stats": new.stats}, down)
         up |= answer_common(partial(self.learner.answer, new.params, new.stats), down)
-        return Reply(up, private, drawn.n_episodes, new.metrics)
+        weight = weight_of(drawn, self.weigh_by)
+        return Reply(up, keep_moments(private, new.state), weight, new.metrics)
 
     def round(
         self, server: Server, clients: Clients, key: Key
@@ -129,7 +144,12 @@ class FedFSLNaive:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
         common = draw_common(self.model, self.common_questions, key)
         new, got = average(
-            clients, self.train, server._asdict(), key, heaviest=self.n_episodes, common=common
+            clients,
+            self.train,
+            server._asdict(),
+            key,
+            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
+            common=common,
         )
         return Server(**new), got.metrics
 

@@ -10,7 +10,7 @@ Symbols: w backbone and head; w^t those of the server at the start of round t; m
 Departures from the paper: it gives no mu, and none is left out of the distance here (backbone and
 head, not the running statistics). The inner steps know nothing of the term. As in FedFSL-naive:
 several inner steps by default, fresh episodes in every local step, clients upload w_k - w^t, and
-the Adam state starts afresh at every visit.
+the Adam state starts afresh at every visit unless moments="kept".
 """
 
 from __future__ import annotations
@@ -30,15 +30,23 @@ from fedshot.nn import (
     Lessons,
     Maml,
     Model,
+    Moments,
     Optimizer,
     Question,
+    Weighing,
     answer_common,
     check_budget,
     check_not_negative,
+    check_visits,
     draw_common,
     draw_lessons,
+    first_moments,
+    heaviest_of,
+    keep_moments,
     local_sgd,
+    moments_of,
     proximal,
+    weight_of,
 )
 from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
 from fedshot.tree import Tree
@@ -65,6 +73,8 @@ class FedFSLProx:
         optimizer: of the clients, for the outer steps.
         common_questions: made-up questions that all clients answer in each round, to report the
             `divergence` of their predictions; 0 for none.
+        weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
+        moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
     """
 
     name: ClassVar[str] = "fedfsl_prox"
@@ -77,9 +87,12 @@ class FedFSLProx:
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
     common_questions: int = 0
+    weigh_by: Weighing = "episodes"
+    moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
+        check_visits(self.weigh_by, self.moments)
         check_not_negative(mu=self.mu, common_questions=self.common_questions)
 
     @staticmethod
@@ -113,9 +126,9 @@ class FedFSLProx:
         return Server(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
+        """Return what the optimiser remembers, or `{}`."""
+        del client
+        return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> Lessons:
         """Draw the local episodes, B_k."""
@@ -135,10 +148,11 @@ class FedFSLProx:
         """Minimise the objective from w^t for the round; send the change."""
         w, stats = down["w"], down["stats"]
         lesson = partial(self.objective, w) if self.mu else self.learner.lesson
-        new = local_sgd(lesson, self.optimizer, w, stats, drawn)
+        new = local_sgd(lesson, self.optimizer, w, stats, drawn, moments_of(private))
         up = changes({"w": new.params, "stats": new.stats}, down)
         up |= answer_common(partial(self.learner.answer, new.params, new.stats), down)
-        return Reply(up, private, drawn.n_episodes, new.metrics)
+        weight = weight_of(drawn, self.weigh_by)
+        return Reply(up, keep_moments(private, new.state), weight, new.metrics)
 
     def round(
         self, server: Server, clients: Clients, key: Key
@@ -146,7 +160,12 @@ class FedFSLProx:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
         common = draw_common(self.model, self.common_questions, key)
         new, got = average(
-            clients, self.train, server._asdict(), key, heaviest=self.n_episodes, common=common
+            clients,
+            self.train,
+            server._asdict(),
+            key,
+            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
+            common=common,
         )
         return Server(**new), got.metrics
 

@@ -65,7 +65,7 @@ def reference_model(down: Tree, private: Tree) -> Tree:
     return others(down["w"], down["pool"], private["share"]) if "pool" in down else down["w"]
 
 
-def keep_share(down: Tree, private: Tree, params: Tree, weight: int) -> Tree:
+def keep_share(down: Tree, private: Tree, params: Tree, weight: int | Tensor) -> Tree:
     """Return what a client keeps that sends `params`, with this weight, for the next mean."""
     if "pool" not in down:
         return private
@@ -79,14 +79,14 @@ def first_share(params: Tree) -> Tree:
     return {"sum": _double(params), "weight": zero, "number": torch.tensor(-1)}
 
 
-def next_share(share: Tree, params: Tree, weight: int, pool: Tree) -> Tree:
+def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> Tree:
     """Return the share of a client that sends `params` for the mean after that of `pool`.
 
     In float64, so that nothing is lost by the weight.
     """
     return {
         "sum": tree.map(lambda w: w.double() * weight, params),
-        "weight": torch.full_like(share["weight"], weight),
+        "weight": torch.zeros_like(share["weight"]) + weight,
         "number": pool["number"] + 1,
     }
 

@@ -1,7 +1,7 @@
 """What a MAML model predicts of an episode in training, for losses that compare two models.
 
 The papers write p(w) and leave open on which examples, and whether w has adapted to the episode's
-support before. The labels of an episode are arbitrary, so a head that has not adapted cannot know
+support before. Where the labels of an episode are shuffled, a head that has not adapted cannot know
 which class is which: the default is the queries, after adapting.
 """
 

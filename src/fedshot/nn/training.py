@@ -42,6 +42,7 @@ class Lessons(NamedTuple):
 
     steps: tuple[tuple[Episode, ...], ...]
     seed: Tensor
+    n: Tensor  # examples that the client holds, n_k
 
     @property
     def n_episodes(self) -> int:
@@ -62,6 +63,7 @@ def draw_lessons(
             tuple(data.episode(spec, rng) for _ in range(episodes_per_step)) for _ in range(steps)
         ),
         key.at("noise").tensor(),
+        torch.tensor(data.n),
     )
 
 
