@@ -10,6 +10,7 @@ from fedshot.methods.fedfsl_naive import FedFSLNaive
 from fedshot.methods.fedfsl_prox import FedFSLProx
 from fedshot.methods.fedmeta import FedMeta
 from fedshot.methods.fl_proto import FLProto
+from fedshot.methods.frl import FRL
 from fedshot.methods.fsl_local import FSLLocal
 
 METHODS: dict[str, type[Any]] = {
@@ -23,11 +24,13 @@ METHODS: dict[str, type[Any]] = {
         FedFSLMIAdv,
         FedMeta,
         FLProto,
+        FRL,
         FSLLocal,
     )
 }
 
 __all__ = [
+    "FRL",
     "METHODS",
     "FLProto",
     "FSLLocal",

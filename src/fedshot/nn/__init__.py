@@ -14,10 +14,28 @@ from fedshot.nn.common_questions import (
     divergence,
     draw_common,
 )
+from fedshot.nn.few_round import (
+    Local,
+    Prototypes,
+    Variant,
+    contrast,
+    fresh_head,
+    shut,
+    training,
+)
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
 from fedshot.nn.heads import HEADS, CosineHead, Head, LinearHead, TwoLayerHead
-from fedshot.nn.learners import InnerLoop, Learner, Lesson, Maml, Proto, Question
+from fedshot.nn.learners import (
+    Held,
+    InnerLoop,
+    Learner,
+    Lesson,
+    Maml,
+    Proto,
+    Question,
+    test_modes,
+)
 from fedshot.nn.losses import (
     Clip,
     accuracy,
@@ -59,6 +77,7 @@ from fedshot.nn.readout import PROBES, Probe, Readout
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
+from fedshot.nn.shares import Share, check_slots, draw_share, in_order, shares_of, spare_shares
 from fedshot.nn.training import (
     Lessons,
     Trained,
@@ -87,11 +106,13 @@ __all__ = [
     "CosineHead",
     "Gallery",
     "Head",
+    "Held",
     "InnerLoop",
     "Learner",
     "Lesson",
     "Lessons",
     "LinearHead",
+    "Local",
     "Maml",
     "MetaSgd",
     "Mode",
@@ -103,6 +124,7 @@ __all__ = [
     "Predictions",
     "Probe",
     "Proto",
+    "Prototypes",
     "Queries",
     "Question",
     "Reading",
@@ -110,17 +132,21 @@ __all__ = [
     "Reference",
     "ResNet12",
     "SetTransformer",
+    "Share",
     "Sheet",
     "Trained",
     "TwoLayerHead",
+    "Variant",
     "accuracy",
     "answer_common",
     "check_batches",
     "check_budget",
     "check_not_negative",
+    "check_slots",
     "class_means",
     "clipped_kl",
     "common_forms",
+    "contrast",
     "cosine_logits",
     "count_parameters",
     "cross_entropy",
@@ -129,10 +155,13 @@ __all__ = [
     "draw_batches",
     "draw_common",
     "draw_lessons",
+    "draw_share",
     "features_of",
     "first_pool",
     "first_share",
     "floored_kl",
+    "fresh_head",
+    "in_order",
     "init_share",
     "jensen_shannon",
     "keep_share",
@@ -152,8 +181,13 @@ __all__ = [
     "proximal",
     "reference_logits",
     "reference_model",
+    "shares_of",
     "shortened",
+    "shut",
+    "spare_shares",
     "squared_distances",
+    "test_modes",
+    "training",
     "unit_rows",
     "value_and_grad",
 ]

@@ -155,6 +155,10 @@ class Conv4:
         """Return width times the pixels left after the pools, or `features`."""
         return self.features or self._flat(shape)
 
+    def positions(self, shape: Shape) -> int:
+        """Return the pixels of the last map, which a feature row holds channel by channel."""
+        return 1 if self.features else self._flat(shape) // self.width
+
     def _flat(self, shape: Shape) -> int:
         h, w, _ = shape
         for _ in range(4):
