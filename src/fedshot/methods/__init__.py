@@ -11,6 +11,11 @@ from fedshot.methods.fedfsl_prox import FedFSLProx
 from fedshot.methods.fedmeta import FedMeta
 from fedshot.methods.fl_proto import FLProto
 from fedshot.methods.frl import FRL
+from fedshot.methods.frl_fedavg import FRLFedAvg
+from fedshot.methods.frl_finetune import FRLFinetune
+from fedshot.methods.frl_frozen import FRLFrozen
+from fedshot.methods.frl_one_shot import FRLOneShot
+from fedshot.methods.frl_personal import FRLPersonal
 from fedshot.methods.fsl_local import FSLLocal
 
 METHODS: dict[str, type[Any]] = {
@@ -25,6 +30,11 @@ METHODS: dict[str, type[Any]] = {
         FedMeta,
         FLProto,
         FRL,
+        FRLFedAvg,
+        FRLFinetune,
+        FRLFrozen,
+        FRLOneShot,
+        FRLPersonal,
         FSLLocal,
     )
 }
@@ -33,6 +43,11 @@ __all__ = [
     "FRL",
     "METHODS",
     "FLProto",
+    "FRLFedAvg",
+    "FRLFinetune",
+    "FRLFrozen",
+    "FRLOneShot",
+    "FRLPersonal",
     "FSLLocal",
     "FedAvgProbe",
     "FedBABU",

@@ -76,9 +76,7 @@ class FRLFedAvg:
     @property
     def local(self) -> Local:
         """How a client learns."""
-        return Local(
-            self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch
-        )
+        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
 
     @property
     def transductive(self) -> bool:
@@ -104,9 +102,7 @@ class FRLFedAvg:
         """Take the local steps of a round of a test."""
         return update_reply(self.local, down, private, drawn)
 
-    def round(
-        self, server: Server, clients: Asked, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
         """Do nothing."""
         del clients, key
         return server, {}

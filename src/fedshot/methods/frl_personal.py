@@ -189,9 +189,7 @@ class FRLPersonal:
         """Send the sums of prototypes under theta_R, at a test."""
         return census_reply(self.local, down, private, drawn)
 
-    def round(
-        self, server: Server, clients: Asked, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
         """phi <- phi - beta Adam(sum_k rho_k g_k)."""
         got = clients.exchange(
             self.meta_gradient,

@@ -111,7 +111,7 @@ class Local:
         return 0 if self.linear else self.model.out_features // self.map_positions
 
     def slots(self, way: int) -> int:
-        """Return how many numbers an episode of so many classes has for them: a head has its own."""
+        """Return how many numbers there are for the classes of an episode: a head has its own."""
         return self.model.head.way if self.linear and self.model.head is not None else way
 
     def params(self, params: Tree) -> Tree:
@@ -274,10 +274,10 @@ def contrast(logits: Tensor, y: Tensor, used: Tensor, loss: str) -> Tensor:
 
 
 def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
-    """Draw a head for an episode; it is what and where that of theta is."""
+    """Draw a head for an episode, on the device of theta."""
     assert model.head is not None
     head = model.head.init(key.at("head"), model.out_features, model.torch_dtype)
-    return tree.map(lambda new, old: new.to(old.device), head, theta["head"])
+    return tree.to(head, tree.leaves(theta)[0].device)
 
 
 def pieces(n: int, size: int | None) -> list[slice]:

@@ -214,17 +214,32 @@ def answer_group(
         key: of this evaluation.
     """
 
-    def one(u: int) -> Answer:
-        question = questions[u]
+    def answer(question: Question, key: Key) -> Tensor:
         way = len(question.classes)
         shares = shares_of(question, local.slots(way))
-        try:
-            learnt = learn(Group.of_shares(shares), question, key.at("question", u))
-        except QuorumError:
-            return Answer(u, None, torch.full((len(question.query_x), way), torch.nan))
+        learnt = learn(Group.of_shares(shares), question, key)
         with torch.no_grad():
             maps = query_maps(local, learnt.theta, stats, shares)
             parts = [predict(local, learnt.theta, learnt.told, h, way) for h in maps]
-        return Answer(u, None, in_order(question, parts).float().cpu())
+        return in_order(question, parts)
+
+    return in_group(answer, questions, clients, key)
+
+
+def in_group(
+    answer: Callable[[Question, Key], Tensor],
+    questions: Sequence[Question],
+    clients: Clients,
+    key: Key,
+) -> list[Answer]:
+    """Answer each question by `answer(question, key)`, with a key of its own."""
+
+    def one(u: int) -> Answer:
+        question = questions[u]
+        try:
+            logits = answer(question, key.at("question", u))
+        except QuorumError:
+            logits = torch.full((len(question.query_x), len(question.classes)), torch.nan)
+        return Answer(u, None, logits.detach().float().cpu())
 
     return clients.spread(one, range(len(questions)))
