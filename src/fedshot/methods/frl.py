@@ -48,7 +48,7 @@ from fedshot.nn import (
     cross_entropy,
     draw_share,
     fresh_head,
-    training,
+    learning_mode,
     value_and_grad,
 )
 from fedshot.protocol import (
@@ -194,7 +194,7 @@ class FRL:
             check_word(name, getattr(self, name), words)
         check_word("query_prototypes", self._of("query_prototypes"), ("global", "local"))
         check_word("weights", self._of("weights"), ("examples", "equal"))
-        check_slots(self.variant, self.model, self.numbers)
+        check_slots(self.local, self.numbers)
         check_rounds(self.inner_rounds, self.test_rounds)
         if self.meta_step == "local" and self.optimizer.weight_decay:
             raise ConfigError(
@@ -319,7 +319,8 @@ class FRL:
         self, at: Mapping[str, Tree], told: Prototypes | None, stats: Tree, share: Share
     ) -> tuple[Tensor, tuple[Tensor, Tree]]:
         """Return L_local on the queries, and (accuracy, statistics after their pass)."""
-        local, theta, y, mode = self.local, at["theta"], share.query_y, training(share).layer(-2)
+        local, theta, y = self.local, at["theta"], share.query_y
+        mode = learning_mode(share).layer(-2)
         g, stats = local.maps(theta, stats, share.query_x, mode)
         if told is None:
             logits = local.head_logits(theta, g, share.open)
@@ -331,7 +332,7 @@ class FRL:
         logits = local.logits(f, told)
         loss = contrast(logits, y, told.held, self.loss)
         if self._of("query_prototypes") == "local":
-            support, _ = local.maps(theta, {}, share.support_x, training(share).layer(-3))
+            support, _ = local.maps(theta, {}, share.support_x, learning_mode(share).layer(-3))
             own, _ = local.prototypes_of(local.rows(support), share.support_y, len(told.held))
             loss = contrast(local.logits(f, own), y, own.held, self.loss) + local.gamma * loss
         return loss, (accuracy(logits.detach(), y), stats)

@@ -37,7 +37,7 @@ from fedshot.nn import (
     contrast,
     cross_entropy,
     draw_share,
-    training,
+    learning_mode,
     value_and_grad,
 )
 from fedshot.protocol import (
@@ -109,10 +109,9 @@ class FRLPersonal:
 
     def __post_init__(self) -> None:
         check_word("variant", self.variant, ("linear", "proto"))
-        check_slots(self.variant, self.model, self.numbers)
+        check_slots(self.local, self.numbers)
         check_rounds(self.test_rounds)
         check_decay(self.decay, self.decay_round)
-        _ = self.local  # which checks the rest
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
@@ -162,7 +161,7 @@ class FRLPersonal:
         """Adapt to the own supports; send the gradient of the own queries' loss there."""
         local, y, stats = self.local, drawn.query_y, down["stats"]
         adapted = local.learn(down["phi"], drawn, None).theta
-        mode = training(drawn)
+        mode = learning_mode(drawn)
 
         def loss(w: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             h, seen = local.maps(w, stats, drawn.query_x, mode.layer(-2))

@@ -18,10 +18,11 @@ from fedshot.nn.few_round import (
     Local,
     Prototypes,
     Variant,
+    check_slots,
     contrast,
     fresh_head,
+    learning_mode,
     shut,
-    training,
 )
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
@@ -77,7 +78,7 @@ from fedshot.nn.readout import PROBES, Probe, Readout
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
-from fedshot.nn.shares import Share, check_slots, draw_share, in_order, shares_of, spare_shares
+from fedshot.nn.shares import Share, draw_share, in_order, shares_of, spare_shares
 from fedshot.nn.training import (
     Lessons,
     Trained,
@@ -166,6 +167,7 @@ __all__ = [
     "jensen_shannon",
     "keep_share",
     "kl",
+    "learning_mode",
     "local_sgd",
     "mean_gap",
     "mean_gradient",
@@ -187,7 +189,6 @@ __all__ = [
     "spare_shares",
     "squared_distances",
     "test_modes",
-    "training",
     "unit_rows",
     "value_and_grad",
 ]

@@ -190,7 +190,7 @@ class Local:
         """Take the local steps of one round; `told` are the last round's global prototypes."""
         y, numbers = share.support_y, len(share.open)
         x = self.model.prepare(share.support_x)
-        mode = training(share)
+        mode = learning_mode(share)
         if not differentiable:
             theta = tree.detach(theta)
         elif not torch._C._are_functorch_transforms_active():
@@ -238,12 +238,12 @@ class Local:
 
         Batch norm goes by the support's own statistics, or by running ones, where they are given.
         """
-        mode = training(share) if stats is None else Mode(norm="given")
+        mode = learning_mode(share) if stats is None else Mode(norm="given")
         g, _ = self.maps(theta, stats or {}, share.support_x, mode)
         return self.tell(*self.prototypes_of(self.rows(g), share.support_y, len(share.open)))
 
 
-def training(share: Share) -> Mode:
+def learning_mode(share: Share) -> Mode:
     """Return how supports and queries pass the network while something is learnt."""
     if isinstance(share.seed, Tensor):
         return Mode(True, "batch", seed=share.seed)
@@ -278,6 +278,17 @@ def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
     assert model.head is not None
     head = model.head.init(key.at("head"), model.out_features, model.torch_dtype)
     return tree.to(head, tree.leaves(theta)[0].device)
+
+
+def check_slots(local: Local, numbers: int) -> None:
+    """Refuse a head with fewer outputs than an episode of training may have classes."""
+    way = local.slots(numbers)
+    if way < numbers:
+        raise ConfigError(
+            f"model.head.way is {way}, and the clients of an episode may hold {numbers} classes: "
+            "those of its way where images are dealt anew (partition 'redealt'), else all base "
+            f"classes. Set model.head.way to {numbers}."
+        )
 
 
 def pieces(n: int, size: int | None) -> list[slice]:

@@ -11,10 +11,9 @@ from torch import Tensor
 from fedshot.data import ClientData, EpisodeSpec
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes import examples
-from fedshot.errors import ConfigError, DataError
+from fedshot.errors import DataError
 from fedshot.keys import Key
 from fedshot.nn.learners import Question
-from fedshot.nn.model import Model
 
 
 class Share(NamedTuple):
@@ -121,14 +120,3 @@ def in_order(question: Question, parts: Sequence[Tensor]) -> Tensor:
     back = torch.empty_like(place)
     back[place] = torch.arange(len(place), device=place.device)
     return rows[back]
-
-
-def check_slots(variant: str, model: Model, slots: int) -> None:
-    """Refuse a linear head with fewer outputs than an episode may have classes."""
-    way = model.head.way if model.head is not None else 0
-    if variant == "linear" and way < slots:
-        raise ConfigError(
-            f"model.head.way is {way}, and the clients of an episode may hold {slots} classes: "
-            f"where images are not dealt anew, every base class has an output. Set model.head.way "
-            f"to {slots}, or partition.name to 'redealt'."
-        )
