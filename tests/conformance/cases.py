@@ -100,7 +100,6 @@ METHODS: dict[str, Method[Any]] = {
     "frl": FRL(BODY, HALVES, BASE, inner_rounds=2),
     "frl, linear": FRL(WIDE, HALVES, BASE, variant="linear", inner_rounds=1),
     "frl, official": FRL(BODY, HALVES, BASE, mode="official", inner_rounds=2),
-    "frl_fedavg": FRLFedAvg(SUPPORTED, EPISODE),
     "frl_finetune": FRLFinetune(SUPPORTED, EPISODE, BASE, test_rounds=1, batch=6),
     "frl_frozen": FRLFrozen(BODY, EPISODE, BASE, batch=6),
     "frl_one_shot": FRLOneShot(
@@ -111,6 +110,10 @@ METHODS: dict[str, Method[Any]] = {
     "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
     "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
     "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
+}
+
+UNTRAINED: dict[type[Any], str] = {
+    FRLFedAvg: "its rounds exchange nothing; see tests/oracles/test_frl_baselines.py",
 }
 
 SECOND_FORMS = {
