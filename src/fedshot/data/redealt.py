@@ -40,8 +40,7 @@ class Redealt:
         return Gathering(self.clients, self.by, self.per_client, self.shards)
 
     def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
-        """Let every client see all rows."""
-        del key
+        """Let every client see all rows; an episode is dealt once to see whether it can be."""
         check_deal(dataset, indices, self.clients)
         needed = self.clients * (self.per_client if self.by == "shards" else 1)
         if spec.min_way * (spec.shot + spec.query) < needed:
@@ -51,6 +50,7 @@ class Redealt:
                 "count the images of a class that all clients hold together; raise them, or lower "
                 "`clients`."
             )
+        self.gathering.gather(ClientData(dataset, indices), spec, key.at("trial"))
         return Deal(Pool.shared(dataset, indices, self.gathering))
 
 

@@ -14,15 +14,14 @@ from fedshot.nn.common_questions import (
     divergence,
     draw_common,
 )
+from fedshot.nn.contrast import contrast, shut
 from fedshot.nn.few_round import (
     Local,
     Prototypes,
     Variant,
     check_slots,
-    contrast,
     fresh_head,
     learning_mode,
-    shut,
 )
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad

@@ -26,6 +26,7 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
+from fedshot.nn.contrast import contrast, shut
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.learners import check_body
 from fedshot.nn.losses import accuracy
@@ -248,29 +249,6 @@ def learning_mode(share: Share) -> Mode:
     if isinstance(share.seed, Tensor):
         return Mode(True, "batch", seed=share.seed)
     return Mode(norm="batch")
-
-
-def shut(logits: Tensor, used: Tensor) -> Tensor:
-    """Return logits that no number out of use can win, and that give it no gradient."""
-    return logits.masked_fill(~used, torch.finfo(logits.dtype).min)
-
-
-def contrast(logits: Tensor, y: Tensor, used: Tensor, loss: str) -> Tensor:
-    """Return the mean over rows of -l_y + log sum_c exp(l_c), over the numbers in use.
-
-    "softmax" sums over all of them, which is the cross-entropy; "literal" leaves out y, and where
-    nothing is left, the logarithm, too. Rows of a class out of use do not count.
-    """
-    known = used[y]  # a class whose clients were all lost has no prototype
-    if loss == "softmax":
-        each = F.cross_entropy(logits, y, reduction="none")
-        return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp_min(1)
-    mine = y[:, None] == torch.arange(logits.shape[1], device=y.device)
-    others = shut(logits, ~mine).logsumexp(-1)
-    others = torch.where((used & ~mine).any(-1), others, torch.zeros_like(others))
-    own = torch.where(mine, logits, torch.zeros_like(logits)).sum(-1)
-    each = torch.where(known, others - own, torch.zeros_like(own))
-    return each.sum() / known.sum().clamp_min(1)
 
 
 def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
