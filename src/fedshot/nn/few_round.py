@@ -188,14 +188,15 @@ class Local:
     def learn(
         self, theta: Tree, share: Share, told: Prototypes | None, *, differentiable: bool = False
     ) -> Learnt:
-        """Take the local steps of one round; `told` are the last round's global prototypes."""
+        """Take the local steps of one round; `told` are the last round's global prototypes.
+
+        `differentiable` is for `torch.func.vjp` and its like.
+        """
         y, numbers = share.support_y, len(share.open)
         x = self.model.prepare(share.support_x)
         mode = learning_mode(share)
         if not differentiable:
             theta = tree.detach(theta)
-        elif not torch._C._are_functorch_transforms_active():
-            theta = tree.map(lambda w: w if w.requires_grad else w.requires_grad_(), theta)
 
         def objective(w: Tree, x: Tensor, y: Tensor, mode: Mode) -> tuple[Tensor, Learnt]:
             g, _ = self.maps(w, {}, x, mode)

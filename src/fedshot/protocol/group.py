@@ -7,6 +7,9 @@ clients it also does here, to the same bits. No fleet takes part and nothing tra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
 
 from fedshot import tree
 from fedshot.data import ClientData
@@ -70,16 +73,26 @@ class Group:
         """
         exchange = Exchange(ClientWork.of(work), down, tuple(to), reduce, key, (0, 0))
         outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]
+        device = self._device(down)
+        if device.type != "cpu":  # sums are made on the CPU, as those of clients are
+            parts = {name: tree.to(part, device) for name, part in outcome.parts.items()}
+            outcome = replace(outcome, parts=parts)
         if not outcome.accepted:
             told = "; ".join(f"client {c}: {fault.reason}" for c, fault in outcome.faults.items())
             raise QuorumError(f"no client of the group gave a usable reply: {told}")
         return outcome
 
+    @staticmethod
+    def _device(down: Tree | PerClient) -> torch.device:
+        first = [] if isinstance(down, PerClient) else tree.leaves(down)
+        return first[0].device if first else torch.device("cpu")
+
     def _replies(self, exchange: Exchange) -> Iterator[Arrival]:
         for client in exchange.to:
             message = exchange.message(client)
             reply = exchange.work(message, {}, self._drawn(exchange, client))
-            reply = reply._replace(up=tree.detach(dict(reply.up)))
+            up = tree.to(tree.detach(dict(reply.up)), torch.device("cpu"))
+            reply = reply._replace(up=up)
             self.bytes_down += tree.nbytes(message)
             self.bytes_up += tree.nbytes(reply.up)
             faults = (
