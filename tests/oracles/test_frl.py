@@ -509,6 +509,25 @@ def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> No
     assert FRL.norm_policy({"mode": "official"}) == "transductive"
 
 
+def test_running_statistics_are_those_of_the_queries_and_serve_at_test(tmp_path: Path) -> None:
+    """Then, without rounds, it does not matter who holds what."""
+    m = method(replace(CONV, norm_policy="running"), variant="proto", inner_rounds=0)
+    run = Run(m, tmp_path)
+    conv = run.server.phi["body"]["conv1"]
+    n = [len(s.support_y) + len(s.query_y) for s in run.shares()]
+    seen = []
+    for share in run.shares():
+        x = share.query_x.permute(0, 3, 1, 2).double() / 127.5 - 1
+        h = torch.nn.functional.conv2d(x, conv["weight"], conv["bias"], padding=1)
+        seen.append(h.mean((0, 2, 3)))
+    want = sum(part * mean for part, mean in zip(n, seen, strict=True)) / sum(n)
+    after = run.play()
+    torch.testing.assert_close(after.stats["norm1"]["mean"], 0.1 * want)
+    question = group_exam(CONV).questions[0]
+    answers = m.evaluate(after, run.clients, [question, question._replace(held=())], Key(5))
+    torch.testing.assert_close(answers[0].logits, answers[1].logits, rtol=1e-5, atol=1e-6)
+
+
 def test_a_group_that_diverges_answers_with_nan(tmp_path: Path) -> None:
     m = small(method(variant="linear", inner_lr=1e200))
     run, exam = Run(m, tmp_path), group_exam(FLAT)

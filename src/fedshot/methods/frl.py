@@ -140,7 +140,7 @@ class FRL:
         distance: squared and "plain"; its "mean" over the features; "unit" features.
         one_class: a client with one class takes part in the "meta" step, or is left out: "skip".
         uploaded: prototypes are of the model "before" the local steps, or "after" them.
-        weights: of the clients' models: their supports, "examples", or all "equal".
+        weights: of the clients' models and gradients: their "examples", or all "equal".
         order: "first": the gradient at theta_R counts as that at phi; "exact": back through the
             rounds, for small models.
         optimizer: of the server.
@@ -302,7 +302,8 @@ class FRL:
         if self.meta_step == "local":
             new, _ = self.optimizer.update(g, self.optimizer.init(g), tree.zeros_like(g))
             g = new
-        weight: Tensor | int = len(drawn.support_y) + len(drawn.query_y)
+        equal = self._of("weights") == "equal"
+        weight: Tensor | int = 1 if equal else len(drawn.support_y) + len(drawn.query_y)
         if self.one_class == "skip":
             y = torch.cat([drawn.support_y, drawn.query_y])
             several = (y != y[0]).any()
@@ -343,7 +344,15 @@ class FRL:
             return phi
         return {**phi, "head": fresh_head(self.model, phi, key)}
 
-    def learn(self, asked: Asked, server: Server, numbers: int, rounds: int, key: Key) -> Adapted:
+    def learn(
+        self,
+        asked: Asked,
+        server: Server,
+        numbers: int,
+        rounds: int,
+        key: Key,
+        stats: Tree | None = None,
+    ) -> Adapted:
         """Let the clients of an episode learn, lines 4 to 21."""
         return few_rounds(
             asked,
@@ -355,6 +364,7 @@ class FRL:
             rounds,
             key,
             refresh=self._of("refresh"),
+            stats=stats,
         )
 
     def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
@@ -398,7 +408,7 @@ class FRL:
 
         def learn(group: Group, question: Question, key: Key) -> Adapted:
             numbers = self.local.slots(len(question.classes))
-            return self.learn(group, server, numbers, rounds, key)
+            return self.learn(group, server, numbers, rounds, key, server.stats or None)
 
         return answer_group(self.local, server.stats, learn, questions, clients, key)
 

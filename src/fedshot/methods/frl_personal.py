@@ -222,6 +222,7 @@ class FRLPersonal:
                 self.test_rounds,
                 key,
                 refresh=self.refresh,
+                stats=server.stats or None,
             )
 
         return answer_group(self.local, server.stats, learn, questions, clients, key)
