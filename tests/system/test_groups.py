@@ -50,7 +50,7 @@ def test_a_start_is_tested_after_another_number_of_rounds(
         assert main(["evaluate", folder, *rounds, "--json"]) == 0
         found.append(told(capsys))
     assert found[0] == found[1]
-    assert {one["test"]["tasks"] for one in found} == {found[0]["test"]["tasks"]}
+    assert {one["result"]["tasks"] for one in found} == {found[0]["result"]["tasks"]}
     for text, message in (("-1", "the number of rounds is -1"), ("x", "--rounds is")):
         assert main(["evaluate", folder, "--rounds", text]) == 2
         assert message in capsys.readouterr().err
