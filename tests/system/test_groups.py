@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from fedshot import tree
 from fedshot.cli import main
 from fedshot.fleets import Host
-from system.runs import experiment, finished, last_hash, merged
+from system.runs import SMALL, experiment, finished, last_hash, merged
 
 GROUPS: dict[str, Any] = {
     "split": {"base": ["0-5"], "validation": ["6", "7"], "novel": ["8", "9"]},
@@ -26,11 +27,9 @@ GROUPS: dict[str, Any] = {
 
 
 def settings_file(folder: Path, **changes: Any) -> str:
-    from system.runs import SMALL
 
-    tree = merged(SMALL, GROUPS, changes, {"name": "run"})
-    tree["method"] = {k: v for k, v in tree["method"].items() if k not in ("learner_name",)}
-    (folder / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    settings = merged(SMALL, GROUPS, changes, {"name": "run"})
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     return str(folder / "run.yaml")
 
 
@@ -89,14 +88,15 @@ def test_workers_do_not_change_a_bit(tmp_path: Path) -> None:
         finished(tmp_path / str(workers), GROUPS, {"run": {"workers": workers}})
         for workers in (1, 3)
     ]
-    assert len({last_hash(run.folder) for run in runs}) == 1
-    assert len({run.result().accuracy for run in runs}) == 1
+    assert len({tree.digest(run.server) for run in runs}) == 1
+    assert len({run.result().per_episode for run in runs}) == 1
 
 
 def test_a_stopped_run_goes_on_with_the_same_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = finished(tmp_path / "whole", GROUPS)
+    alone = {"run": {"workers": 1}}
+    whole = finished(tmp_path / "whole", GROUPS, alone)
     calls, serve = [0], Host.serve
 
     def dies(self: Host, *args: Any) -> Any:
@@ -108,8 +108,9 @@ def test_a_stopped_run_goes_on_with_the_same_episodes(
     with monkeypatch.context() as patch:
         patch.setattr(Host, "serve", dies)
         with pytest.raises(KeyboardInterrupt):
-            finished(tmp_path / "part", GROUPS, {"run": {"workers": 1}})
-    again = finished(tmp_path / "part", GROUPS, {"run": {"workers": 1}})
+            finished(tmp_path / "part", GROUPS, alone)
+    assert experiment(tmp_path / "part", GROUPS, alone).round == 1
+    again = finished(tmp_path / "part", GROUPS, alone)
     assert last_hash(again.folder) == last_hash(whole.folder)
 
 
