@@ -68,7 +68,8 @@ def test_a_partition_repeats_under_its_key_and_changes_with_it(name):
     }[name]
     assert type(options) is PARTITIONS[name]
     dataset = made([40] * 8, users=True)
-    one, same, other = (deal(options, dataset, Key(seed)) for seed in (0, 0, 1))
+    spec = EpisodeSpec(2, 4, 4) if name == "redealt" else SPEC  # of all clients together
+    one, same, other = (deal(options, dataset, Key(seed), spec) for seed in (0, 0, 1))
     assert (one.train.indices == same.train.indices).all()
     assert (one.train.offsets == same.train.offsets).all()
     if name == "redealt":  # all see everything: the deal of an episode is drawn later
