@@ -114,6 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot", "query", "episodes", "seed"):
         evaluate.add_argument(f"--{name}", help="as in the run's test, if not given")
+    evaluate.add_argument(
+        "--rounds", help="rounds that the clients of a question learn for, if not the method's"
+    )
     for command in (run, resume, evaluate):
         _add_data_dir(command)
         command.add_argument("--quiet", action="store_true", help="print the result alone")

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import Experiment, exists
 from fedshot.methods import METHODS
+from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
 from fedshot.setting import Setting
+from fedshot.settings import parse
 
 _OWN = ("config", "out", "data-dir", "quiet", "json")
 
@@ -59,8 +62,21 @@ def evaluate(options: argparse.Namespace) -> int:
     experiment = Experiment(Setting(held, data_dir(options)), options.folder)
     if experiment.round < held.run.rounds:
         tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
+    if options.rounds is not None:
+        experiment.method = _for_rounds(experiment.method, options.rounds)
     say_score(experiment.answer(experiment.setting.exam(asked)), options, experiment)
     return 0
+
+
+def _for_rounds(method: Any, text: str) -> Any:
+    """Return the method with another number of rounds at test."""
+    known = [field.name for field in fields(method)]
+    if "test_rounds" not in known:
+        raise ConfigError(
+            f"--rounds is {text}, and {method.name} learns in no rounds at test. Leave it out."
+        )
+    value = parse(text, lambda _: False, origin="the value of --rounds")
+    return replace(method, test_rounds=settled(Option("--rounds", int), value))
 
 
 def methods(options: argparse.Namespace) -> int:

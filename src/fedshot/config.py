@@ -24,7 +24,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fedshot import settings as trees
 from fedshot import storage
-from fedshot.data import Dealer, EpisodeSpec, Source
+from fedshot.data import Dealer, EpisodeSpec, Redealt, Source
 from fedshot.errors import ConfigError, nearest
 from fedshot.evaluation import ExamOptions
 from fedshot.kinds import (
@@ -227,21 +227,25 @@ def _read(settings: Mapping[str, Any]) -> Config:
         partition=made.partition,
         episode=made.episode,
         model=ModelOptions(**(vars(made.model) | {"head": vars(made.model).get("head")})),
-        method=_method(names["method"], vars(made.method), made.episode),
+        method=_method(names["method"], vars(made.method), made.episode, made.partition),
         run=made.run,
         test=made.test,
     )
 
 
 def _method(
-    name: str, chosen: Mapping[str, Any], episode: EpisodeSpec
+    name: str, chosen: Mapping[str, Any], episode: EpisodeSpec, partition: Dealer
 ) -> Callable[[Model, tuple[int, ...]], Method[Any]]:
-    """Return what makes the method once the data is known; a field `classes` gets its classes."""
+    """Return what makes the method once the data is known.
+
+    A field `classes` gets its base classes, `redealt` whether images are dealt anew in each round.
+    """
     cls = METHODS[name]
-    asks = any(field.name == "classes" for field in fields(cls))
+    asks = {field.name for field in fields(cls)}
 
     def make(model: Model, classes: tuple[int, ...]) -> Method[Any]:
-        known: dict[str, Any] = {"classes": classes} if asks else {}
+        given = {"classes": classes, "redealt": isinstance(partition, Redealt)}
+        known: dict[str, Any] = {name: value for name, value in given.items() if name in asks}
         made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
         return made
 

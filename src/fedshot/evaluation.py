@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshot.data import Dataset, EpisodeSpec, Tasks
+from fedshot.data import Dataset, EpisodeSpec, GatheredTasks, Gathering, Tasks
 from fedshot.data.dataset import Ints
-from fedshot.data.episodes import examples
+from fedshot.data.episodes import check_counts, examples
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import Question, Sheet, class_means, prototype_logits
+from fedshot.nn import Held, Question, Sheet, class_means, prototype_logits
 from fedshot.protocol import Answer
 from fedshot.tree import form
 
@@ -35,21 +35,24 @@ class ExamOptions:
     """What the tests look like.
 
     Args:
-        way: classes of an episode.
-        shot: labelled examples of each class.
-        query: queries of each class.
+        way: classes of an episode; a pair such as [3, 7] for a random number of them.
+        shot: labelled examples of each class, of all clients of a group together.
+        query: queries of each class, likewise.
         episodes: test episodes, from the novel classes.
         validation_episodes: episodes that choose the round, from the validation classes.
         seed: of the episodes. It is not the seed of training, so that every training seed sits the
             same test.
+        group: how the examples of an episode are dealt to a group of clients that learns from them
+            together; without clients, they are in one hand.
     """
 
-    way: int = 5
+    way: int | tuple[int, int] = 5
     shot: int = 1
     query: int = 15
     episodes: int = 1000
     validation_episodes: int = 200
     seed: int = 0
+    group: Gathering = Gathering()
 
     def __post_init__(self) -> None:
         for name in ("episodes", "validation_episodes"):
@@ -88,7 +91,20 @@ class Questions(Sequence[Question]):
             raise IndexError(u)
         episode = self._tasks.episode(self._dataset, u)
         parts = (episode.support_x, episode.support_y, episode.query_x, episode.classes)
-        return Question(*(part.to(self._device) for part in parts))
+        x, y, query, classes = (part.to(self._device) for part in parts)
+        return Question(x, y, query, classes, self._held(u))
+
+    def _held(self, u: int) -> Held | tuple[()]:
+        """Return who holds what of question u, or () where it is in one hand."""
+        tasks = self._tasks
+        if not isinstance(tasks, GatheredTasks):
+            return ()
+        rows, classes = tasks.spare[u], tasks.classes[u]
+        labels = torch.from_numpy((self._dataset.y[rows][:, None] == classes).argmax(axis=1))
+        holders = (torch.from_numpy(part[u]) for part in
+                   (tasks.support_held, tasks.query_held, tasks.spare_held))  # fmt: skip
+        parts = (*holders, examples(self._dataset, rows), labels)
+        return Held(*(part.to(self._device) for part in parts))
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
@@ -136,12 +152,17 @@ class Exam:
         episodes: int,
         key: Key,
         rows: Ints | None = None,
+        group: Gathering = Gathering(),
     ) -> Exam:
-        """Draw an exam from classes, or from some rows of theirs.
+        """Draw an exam from classes, or from some rows of theirs, dealt to a group of clients.
 
         Raises DataError when they cannot fill an episode.
         """
-        return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
+        if not group.clients:
+            return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
+        rows = dataset.images_of(classes) if rows is None else rows
+        check_counts(dataset, rows, classes, group.needs(spec))
+        return cls(dataset, GatheredTasks.gather(dataset, rows, spec, group, episodes, key))
 
     def __len__(self) -> int:
         return len(self._tasks)

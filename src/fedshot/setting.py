@@ -14,7 +14,6 @@ from fedshot.config import Config
 from fedshot.data import (
     ClassSplit,
     Deal,
-    EpisodeSpec,
     Rows,
     find_data_dir,
     split_users,
@@ -113,16 +112,16 @@ class Setting(Arrangement):
 
     def exam(self, options: ExamOptions) -> Exam:
         """Draw a test of another shape from what is novel."""
-        self._check_way("way", options.way)
+        self._check_way("way", options.spec.max_way)
         key = Key(options.seed).at("exam", "novel")
-        return _draw(self, self.rows.novel, options.spec, options.episodes, key)
+        return _draw(self, self.rows.novel, options, options.episodes, key)
 
     def _exam(self, part: str, rows: Any, episodes: int) -> Exam:
         options = self.config.test
-        self._check_way("test.way", options.way)
+        self._check_way("test.way", options.spec.max_way)
         try:
             key = Key(options.seed).at("exam", part)
-            return _draw(self, rows, options.spec, episodes, key)
+            return _draw(self, rows, options, episodes, key)
         except DataError as error:
             raise DataError(f"the {part} classes cannot fill the test: {error}") from None
 
@@ -173,10 +172,10 @@ def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
     return max(1, cores() // run.threads)
 
 
-def _draw(setting: Setting, rows: Any, spec: EpisodeSpec, episodes: int, key: Key) -> Exam:
+def _draw(setting: Setting, rows: Any, options: ExamOptions, episodes: int, key: Key) -> Exam:
     classes = np.unique(setting.dataset.y[rows]).tolist()
-    spec = replace(spec, labels=setting.config.episode.labels)
-    return Exam.draw(setting.dataset, classes, spec, episodes, key, rows)
+    spec = replace(options.spec, labels=setting.config.episode.labels)
+    return Exam.draw(setting.dataset, classes, spec, episodes, key, rows, options.group)
 
 
 def _first(left_out: dict[int, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.patchwork import Patchwork
@@ -12,6 +12,7 @@ from fedshot.data import ClientData, EpisodeSpec
 from fedshot.fleets import Sequential, Threads, Vectorised
 from fedshot.keys import Key
 from fedshot.methods import (
+    FRL,
     FedAvgProbe,
     FedBABU,
     FedFSLMI,
@@ -20,6 +21,11 @@ from fedshot.methods import (
     FedFSLProx,
     FedMeta,
     FLProto,
+    FRLFedAvg,
+    FRLFinetune,
+    FRLFrozen,
+    FRLOneShot,
+    FRLPersonal,
     FSLLocal,
 )
 from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, Optimizer, draw_lessons
@@ -28,6 +34,9 @@ from fedshot.protocol import Fleet, Method
 EPISODE = EpisodeSpec(way=3, shot=1, query=2)
 BODY = Model(Conv4(width=16, dropout=0.1), None, SHAPE)  # norm_policy "running"
 HEADED = Model(Conv4(width=16, dropout=0.1), LinearHead(way=3), SHAPE)
+WIDE = Model(Conv4(width=16, dropout=0.1), LinearHead(way=CLASSES), SHAPE)
+SUPPORTED = replace(HEADED, norm_policy="support")
+HALVES = EpisodeSpec(way=3, shot=1, query=1)  # how a client of few-round learning divides its data
 INNER = InnerLoop(steps=1, test_steps=2)
 BASE = tuple(range(CLASSES))
 
@@ -90,9 +99,23 @@ METHODS: dict[str, Method[Any]] = {
     "fedbabu": FedBABU(BODY, EPISODE, BASE, local_steps=2, batch=6, finetune_steps=5),
     "fedmeta": FedMeta(HEADED, EPISODE, INNER, episodes=2),
     "fedmeta, learned steps": FedMeta(HEADED, EPISODE, INNER, learned_steps=True, episodes=2),
+    "frl": FRL(BODY, HALVES, BASE, inner_rounds=2),
+    "frl, linear": FRL(WIDE, HALVES, BASE, variant="linear", inner_rounds=1),
+    "frl, official": FRL(BODY, HALVES, BASE, mode="official", inner_rounds=2),
+    "frl_finetune": FRLFinetune(SUPPORTED, EPISODE, BASE, test_rounds=1, batch=6),
+    "frl_frozen": FRLFrozen(BODY, EPISODE, BASE, batch=6),
+    "frl_one_shot": FRLOneShot(
+        SUPPORTED, EPISODE, BASE, test_rounds=1, batch=6, candidates=0, keep=1
+    ),
+    "frl_personal": FRLPersonal(BODY, HALVES, BASE, test_rounds=1),
+    "frl_personal, linear": FRLPersonal(WIDE, HALVES, BASE, variant="linear", test_rounds=1),
     "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
     "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
     "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
+}
+
+UNTRAINED: dict[type[Any], str] = {
+    FRLFedAvg: "its rounds exchange nothing; see tests/oracles/test_frl_baselines.py",
 }
 
 SECOND_FORMS = {
@@ -102,6 +125,9 @@ SECOND_FORMS = {
     "fedavg_probe, then prototypes",
     "fedmeta, learned steps",
     "fsl_local, proto",
+    "frl, linear",
+    "frl, official",
+    "frl_personal, linear",
 }
 assert METHODS.keys() > SECOND_FORMS
 

@@ -348,6 +348,6 @@ def test_ways_to_split_exclude_each_other() -> None:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_methods_help_lists_options_alone(method: str) -> None:
     text = method_help(method)
-    assert "--method.optimizer.lr" in text
+    assert ("--method.inner_lr" if method == "frl_fedavg" else "--method.optimizer.lr") in text
     assert "configuration file" not in text
     assert "CONFIG" not in text

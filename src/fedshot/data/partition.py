@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes import ClientData
 from fedshot.data.spec import EpisodeSpec
 from fedshot.errors import DataError
 from fedshot.keys import Key
@@ -43,6 +44,10 @@ class Partition:
 
     def __iter__(self) -> Iterator[Ints]:
         return (self[k] for k in range(len(self)))
+
+    def data(self, dataset: Dataset, k: int) -> ClientData:
+        """Return what client k holds of a dataset."""
+        return ClientData(dataset, self[k])
 
     @property
     def sizes(self) -> Ints:

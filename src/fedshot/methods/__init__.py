@@ -10,6 +10,12 @@ from fedshot.methods.fedfsl_naive import FedFSLNaive
 from fedshot.methods.fedfsl_prox import FedFSLProx
 from fedshot.methods.fedmeta import FedMeta
 from fedshot.methods.fl_proto import FLProto
+from fedshot.methods.frl import FRL
+from fedshot.methods.frl_fedavg import FRLFedAvg
+from fedshot.methods.frl_finetune import FRLFinetune
+from fedshot.methods.frl_frozen import FRLFrozen
+from fedshot.methods.frl_one_shot import FRLOneShot
+from fedshot.methods.frl_personal import FRLPersonal
 from fedshot.methods.fsl_local import FSLLocal
 
 METHODS: dict[str, type[Any]] = {
@@ -23,13 +29,25 @@ METHODS: dict[str, type[Any]] = {
         FedFSLMIAdv,
         FedMeta,
         FLProto,
+        FRL,
+        FRLFedAvg,
+        FRLFinetune,
+        FRLFrozen,
+        FRLOneShot,
+        FRLPersonal,
         FSLLocal,
     )
 }
 
 __all__ = [
+    "FRL",
     "METHODS",
     "FLProto",
+    "FRLFedAvg",
+    "FRLFinetune",
+    "FRLFrozen",
+    "FRLOneShot",
+    "FRLPersonal",
     "FSLLocal",
     "FedAvgProbe",
     "FedBABU",

@@ -14,10 +14,28 @@ from fedshot.nn.common_questions import (
     divergence,
     draw_common,
 )
+from fedshot.nn.contrast import contrast, shut
+from fedshot.nn.few_round import (
+    Local,
+    Prototypes,
+    Variant,
+    check_slots,
+    fresh_head,
+    learning_mode,
+)
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
 from fedshot.nn.heads import HEADS, CosineHead, Head, LinearHead, TwoLayerHead
-from fedshot.nn.learners import InnerLoop, Learner, Lesson, Maml, Proto, Question
+from fedshot.nn.learners import (
+    Held,
+    InnerLoop,
+    Learner,
+    Lesson,
+    Maml,
+    Proto,
+    Question,
+    test_modes,
+)
 from fedshot.nn.losses import (
     Clip,
     accuracy,
@@ -59,6 +77,7 @@ from fedshot.nn.readout import PROBES, Probe, Readout
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
+from fedshot.nn.shares import Share, draw_share, in_order, shares_of, spare_shares
 from fedshot.nn.training import (
     Lessons,
     Trained,
@@ -97,11 +116,13 @@ __all__ = [
     "CosineHead",
     "Gallery",
     "Head",
+    "Held",
     "InnerLoop",
     "Learner",
     "Lesson",
     "Lessons",
     "LinearHead",
+    "Local",
     "Maml",
     "MetaSgd",
     "Mode",
@@ -114,6 +135,7 @@ __all__ = [
     "Predictions",
     "Probe",
     "Proto",
+    "Prototypes",
     "Queries",
     "Question",
     "Reading",
@@ -121,19 +143,23 @@ __all__ = [
     "Reference",
     "ResNet12",
     "SetTransformer",
+    "Share",
     "Sheet",
     "Trained",
     "TwoLayerHead",
+    "Variant",
     "Weighing",
     "accuracy",
     "answer_common",
     "check_batches",
     "check_budget",
     "check_not_negative",
+    "check_slots",
     "check_visits",
     "class_means",
     "clipped_kl",
     "common_forms",
+    "contrast",
     "cosine_logits",
     "count_parameters",
     "cross_entropy",
@@ -142,17 +168,21 @@ __all__ = [
     "draw_batches",
     "draw_common",
     "draw_lessons",
+    "draw_share",
     "features_of",
     "first_moments",
     "first_pool",
     "first_share",
     "floored_kl",
+    "fresh_head",
     "heaviest_of",
+    "in_order",
     "init_share",
     "jensen_shannon",
     "keep_moments",
     "keep_share",
     "kl",
+    "learning_mode",
     "local_sgd",
     "mean_gap",
     "mean_gradient",
@@ -169,8 +199,12 @@ __all__ = [
     "proximal",
     "reference_logits",
     "reference_model",
+    "shares_of",
     "shortened",
+    "shut",
+    "spare_shares",
     "squared_distances",
+    "test_modes",
     "unit_rows",
     "value_and_grad",
     "weight_of",

@@ -64,7 +64,7 @@ def _train(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, An
     found = json.loads(result.read_text(encoding="utf-8"))
     return facts(setting) | {
         "test": found["test"],
-        "queries": setting.config.test.way * setting.config.test.query,
+        "queries": setting.config.test.spec.max_way * setting.config.test.query,
         "round": found["round"],
         "bytes_down": found["bytes_down"],
         "bytes_up": found["bytes_up"],
