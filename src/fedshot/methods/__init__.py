@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedshot.methods.f2l import F2L
 from fedshot.methods.fedavg_probe import FedAvgProbe
 from fedshot.methods.fedbabu import FedBABU
 from fedshot.methods.fedfsl_mi import FedFSLMI
@@ -15,6 +16,7 @@ from fedshot.methods.fsl_local import FSLLocal
 METHODS: dict[str, type[Any]] = {
     method.name: method
     for method in (
+        F2L,
         FedAvgProbe,
         FedBABU,
         FedFSLNaive,
@@ -28,6 +30,7 @@ METHODS: dict[str, type[Any]] = {
 }
 
 __all__ = [
+    "F2L",
     "METHODS",
     "FLProto",
     "FSLLocal",

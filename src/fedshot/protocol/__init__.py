@@ -21,7 +21,7 @@ from fedshot.protocol.method import (
     answer_at_server,
     answer_from_features,
 )
-from fedshot.protocol.reading import answer_by_readout
+from fedshot.protocol.reading import answer_by_readout, embedded
 from fedshot.protocol.reducers import Accumulator, Gather, Mean, Reducer, Sum
 
 __all__ = [
@@ -49,5 +49,6 @@ __all__ = [
     "average",
     "changes",
     "client_work",
+    "embedded",
     "reduce_replies",
 ]
