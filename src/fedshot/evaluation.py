@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedshot.data import Dataset, EpisodeSpec, Tasks
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes import examples
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn import Question, Sheet, class_means, prototype_logits
 from fedshot.protocol import Answer
@@ -42,6 +42,10 @@ class ExamOptions:
         validation_episodes: episodes that choose the round, from the validation classes.
         seed: of the episodes. It is not the seed of training, so that every training seed sits the
             same test.
+        pool: "shared", every test episode from all novel examples; "clients", episode u from those
+            of client u mod K, to whom the partition deals them as it does those of training.
+        first_client_only: no client but the first answers, as in some published code: no honest
+            result, and marked as none wherever it is shown.
     """
 
     way: int = 5
@@ -50,8 +54,11 @@ class ExamOptions:
     episodes: int = 1000
     validation_episodes: int = 200
     seed: int = 0
+    pool: Literal["shared", "clients"] = "shared"
+    first_client_only: bool = False
 
     def __post_init__(self) -> None:
+        check_word("test.pool", self.pool, ("shared", "clients"))
         for name in ("episodes", "validation_episodes"):
             if getattr(self, name) < 2:
                 raise ConfigError(

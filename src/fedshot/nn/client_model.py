@@ -86,7 +86,10 @@ class ClientModel:
         if self.head_start == "zero":
             return psi
         c = class_means(self._support(psi, task.s, mode), task.y, task.way)
-        return psi | {"head": {"weight": 2 * c, "bias": -c.square().sum(-1)}}
+        # Views, since fine-tuning differentiates by encoder and head apart, although autograd would
+        # find its way from this head back to the encoder.
+        encoder = tree.map(lambda w: w.view_as(w), psi["encoder"])
+        return {"encoder": encoder, "head": {"weight": 2 * c, "bias": -c.square().sum(-1)}}
 
     def tune(self, psi: Tree, task: Task, mode: Mode) -> Tree:
         """Return psi~, eq. (3), in training."""
