@@ -204,7 +204,7 @@ def gradients(m: F2L, folder: Path) -> dict[str, Any]:
     at, drawn = begin(m, folder)
     both, e = {"phi": at.phi, "psi": at.psi}, drawn.lessons.steps[0][0]
     _, _, grad = value_and_grad(
-        lambda w: (m.lesson(w, at.stats, e, Key(6).tensor()).loss, None), both
+        lambda w: (m.models.lesson(w, at.stats, e, Key(6).tensor()).loss, None), both
     )
     return {part: tree.digest(below) for part, below in grad.items()}
 
@@ -236,13 +236,15 @@ def test_second_order_gradients_are_finite_differences(
     e, seed = drawn.lessons.steps[0][0], Key(6).tensor()
 
     def loss(by: F2L, psi: Any) -> Tensor:
-        return by.second_look(at.phi, at.phi, psi, at.stats, e, seed).loss
+        return by.models.second_look(at.phi, at.phi, psi, at.stats, e, seed).loss
 
     assert_slopes(lambda psi: loss(m, psi), at.psi)
     _, _, second = value_and_grad(lambda psi: (loss(m, psi), None), at.psi)
-    _, _, joint = value_and_grad(
-        lambda psi: (m.lesson({"phi": at.phi, "psi": psi}, at.stats, e, seed).loss, None), at.psi
-    )
+
+    def whole(psi: Any) -> tuple[Tensor, None]:
+        return m.models.lesson({"phi": at.phi, "psi": psi}, at.stats, e, seed).loss, None
+
+    _, _, joint = value_and_grad(whole, at.psi)
     tree.map(close, joint, second)
     first = replace(m, inner=replace(m.inner, order="first"))
     _, _, other = value_and_grad(lambda psi: (loss(first, psi), None), at.psi)
@@ -464,3 +466,13 @@ def test_a_resumed_run_ends_like_one_never_disturbed(stop: int, tmp_path: Path) 
     assert last_hash(tmp_path / "stopped") == last_hash(tmp_path / "whole")
     assert again.result() == whole.result()
     assert len(whole.result().clients) == 6
+
+
+def test_the_codes_classifier_is_three_layers_in_torch() -> None:
+    head = method(classifier="mlp").learner.head
+    params = head.init(Key(1), 7, torch.float64)
+    layers = [torch.nn.Linear(a, b).double() for a, b in ((7, 7), (7, 256), (256, 5))]
+    for i, layer in enumerate(layers, 1):
+        layer.load_state_dict(params[f"linear{i}"])
+    h = torch.randn(4, 7, generator=Key(2).torch(), dtype=torch.float64)
+    close(head.logits(params, h), layers[2](layers[1](layers[0](h).relu())))

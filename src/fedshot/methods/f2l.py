@@ -35,19 +35,17 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import ClientData, Episode, EpisodeSpec
+from fedshot.data import ClientData, EpisodeSpec
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn import (
     Classifier,
     ClientModel,
-    Defaults,
+    F2LDefaults,
     F2LMode,
     F2LReading,
     InnerChoice,
     InnerLoop,
-    Lesson,
     Lessons,
     LinearHead,
     Mode,
@@ -60,22 +58,14 @@ from fedshot.nn import (
     Question,
     Readout,
     SetTransformer,
-    Task,
-    View,
-    accuracy,
+    TwoModels,
     base_numbers,
     check_budget,
     chosen,
-    cross_entropy,
-    defaults,
-    distillation_loss,
     draw_lessons,
+    f2l_defaults,
     mean_gradient,
     mean_metrics,
-    share_targets_loss,
-    shot_contrast,
-    temperatures,
-    transfer_loss,
 )
 from fedshot.protocol import (
     Answer,
@@ -216,8 +206,8 @@ class F2L:
         return "running"
 
     @cached_property
-    def _mode(self) -> Defaults:
-        return defaults(self.mode, text=self.model.table is not None)
+    def _mode(self) -> F2LDefaults:
+        return f2l_defaults(self.mode, text=self.model.table is not None)
 
     @cached_property
     def reading(self) -> F2LReading:
@@ -242,6 +232,11 @@ class F2L:
             self.reading.queries,
             self.reading.head_start,
         )
+
+    @cached_property
+    def models(self) -> TwoModels:
+        """Both, and what they make of an episode."""
+        return TwoModels(self.learner, self.client_model, self.reading)
 
     @cached_property
     def server_steps(self) -> Optimizer:
@@ -291,36 +286,6 @@ class F2L:
         )
         return Visit(lessons._replace(steps=steps), torch.tensor(data.n))
 
-    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
-        """Return L_phi + L_psi, eqs. (14) and (20), of one episode; of {"phi", "psi"}.
-
-        L_psi sees phi through constants and L_phi sees psi through constants, so the gradient of
-        the sum by either is that of its own loss. (The "official" distillation is no constant.)
-        """
-        phi, noise = params["phi"], Mode(True, "batch", seed=seed)
-        task, stats = self._features(phi, stats, episode, noise.layer(0))
-        plain = task.detached()
-        tuned = self.client_model.tune(params["psi"], plain, noise.layer(1))
-        view = self.client_model.view(tuned, plain, noise.layer(2))
-        told = self._told(params["psi"], tuned, task, view, noise)
-        z_q = self._logits(phi, task.q)
-        server, extra = self._server_loss(phi, task, told, episode, z_q)
-        client, more = self._client_loss(z_q, view, episode)
-        found = accuracy(view.z_q.detach(), episode.query_y)
-        return Lesson(server + client, stats, found, extra | more)
-
-    def second_look(
-        self, old: Tree, new: Tree, psi: Tree, stats: Tree, episode: Episode, seed: Tensor
-    ) -> Lesson:
-        """Return L_psi with psi~ tuned under the old phi, and all else under the new one."""
-        noise = Mode(True, "batch", seed=seed)
-        before, _ = self._features(old, stats, episode, noise.layer(0))
-        tuned = self.client_model.tune(psi, before, noise.layer(1))
-        after, _ = self._features(new, stats, episode, noise.layer(0))
-        view = self.client_model.view(tuned, after, noise.layer(2))
-        loss, extra = self._client_loss(self._logits(new, after.q), view, episode)
-        return Lesson(loss, stats, accuracy(view.z_q.detach(), episode.query_y), extra)
-
     def local(self, at: Local, lessons: Lessons) -> tuple[Local, dict[str, Tensor]]:
         """Take the local steps of algorithm 1; also return the means of what they report."""
         phi, psi, stats, state = at
@@ -328,11 +293,11 @@ class F2L:
         noise = Mode(seed=lessons.seed)
         for s, step in enumerate(lessons.steps):
             both = {"phi": phi, "psi": psi}
-            taught = mean_gradient(self.lesson, both, stats, step, noise.layer(s))
+            taught = mean_gradient(self.models.lesson, both, stats, step, noise.layer(s))
             grads = taught.grads["psi"]
             new, server_state = self.server_steps.update(taught.grads["phi"], server_state, phi)
             if self.reading.client_phi == "new":
-                look = partial(self.second_look, phi, new)
+                look = partial(self.models.second_look, phi, new)
                 grads = mean_gradient(look, psi, stats, step, noise.layer(s)).grads
             psi, state = self.client_steps.update(grads, state, psi)
             phi, stats = new, taught.stats
@@ -390,70 +355,3 @@ class F2L:
     def _answer(self, psi: Tree, question: Question) -> Tensor:
         fresh = self.reading.test_head == "fresh"
         return self.client_model.answer(psi, question, fresh_head=fresh)
-
-    def _features(self, phi: Tree, stats: Tree, episode: Episode, noise: Mode) -> tuple[Task, Tree]:
-        """Return the features of an episode, and the running statistics after it."""
-        n, y, way = len(episode.support_y), episode.support_y, len(episode.classes)
-        normless = self.model.norm_policy == "running" and not tree.leaves(stats)
-        constant = self.reading.server_rows == "support" and self.reading.kd_targets == "softmax"
-        if normless and constant:
-            s, _ = self.model.features(phi, stats, episode.support_x, noise.layer(0))
-            fixed = tree.detach(phi)
-            q, _ = self.model.features(fixed, stats, episode.query_x, noise.layer(1))
-            return Task(s, q, y, way), stats
-        x = torch.cat([episode.support_x, episode.query_x])
-        h, stats = self.model.features(phi, stats, x, noise)
-        return Task(h[:n], h[n:], y, way), stats
-
-    def _logits(self, phi: Tree, h: Tensor) -> Tensor:
-        """Return the server-model's logits over all base classes."""
-        return self.learner.head.logits(phi["classifier"], h)
-
-    def _told(self, psi: Tree, tuned: Tree, task: Task, view: View, noise: Mode) -> View:
-        """Return what the client-model tells the server-model of the support."""
-        if self.reading.mi_from == "psi":
-            tuned = self.client_model.start(psi, task.detached(), noise.layer(1).layer(-1))
-        if self.reading.mi_gradient == "both":
-            return self.client_model.view(tree.detach(tuned), task, noise.layer(2))
-        if self.reading.mi_from == "psi":
-            view = self.client_model.view(tuned, task.detached(), noise.layer(2))
-        return view._replace(s=view.s.detach(), z_s=view.z_s.detach())
-
-    def _server_loss(
-        self, phi: Tree, task: Task, told: View, episode: Episode, z_q: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L_phi, eqs. (14) and (15)."""
-        z, y, read = self._logits(phi, task.s), episode.classes[task.y], self.reading
-        if read.server_rows == "both":
-            z = torch.cat([z, z_q])
-            y = torch.cat([y, episode.classes[episode.query_y]])
-        ce = cross_entropy(z, y)
-        extra = {"base_accuracy": accuracy(z.detach(), y)}
-        if not read.lambda_mi:
-            return ce, extra
-        if read.mi_loss == "shots":
-            mi = shot_contrast(task.s, told.s, task.y, task.way, read.mi_tau)
-        else:
-            mi = transfer_loss(
-                task.s, told.s, told.z_s, task.y, tau=read.mi_tau, denominator=read.mi_denominator
-            )
-        return self._weigh(ce, mi, read.lambda_mi), extra | {"mi": mi}
-
-    def _client_loss(
-        self, z_phi: Tensor, view: View, episode: Episode
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L_psi, eqs. (20) and (21); z_phi are the server-model's logits of the queries."""
-        y, read = episode.query_y, self.reading
-        ce = cross_entropy(view.z_q, y)
-        if not read.lambda_kd:
-            return ce, {}
-        z_phi = z_phi[:, episode.classes]
-        if read.kd_targets == "sum":
-            kd = share_targets_loss(z_phi, view.z_q)
-            return self._weigh(ce, kd, read.lambda_kd), {"kd": kd}
-        kd = distillation_loss(z_phi, view.z_q, y, squared=read.kd_squared)
-        extra = {"kd": kd, "temperature": temperatures(z_phi, y).mean()}
-        return self._weigh(ce, kd, read.lambda_kd), extra
-
-    def _weigh(self, ce: Tensor, term: Tensor, weight: float) -> Tensor:
-        return (1 - weight if self.reading.weights == "shared" else 1) * ce + weight * term

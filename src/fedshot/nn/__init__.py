@@ -9,7 +9,7 @@ from fedshot.nn.classification import (
     check_batches,
     draw_batches,
 )
-from fedshot.nn.client_model import ClientModel, Task, View
+from fedshot.nn.client_model import ClientModel
 from fedshot.nn.common_questions import (
     answer_common,
     common_forms,
@@ -17,13 +17,13 @@ from fedshot.nn.common_questions import (
     draw_common,
 )
 from fedshot.nn.decoupled import (
-    Defaults,
+    F2LDefaults,
     F2LMode,
     F2LReading,
     InnerChoice,
     OptimizerChoice,
     chosen,
-    defaults,
+    f2l_defaults,
 )
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
@@ -82,11 +82,10 @@ from fedshot.nn.training import (
 )
 from fedshot.nn.transfer import (
     distillation_loss,
-    share_targets_loss,
-    shot_contrast,
     temperatures,
     transfer_loss,
 )
+from fedshot.nn.two_models import TwoModels
 
 __all__ = [
     "BACKBONES",
@@ -104,7 +103,7 @@ __all__ = [
     "Clip",
     "Conv4",
     "CosineHead",
-    "Defaults",
+    "F2LDefaults",
     "F2LMode",
     "F2LReading",
     "Gallery",
@@ -135,10 +134,9 @@ __all__ = [
     "ResNet12",
     "SetTransformer",
     "Sheet",
-    "Task",
     "Trained",
     "TwoLayerHead",
-    "View",
+    "TwoModels",
     "accuracy",
     "answer_common",
     "base_numbers",
@@ -152,13 +150,13 @@ __all__ = [
     "cosine_logits",
     "count_parameters",
     "cross_entropy",
-    "defaults",
     "descend",
     "distillation_loss",
     "divergence",
     "draw_batches",
     "draw_common",
     "draw_lessons",
+    "f2l_defaults",
     "features_of",
     "first_pool",
     "first_share",
@@ -182,9 +180,7 @@ __all__ = [
     "proximal",
     "reference_logits",
     "reference_model",
-    "share_targets_loss",
     "shortened",
-    "shot_contrast",
     "squared_distances",
     "temperatures",
     "transfer_loss",

@@ -115,7 +115,7 @@ class OptimizerChoice:
 
 
 @dataclass(frozen=True)
-class Defaults:
+class F2LDefaults:
     """What a mode says where nothing else does."""
 
     reading: F2LReading
@@ -125,7 +125,7 @@ class Defaults:
 
 
 _ADAM = Optimizer("adam", 1e-3, weight_decay=1e-4)
-_STRICT = Defaults(F2LReading(), InnerLoop(0.01, 1, 1, "first"), _ADAM)
+_STRICT = F2LDefaults(F2LReading(), InnerLoop(0.01, 1, 1, "first"), _ADAM)
 _CODE = F2LReading(
     lambda_mi=0.1,
     lambda_kd=0.1,
@@ -140,7 +140,7 @@ _CODE = F2LReading(
 )
 
 
-def defaults(mode: F2LMode, *, text: bool) -> Defaults:
+def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
     """Return what a mode says, for texts or images.
 
     "paper" differs from "strict" where the paper is plain: b over the row's class at temperature 1,
@@ -155,9 +155,9 @@ def defaults(mode: F2LMode, *, text: bool) -> Defaults:
     inner = InnerLoop(0.1, 5, 5, "first", "head")
     if text:
         reading = replace(_CODE, lambda_kd=0.0)
-        return Defaults(reading, inner, Optimizer("adam", 1e-3), Optimizer("sgd", 5e-3))
+        return F2LDefaults(reading, inner, Optimizer("adam", 1e-3), Optimizer("sgd", 5e-3))
     server = Optimizer("sgd", 0.05, momentum=0.9, weight_decay=1e-5)
-    return Defaults(_CODE, inner, server, Optimizer("sgd", 1e-3))
+    return F2LDefaults(_CODE, inner, server, Optimizer("sgd", 1e-3))
 
 
 def chosen(base: T, choice: object) -> T:
