@@ -16,7 +16,6 @@ from fedshot.methods.fsl_local import FSLLocal
 METHODS: dict[str, type[Any]] = {
     method.name: method
     for method in (
-        F2L,
         FedAvgProbe,
         FedBABU,
         FedFSLNaive,
@@ -24,6 +23,7 @@ METHODS: dict[str, type[Any]] = {
         FedFSLMI,
         FedFSLMIAdv,
         FedMeta,
+        F2L,
         FLProto,
         FSLLocal,
     )
