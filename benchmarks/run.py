@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import decoupled
 import episodes
 import exams
 import exchange
@@ -35,8 +36,8 @@ from fedshot.recipes import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
-    *rounds.CASES, *meta.CASES, *exams.CASES, *steps.CASES, *exchange.CASES, *memory.CASES,
-    *episodes.CASES,
+    *rounds.CASES, *meta.CASES, *decoupled.CASES, *episodes.CASES, *exams.CASES, *steps.CASES,
+    *exchange.CASES, *memory.CASES,
 ]  # fmt: skip
 
 

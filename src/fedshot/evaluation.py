@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedshot.data import Dataset, EpisodeSpec, GatheredTasks, Gathering, Tasks
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes import check_counts, examples
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn import Held, Question, Sheet, class_means, prototype_logits
 from fedshot.protocol import Answer
@@ -44,6 +44,10 @@ class ExamOptions:
             same test.
         group: how the examples of an episode are dealt to a group of clients that learns from them
             together; without clients, they are in one hand.
+        pool: "shared", every test episode from all novel examples; "clients", episode u from those
+            of client u mod K, to whom the partition deals them as it does those of training.
+        first_client_only: no client but the first answers, as in some published code: no honest
+            result, and marked as none wherever it is shown.
     """
 
     way: int | tuple[int, int] = 5
@@ -53,8 +57,11 @@ class ExamOptions:
     validation_episodes: int = 200
     seed: int = 0
     group: Gathering = Gathering()
+    pool: Literal["shared", "clients"] = "shared"
+    first_client_only: bool = False
 
     def __post_init__(self) -> None:
+        check_word("test.pool", self.pool, ("shared", "clients"))
         for name in ("episodes", "validation_episodes"):
             if getattr(self, name) < 2:
                 raise ConfigError(

@@ -37,6 +37,7 @@ from fedshot.locks import only_one
 from fedshot.machine import arithmetic, keep_freed_memory
 from fedshot.protocol import Clients, Fleet
 from fedshot.recorder import Record, Recorder
+from fedshot.sections import not_honest
 from fedshot.setting import Setting
 from fedshot.tree import Tree
 
@@ -107,6 +108,7 @@ class Experiment:
     def result(self) -> Score:
         """Answer the test with the chosen round, and write result.json."""
         found = self.answer(self.setting.test)
+        marks = not_honest(self.config.settings)
         self.recorder.write(
             "result.json",
             {
@@ -116,14 +118,22 @@ class Experiment:
                 "bytes_down": self.meter.total("train", "down"),
                 "bytes_up": self.meter.total("train", "up"),
                 "seed": self.config.seed,
+                **({"not_honest": marks} if marks else {}),
             },
         )
         return found
 
     @property
     def _chosen_by(self) -> str:
-        by_validation = self.setting.validation and self.config.run.choose == "validation"
-        return "validation" if by_validation else "last round"
+        if self.config.run.choose == "last" or self._judge is None:
+            return "last round"
+        return "test classes" if self._judge is self.setting.test else "validation"
+
+    @property
+    def _judge(self) -> Exam | None:
+        """What the model sits while it trains, and what may choose the round."""
+        peeks = self.config.run.choose == "best_on_test_classes"
+        return self.setting.test if peeks else self.setting.validation
 
     def answer(self, exam: Exam) -> Score:
         """Let the chosen round sit an exam: the best on validation, else the last saved one.
@@ -177,11 +187,11 @@ class Experiment:
 
     def _close(self, record: Record, seconds: float) -> Record:
         """Validate where it is due, and make the round last."""
-        run, round, exam = self.config.run, record.round, self.setting.validation
+        run, round, exam = self.config.run, record.round, self._judge
         last = round == run.rounds
         due = round % run.checkpoint_every == 0 or last or round == 0
         validation, faults = None, record.faults
-        choosing = exam is not None and run.choose == "validation"
+        choosing = exam is not None and run.choose != "last"
         if due and not choosing:
             self.best_round = round
         if exam is not None and (round % run.validate_every == 0 or last):
@@ -266,10 +276,11 @@ class Experiment:
         return found, _faults(clients)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
-        run = self.config.run
+        run, everyone = self.config.run, self.setting.clients
+        alone = phase == "evaluate" and self.config.test.first_client_only
         return Clients(
             self.fleet,
-            self.setting.clients,
+            everyone[:1] if alone else everyone,
             cohort=run.cohort,
             quorum=run.quorum if phase == "train" else 0.0,  # the score says what is unanswered
             round=round,

@@ -15,6 +15,7 @@ from fedshot.data import (
     ClassSplit,
     Deal,
     Rows,
+    Tasks,
     find_data_dir,
     split_users,
     unable,
@@ -25,7 +26,7 @@ from fedshot.keys import Key
 from fedshot.machine import cores
 from fedshot.nn.cost import step_flops
 from fedshot.protocol import Method
-from fedshot.sections import RunOptions
+from fedshot.sections import RunOptions, not_honest
 
 _BIG = 10**11  # FLOPs of a step that is given all cores: some half a second on one of them
 _SMALL = 3 * 10**8  # of a step as short as the Python around it, which one thread runs at a time
@@ -64,10 +65,10 @@ class Arrangement:
 
     def notices(self) -> list[str]:
         """Return what a person should know before round 1."""
-        found = []
+        found = not_honest(self.config.settings)
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
-        if not len(self.rows.validation):
+        if not len(self.rows.validation) and self.config.run.choose == "validation":
             found.append("no validation classes: the last round is tested")
         if self.deal.test is not None:
             held = sum(len(rows) for rows in self.deal.test)
@@ -113,13 +114,40 @@ class Setting(Arrangement):
     def exam(self, options: ExamOptions) -> Exam:
         """Draw a test of another shape from what is novel."""
         self._check_way("way", options.spec.max_way)
+        return self._novel_exam(options)
+
+    def _novel_exam(self, options: ExamOptions) -> Exam:
         key = Key(options.seed).at("exam", "novel")
-        return _draw(self, self.rows.novel, options, options.episodes, key)
+        if options.pool == "shared":
+            return _draw(self, self.rows.novel, options, options.episodes, key)
+        spec = replace(options.spec, labels=self.config.episode.labels)
+        held = self.config.partition.deal(
+            self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
+        ).train
+        if len(held) != len(self.deal.train):
+            raise ConfigError(
+                f"test.pool is 'clients', and the partition deals the novel examples to "
+                f"{len(held)} clients, those of training to {len(self.deal.train)}. Set "
+                "partition.clients, or test.pool to 'shared'."
+            )
+        lacking = {c: text for c, text in unable(self.dataset, held, spec).items()
+                   if c in self.clients}  # fmt: skip
+        if lacking:
+            raise DataError(
+                f"test.pool is 'clients', and some hold too little of the novel classes for a test "
+                f"of their own: {_first(lacking)}. Lower test.way, test.shot or test.query, use "
+                "fewer clients, or set test.pool to 'shared'."
+            )
+        pools = [held[c] for c in self.clients]
+        return Exam(self.dataset, Tasks.draw_in_turns(
+            self.dataset, pools, spec, options.episodes, key))  # fmt: skip
 
     def _exam(self, part: str, rows: Any, episodes: int) -> Exam:
         options = self.config.test
         self._check_way("test.way", options.spec.max_way)
         try:
+            if part == "novel":
+                return self._novel_exam(options)
             key = Key(options.seed).at("exam", part)
             return _draw(self, rows, options, episodes, key)
         except DataError as error:

@@ -12,6 +12,7 @@ from fedshot.data import ClientData, EpisodeSpec
 from fedshot.fleets import Sequential, Threads, Vectorised
 from fedshot.keys import Key
 from fedshot.methods import (
+    F2L,
     FRL,
     FedAvgProbe,
     FedBABU,
@@ -28,7 +29,16 @@ from fedshot.methods import (
     FRLPersonal,
     FSLLocal,
 )
-from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, Optimizer, draw_lessons
+from fedshot.nn import (
+    Conv4,
+    InnerLoop,
+    Lessons,
+    LinearHead,
+    Model,
+    Optimizer,
+    SetTransformer,
+    draw_lessons,
+)
 from fedshot.protocol import Fleet, Method
 
 EPISODE = EpisodeSpec(way=3, shot=1, query=2)
@@ -37,6 +47,8 @@ HEADED = Model(Conv4(width=16, dropout=0.1), LinearHead(way=3), SHAPE)
 WIDE = Model(Conv4(width=16, dropout=0.1), LinearHead(way=CLASSES), SHAPE)
 SUPPORTED = replace(HEADED, norm_policy="support")
 HALVES = EpisodeSpec(way=3, shot=1, query=1)  # how a client of few-round learning divides its data
+PAIRS = EpisodeSpec(way=3, shot=2, query=1)  # for what compares one shot with the next
+SMALL = SetTransformer(heads=2, hidden=8)
 INNER = InnerLoop(steps=1, test_steps=2)
 BASE = tuple(range(CLASSES))
 
@@ -109,6 +121,20 @@ METHODS: dict[str, Method[Any]] = {
     ),
     "frl_personal": FRLPersonal(BODY, HALVES, BASE, test_rounds=1),
     "frl_personal, linear": FRLPersonal(WIDE, HALVES, BASE, variant="linear", test_rounds=1),
+    "f2l": F2L(HEADED, EPISODE, BASE, local_steps=2, transformer=SMALL),
+    "f2l, official": F2L(
+        HEADED, PAIRS, BASE, "official", evaluated="client", local_steps=1, transformer=SMALL
+    ),
+    "f2l, all averaged": F2L(
+        HEADED,
+        EPISODE,
+        BASE,
+        "paper",
+        personal=False,
+        head_start="prototypes",
+        local_steps=1,
+        transformer=SMALL,
+    ),
     "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
     "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
     "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
@@ -119,6 +145,8 @@ UNTRAINED: dict[type[Any], str] = {
 }
 
 SECOND_FORMS = {
+    "f2l, official",
+    "f2l, all averaged",
     "fl_proto, unequal weights",
     "fedfsl_mi, exclusive",
     "fedfsl_mi_adv, first version",

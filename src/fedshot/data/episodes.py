@@ -198,9 +198,19 @@ class Tasks:
             )
         rows = dataset.images_of(classes) if rows is None else rows
         check_counts(dataset, rows, classes, spec)
-        pool = ClientData(dataset, rows)
+        return cls.draw_in_turns(dataset, [rows], spec, n, key)
+
+    @classmethod
+    def draw_in_turns(
+        cls, dataset: Dataset, pools: Sequence[Ints], spec: EpisodeSpec, n: int, key: Key
+    ) -> Tasks:
+        """Draw n episodes, number u from the rows of pool u mod K.
+
+        Raises DataError when a pool has too few classes that can fill an episode.
+        """
+        every = [ClientData(dataset, rows) for rows in pools]
         rng = key.numpy()
-        drawn = [pool._draw(spec, rng) for _ in range(n)]
+        drawn = [every[u % len(every)]._draw(spec, rng) for u in range(n)]
         return cls(
             block([support for _, support, _ in drawn]),
             block([query for _, _, query in drawn]),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedshot.methods.f2l import F2L
 from fedshot.methods.fedavg_probe import FedAvgProbe
 from fedshot.methods.fedbabu import FedBABU
 from fedshot.methods.fedfsl_mi import FedFSLMI
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Any]] = {
         FedFSLMI,
         FedFSLMIAdv,
         FedMeta,
+        F2L,
         FLProto,
         FRL,
         FRLFedAvg,
@@ -40,6 +42,7 @@ METHODS: dict[str, type[Any]] = {
 }
 
 __all__ = [
+    "F2L",
     "FRL",
     "METHODS",
     "FLProto",

@@ -17,7 +17,7 @@ from fedshot.data import ClientData
 from fedshot.data.augment import Augment
 from fedshot.errors import ConfigError, DataError, check_word
 from fedshot.keys import Key
-from fedshot.nn.heads import CosineHead, Head, LinearHead
+from fedshot.nn.heads import CosineHead, Head, LinearHead, MLPClassifier
 from fedshot.nn.learners import Lesson, Question, check_body, question_features
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.mode import Mode
@@ -51,7 +51,6 @@ def draw_batches(
     Raises DataError for an example of another class.
     """
     rng = key.at("batches").numpy()
-    known = torch.tensor(sorted(classes), dtype=torch.int64)
     drawn: list[tuple[Batch, ...]] = []
     for step in range(steps):
         x, labels = data.batch(size, rng)
@@ -61,15 +60,24 @@ def draw_batches(
                     "episode.augment changes images; this dataset has texts. Leave it out."
                 )
             x = augment.apply(x, key.at("augment", step))
-        y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
-        strange = labels[known[y] != labels]
-        if len(strange):
-            raise DataError(
-                f"the client has an example of class {int(strange[0])}, which is none of the "
-                f"{len(known)} base classes; a classifier over them has no place for it."
-            )
-        drawn.append((Batch(x, y),))
+        drawn.append((Batch(x, base_numbers(labels, classes)),))
     return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
+
+
+def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
+    """Return the places of labels, int64 [n], among the base classes in rising order.
+
+    Raises DataError for a label that is none of them.
+    """
+    known = torch.tensor(sorted(classes), dtype=torch.int64)
+    y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
+    strange = labels[known[y] != labels]
+    if len(strange):
+        raise DataError(
+            f"the client has an example of class {int(strange[0])}, which is none of the "
+            f"{len(known)} base classes; a classifier over them has no place for it."
+        )
+    return y
 
 
 @dataclass(frozen=True)
@@ -81,17 +89,18 @@ class Classifier:
     Args:
         model: the encoder.
         classes: how many classes there are.
-        kind: "linear" has weights and biases, "cosine" a weight row for each class.
+        kind: "linear" has weights and biases, "cosine" a weight row for each class, "mlp" three
+            layers.
         scale: of the cosines.
     """
 
     model: Model
     classes: int
-    kind: Literal["linear", "cosine"] = "linear"
+    kind: Literal["linear", "cosine", "mlp"] = "linear"
     scale: float = 10.0
 
     def __post_init__(self) -> None:
-        check_word("classifier", self.kind, ("linear", "cosine"))
+        check_word("classifier", self.kind, ("linear", "cosine", "mlp"))
         if self.classes < 2:
             raise ConfigError(
                 f"the number of base classes is {self.classes}; a classifier needs at least 2. "
@@ -104,6 +113,8 @@ class Classifier:
         """The classifier itself."""
         if self.kind == "cosine":
             return CosineHead(self.classes, self.scale)
+        if self.kind == "mlp":
+            return MLPClassifier(self.classes)
         return LinearHead(self.classes)
 
     def init(self, key: Key) -> tuple[Tree, Tree]:

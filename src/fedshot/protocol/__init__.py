@@ -38,7 +38,7 @@ from fedshot.protocol.method import (
     answer_at_server,
     answer_from_features,
 )
-from fedshot.protocol.reading import answer_by_readout
+from fedshot.protocol.reading import answer_by_readout, embedded
 from fedshot.protocol.reducers import LIGHTEST, Accumulator, Gather, Mean, Reducer, Sum
 from fedshot.protocol.through_rounds import (
     pull_census_reply,
@@ -80,6 +80,7 @@ __all__ = [
     "check_decay",
     "check_rounds",
     "client_work",
+    "embedded",
     "few_rounds",
     "in_group",
     "message",

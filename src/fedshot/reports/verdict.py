@@ -12,6 +12,7 @@ from fedshot.errors import ConfigError
 from fedshot.evaluation import Score
 from fedshot.reports.runs import Run
 from fedshot.reports.words import points
+from fedshot.sections import not_honest
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Row:
         """
         _check_seeds(label, runs)
         tests = [run.test for run in runs]
-        notes = ["transductive"] if any(t.get("transductive") for t in tests) else []
+        notes = list(dict.fromkeys(text for run in runs for text in not_honest(run.settings)))
+        notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
         if len(tests) > 1:
             spread = statistics.stdev(t["accuracy"] for t in tests)
             notes.append(f"std over seeds {100 * spread:.2f} points")
