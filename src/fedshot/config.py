@@ -60,6 +60,10 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+# Of the model, the base classes, and the number of clients.
+MethodMaker = Callable[[Model, tuple[int, ...], int], Method[Any]]
+
+
 @dataclass(frozen=True)
 class Config:
     """A checked configuration. `settings` is the whole tree, defaults included."""
@@ -72,7 +76,7 @@ class Config:
     partition: Dealer
     episode: EpisodeSpec
     model: ModelOptions
-    method: Callable[[Model, tuple[int, ...]], Method[Any]]  # of the model and the base classes
+    method: MethodMaker
     run: RunOptions
     test: ExamOptions
 
@@ -233,15 +237,17 @@ def _read(settings: Mapping[str, Any]) -> Config:
     )
 
 
-def _method(
-    name: str, chosen: Mapping[str, Any], episode: EpisodeSpec
-) -> Callable[[Model, tuple[int, ...]], Method[Any]]:
-    """Return what makes the method once the data is known; a field `classes` gets its classes."""
-    cls = METHODS[name]
-    asks = any(field.name == "classes" for field in fields(cls))
+def _method(name: str, chosen: Mapping[str, Any], episode: EpisodeSpec) -> MethodMaker:
+    """Return what makes the method once the data is known.
 
-    def make(model: Model, classes: tuple[int, ...]) -> Method[Any]:
-        known: dict[str, Any] = {"classes": classes} if asks else {}
+    Fields `classes` and `clients` get the base classes and the number of clients.
+    """
+    cls = METHODS[name]
+    asks = {field.name for field in fields(cls)} & {"classes", "clients"}
+
+    def make(model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
+        told = {"classes": classes, "clients": clients}
+        known: dict[str, Any] = {name: told[name] for name in asks}
         made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
         return made
 

@@ -90,8 +90,10 @@ def say_score(score: Score, options: argparse.Namespace, experiment: Experiment)
         say(json.dumps({"result": score.to_json(), "round": experiment.best_round}))
         return
     marks = " (transductive)" if score.transductive else ""
-    facts = [f"{experiment.method.name}: {score}{marks} on novel classes"]
-    facts.append(f"{score.episodes} episodes")
+    own = experiment.setting.own_tests
+    where = "on the clients' own classes" if own else "on novel classes"
+    facts = [f"{experiment.method.name}: {score}{marks} {where}"]
+    facts.append(f"{score.episodes} {'clients' if own else 'episodes'}")
     if score.unanswered:
         facts.append(f"{score.unanswered} unanswered")
     if score.diverged:

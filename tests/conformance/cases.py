@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.patchwork import Patchwork
@@ -12,6 +12,7 @@ from fedshot.data import ClientData, EpisodeSpec
 from fedshot.fleets import Sequential, Threads, Vectorised
 from fedshot.keys import Key
 from fedshot.methods import (
+    FedAvg,
     FedAvgProbe,
     FedBABU,
     FedFSLMI,
@@ -19,8 +20,10 @@ from fedshot.methods import (
     FedFSLNaive,
     FedFSLProx,
     FedMeta,
+    FedProx,
     FLProto,
     FSLLocal,
+    PFedFSL,
 )
 from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, Optimizer, draw_lessons
 from fedshot.protocol import Fleet, Method
@@ -28,6 +31,7 @@ from fedshot.protocol import Fleet, Method
 EPISODE = EpisodeSpec(way=3, shot=1, query=2)
 BODY = Model(Conv4(width=16, dropout=0.1), None, SHAPE)  # norm_policy "running"
 HEADED = Model(Conv4(width=16, dropout=0.1), LinearHead(way=3), SHAPE)
+OWN = replace(BODY, norm_policy="support")
 INNER = InnerLoop(steps=1, test_steps=2)
 BASE = tuple(range(CLASSES))
 
@@ -90,6 +94,21 @@ METHODS: dict[str, Method[Any]] = {
     "fedmeta, learned steps": FedMeta(HEADED, EPISODE, INNER, learned_steps=True, episodes=2),
     "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
     "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
+    "fedavg": FedAvg(BODY, EPISODE, BASE, local_steps=2),
+    "fedprox, batches": FedProx(BODY, EPISODE, BASE, mu=0.1, local_steps=1, batch=10),
+    "pfedfsl": PFedFSL(OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=2),
+    "pfedfsl, literally": PFedFSL(
+        BODY,
+        EPISODE,
+        BASE,
+        CLIENTS,
+        mode="paper",
+        m=2,
+        delay=1,
+        local_steps=1,
+        batch=10,
+        noise=0.001,
+    ),
     "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
 }
 
@@ -100,6 +119,8 @@ SECOND_FORMS = {
     "fedavg_probe, then prototypes",
     "fedmeta, learned steps",
     "fsl_local, proto",
+    "fedprox, batches",
+    "pfedfsl, literally",
 }
 assert METHODS.keys() > SECOND_FORMS
 

@@ -13,6 +13,7 @@ from fedshot.data.mini_imagenet import MiniImageNet
 from fedshot.data.mnist import FashionMnist, Mnist
 from fedshot.data.news import News20
 from fedshot.data.omniglot import Omniglot
+from fedshot.data.own import own_tasks
 from fedshot.data.partition import Deal, Dealer, Partition, unable
 from fedshot.data.personal import Clusters, Pathological
 from fedshot.data.places import find_data_dir
@@ -63,6 +64,7 @@ __all__ = [
     "Users",
     "WholeClasses",
     "find_data_dir",
+    "own_tasks",
     "split_users",
     "unable",
 ]

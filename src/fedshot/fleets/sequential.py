@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
 from fedshot.protocol import Arrival, Exchange
 
 T = TypeVar("T")
@@ -13,10 +14,15 @@ R = TypeVar("R")
 
 
 class Sequential:
-    """A loop over the cohort."""
+    """A loop over the cohort.
+
+    `bank` is what the server itself keeps of each client, on its disk and versioned as private
+    states are: for methods whose server holds a model of every client.
+    """
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.bank = PrivateStore(host.store.folder.with_name("bank"), "model in the server's bank")
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""
@@ -32,17 +38,23 @@ class Sequential:
         self.host.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Drop the private states of a round that does not count."""
+        """Drop the private states and the bank of a round that does not count."""
         self.host.store.void(round)
+        self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make this round's private states last."""
-        return self.host.store.seal(round, keep)
+        """Make this round's private states and bank last."""
+        private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
+        return f"{private}/{bank}" if bank else private
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states of a sealed round readable."""
-        self.host.store.open(round, sha)
+        """Make the private states and the bank of a sealed round readable."""
+        private, _, bank = sha.partition("/")
+        self.host.store.open(round, private)
+        self.bank.open(round, bank)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states of a sealed round."""
-        self.host.store.rewind(round, sha)
+        """Go back to the private states and the bank of a sealed round."""
+        private, _, bank = sha.partition("/")
+        self.host.store.rewind(round, private)
+        self.bank.rewind(round, bank)

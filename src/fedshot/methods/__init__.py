@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedshot.methods.fedavg import FedAvg
 from fedshot.methods.fedavg_probe import FedAvgProbe
 from fedshot.methods.fedbabu import FedBABU
 from fedshot.methods.fedfsl_mi import FedFSLMI
@@ -9,8 +10,10 @@ from fedshot.methods.fedfsl_mi_adv import FedFSLMIAdv
 from fedshot.methods.fedfsl_naive import FedFSLNaive
 from fedshot.methods.fedfsl_prox import FedFSLProx
 from fedshot.methods.fedmeta import FedMeta
+from fedshot.methods.fedprox import FedProx
 from fedshot.methods.fl_proto import FLProto
 from fedshot.methods.fsl_local import FSLLocal
+from fedshot.methods.pfedfsl import PFedFSL
 
 METHODS: dict[str, type[Any]] = {
     method.name: method
@@ -24,6 +27,9 @@ METHODS: dict[str, type[Any]] = {
         FedMeta,
         FLProto,
         FSLLocal,
+        FedAvg,
+        FedProx,
+        PFedFSL,
     )
 }
 
@@ -31,6 +37,7 @@ __all__ = [
     "METHODS",
     "FLProto",
     "FSLLocal",
+    "FedAvg",
     "FedAvgProbe",
     "FedBABU",
     "FedFSLMI",
@@ -38,4 +45,6 @@ __all__ = [
     "FedFSLNaive",
     "FedFSLProx",
     "FedMeta",
+    "FedProx",
+    "PFedFSL",
 ]

@@ -1,5 +1,7 @@
 """Networks as pure functions on parameter trees: no modules, no hidden state, no global seeds."""
 
+from fedshot.nn.affinity import check_others, first_affinity, mixture, most_affine
+from fedshot.nn.average_distance import AverageDistance, OwnSample, average_distance_logits
 from fedshot.nn.backbones import BACKBONES, MLP, Backbone, Conv4
 from fedshot.nn.classification import (
     Batch,
@@ -7,6 +9,8 @@ from fedshot.nn.classification import (
     Classifier,
     check_batches,
     draw_batches,
+    draw_passes,
+    places,
 )
 from fedshot.nn.common_questions import (
     answer_common,
@@ -33,7 +37,7 @@ from fedshot.nn.meta_sgd import MetaSgd
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model, count_parameters
 from fedshot.nn.nearness import Nearness, Reading
-from fedshot.nn.optim import Optimizer, OptState, shortened
+from fedshot.nn.optim import Optimizer, OptState, Steps, shortened
 from fedshot.nn.others import (
     Reference,
     first_pool,
@@ -59,6 +63,15 @@ from fedshot.nn.readout import PROBES, Probe, Readout
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
+from fedshot.nn.sparse import (
+    Packed,
+    SoftThreshold,
+    l1_norm,
+    pack,
+    packing_flaw,
+    share_below,
+    unpack,
+)
 from fedshot.nn.training import (
     Lessons,
     Trained,
@@ -77,6 +90,7 @@ __all__ = [
     "MLP",
     "PREDICTIONS",
     "PROBES",
+    "AverageDistance",
     "Backbone",
     "Batch",
     "Batches",
@@ -100,6 +114,8 @@ __all__ = [
     "OptState",
     "Optimizer",
     "Outlook",
+    "OwnSample",
+    "Packed",
     "Predictions",
     "Probe",
     "Proto",
@@ -111,13 +127,17 @@ __all__ = [
     "ResNet12",
     "SetTransformer",
     "Sheet",
+    "SoftThreshold",
+    "Steps",
     "Trained",
     "TwoLayerHead",
     "accuracy",
     "answer_common",
+    "average_distance_logits",
     "check_batches",
     "check_budget",
     "check_not_negative",
+    "check_others",
     "class_means",
     "clipped_kl",
     "common_forms",
@@ -129,7 +149,9 @@ __all__ = [
     "draw_batches",
     "draw_common",
     "draw_lessons",
+    "draw_passes",
     "features_of",
+    "first_affinity",
     "first_pool",
     "first_share",
     "floored_kl",
@@ -137,23 +159,31 @@ __all__ = [
     "jensen_shannon",
     "keep_share",
     "kl",
+    "l1_norm",
     "local_sgd",
     "mean_gap",
     "mean_gradient",
     "mean_metrics",
+    "mixture",
+    "most_affine",
     "nearest_prototypes",
     "next_pool",
     "next_share",
     "others",
     "outlook",
+    "pack",
+    "packing_flaw",
     "pays",
+    "places",
     "pool_message",
     "prototype_logits",
     "proximal",
     "reference_logits",
     "reference_model",
+    "share_below",
     "shortened",
     "squared_distances",
     "unit_rows",
+    "unpack",
     "value_and_grad",
 ]

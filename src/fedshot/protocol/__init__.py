@@ -4,6 +4,7 @@ from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import (
     Arrival,
+    Bank,
     ClientWork,
     Exchange,
     Fault,
@@ -28,6 +29,7 @@ __all__ = [
     "Accumulator",
     "Answer",
     "Arrival",
+    "Bank",
     "ClientWork",
     "Clients",
     "Exchange",
