@@ -12,18 +12,25 @@ from fedshot.data import ClientData, EpisodeSpec
 from fedshot.fleets import Sequential, Threads, Vectorised
 from fedshot.keys import Key
 from fedshot.methods import (
+    Ditto,
     FedAvg,
     FedAvgProbe,
     FedBABU,
+    FedFomo,
     FedFSLMI,
     FedFSLMIAdv,
     FedFSLNaive,
     FedFSLProx,
     FedMeta,
+    FedProto,
     FedProx,
+    FedRep,
     FLProto,
     FSLLocal,
+    HeurFedAMP,
+    PerFedAvg,
     PFedFSL,
+    PFedMe,
 )
 from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, Optimizer, draw_lessons
 from fedshot.protocol import Fleet, Method
@@ -109,6 +116,16 @@ METHODS: dict[str, Method[Any]] = {
         batch=10,
         noise=0.001,
     ),
+    "per_fedavg": PerFedAvg(BODY, EPISODE, BASE, local_steps=1, beta=0.05),
+    "per_fedavg, first order": PerFedAvg(
+        OWN, EPISODE, BASE, order="first", local_steps=2, batch=6, beta=0.05
+    ),
+    "pfedme": PFedMe(BODY, EPISODE, BASE, local_steps=1, inner_steps=2, beta=0.5),
+    "ditto": Ditto(BODY, EPISODE, BASE, local_steps=1, personal_steps=1),
+    "fedrep": FedRep(BODY, EPISODE, BASE, local_steps=1, head_steps=2),
+    "fedfomo": FedFomo(BODY, EPISODE, BASE, CLIENTS, m=2, local_steps=1),
+    "heur_fedamp": HeurFedAMP(OWN, EPISODE, BASE, local_steps=1),
+    "fedproto": FedProto(OWN, EPISODE, BASE, local_steps=1),
     "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
 }
 
@@ -120,6 +137,7 @@ SECOND_FORMS = {
     "fedmeta, learned steps",
     "fsl_local, proto",
     "fedprox, batches",
+    "per_fedavg, first order",
     "pfedfsl, literally",
 }
 assert METHODS.keys() > SECOND_FORMS

@@ -2,18 +2,25 @@
 
 from typing import Any
 
+from fedshot.methods.ditto import Ditto
 from fedshot.methods.fedavg import FedAvg
 from fedshot.methods.fedavg_probe import FedAvgProbe
 from fedshot.methods.fedbabu import FedBABU
+from fedshot.methods.fedfomo import FedFomo
 from fedshot.methods.fedfsl_mi import FedFSLMI
 from fedshot.methods.fedfsl_mi_adv import FedFSLMIAdv
 from fedshot.methods.fedfsl_naive import FedFSLNaive
 from fedshot.methods.fedfsl_prox import FedFSLProx
 from fedshot.methods.fedmeta import FedMeta
+from fedshot.methods.fedproto import FedProto
 from fedshot.methods.fedprox import FedProx
+from fedshot.methods.fedrep import FedRep
 from fedshot.methods.fl_proto import FLProto
 from fedshot.methods.fsl_local import FSLLocal
+from fedshot.methods.heur_fedamp import HeurFedAMP
+from fedshot.methods.per_fedavg import PerFedAvg
 from fedshot.methods.pfedfsl import PFedFSL
+from fedshot.methods.pfedme import PFedMe
 
 METHODS: dict[str, type[Any]] = {
     method.name: method
@@ -29,12 +36,20 @@ METHODS: dict[str, type[Any]] = {
         FSLLocal,
         FedAvg,
         FedProx,
+        Ditto,
+        FedFomo,
+        FedProto,
+        FedRep,
+        HeurFedAMP,
+        PerFedAvg,
+        PFedMe,
         PFedFSL,
     )
 }
 
 __all__ = [
     "METHODS",
+    "Ditto",
     "FLProto",
     "FSLLocal",
     "FedAvg",
@@ -44,7 +59,13 @@ __all__ = [
     "FedFSLMIAdv",
     "FedFSLNaive",
     "FedFSLProx",
+    "FedFomo",
     "FedMeta",
+    "FedProto",
     "FedProx",
+    "FedRep",
+    "HeurFedAMP",
     "PFedFSL",
+    "PFedMe",
+    "PerFedAvg",
 ]

@@ -21,7 +21,7 @@ from fedshot.nn.common_questions import (
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
 from fedshot.nn.heads import HEADS, CosineHead, Head, LinearHead, TwoLayerHead
-from fedshot.nn.learners import InnerLoop, Learner, Lesson, Maml, Proto, Question
+from fedshot.nn.learners import InnerLoop, Learner, Lesson, Maml, Proto, Question, question_features
 from fedshot.nn.losses import (
     Clip,
     accuracy,
@@ -51,6 +51,7 @@ from fedshot.nn.others import (
     reference_model,
 )
 from fedshot.nn.outlook import PREDICTIONS, Outlook, Predictions, outlook, reference_logits
+from fedshot.nn.personal import base_labels, first_own, next_own, own_or_sent
 from fedshot.nn.prototypes import (
     class_means,
     cosine_logits,
@@ -74,6 +75,7 @@ from fedshot.nn.sparse import (
 )
 from fedshot.nn.training import (
     Lessons,
+    Taught,
     Trained,
     check_budget,
     check_not_negative,
@@ -129,11 +131,13 @@ __all__ = [
     "Sheet",
     "SoftThreshold",
     "Steps",
+    "Taught",
     "Trained",
     "TwoLayerHead",
     "accuracy",
     "answer_common",
     "average_distance_logits",
+    "base_labels",
     "check_batches",
     "check_budget",
     "check_not_negative",
@@ -152,6 +156,7 @@ __all__ = [
     "draw_passes",
     "features_of",
     "first_affinity",
+    "first_own",
     "first_pool",
     "first_share",
     "floored_kl",
@@ -167,10 +172,12 @@ __all__ = [
     "mixture",
     "most_affine",
     "nearest_prototypes",
+    "next_own",
     "next_pool",
     "next_share",
     "others",
     "outlook",
+    "own_or_sent",
     "pack",
     "packing_flaw",
     "pays",
@@ -178,6 +185,7 @@ __all__ = [
     "pool_message",
     "prototype_logits",
     "proximal",
+    "question_features",
     "reference_logits",
     "reference_model",
     "share_below",
