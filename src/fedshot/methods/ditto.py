@@ -7,8 +7,8 @@ h_k(v_k; w^t) = F_k(v_k) + (lambda/2) ||v_k - w^t||^2, the paper's equation of D
 Symbols: w^t the server's model at the start of the round; v_k personal models; lambda is
 `lambda_prox`.
 Departures from the paper: G is FedAvg weighted by examples; v_k starts as the server's model at
-the client's first visit. The distance is over the weights, not the running statistics. At test an
-answer is one of the question's classes.
+the client's first visit. The distance is over the weights; running statistics are the server's for
+both models. At test an answer is one of the question's classes.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ class Ditto:
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a model drawn by the client; its first visit puts the server's in the place."""
         del client
-        theta, stats = self.learner.init(key)
-        return first_own({"theta": theta, "stats": stats})
+        return first_own(self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> tuple[Batches, Batches]:
         """Draw the passes over the client's samples, for the global and for the personal model."""
@@ -148,12 +147,10 @@ class Ditto:
         """Take part in the global model, and train one's own."""
         w, stats = down["theta"], down["stats"]
         new = local_sgd(self.learner.lesson, self.optimizer, w, stats, drawn[0])
-        v = own_or_sent(private, {"theta": w, "stats": stats})
-        own = local_sgd(
-            partial(self.objective, w), self.optimizer, v["theta"], v["stats"], drawn[1]
-        )
+        v = own_or_sent(private, w)
+        own = local_sgd(partial(self.objective, w), self.optimizer, v, stats, drawn[1])
         up = changes({"theta": new.params, "stats": new.stats}, down)
-        kept = next_own(private, {"theta": own.params, "stats": own.stats})
+        kept = next_own(private, own.params)
         return Reply(up, kept, drawn[0].n, {**own.metrics, "global_loss": new.metrics["loss"]})
 
     def round(
@@ -167,10 +164,8 @@ class Ditto:
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Answer with one's own model, or with the server's before there is one."""
         del drawn
-        own = own_or_sent(private, down["model"])
-        answer = partial(
-            self.learner.answer_among, own["theta"], own["stats"], classes=self.classes
-        )
+        own, stats = own_or_sent(private, down["theta"]), down["stats"]
+        answer = partial(self.learner.answer_among, own, stats, classes=self.classes)
         logits = answer_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
@@ -178,5 +173,5 @@ class Ditto:
         self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
         """Let each client answer with its own model."""
-        sent = {"model": server._asdict()}
+        sent = server._asdict()
         return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)

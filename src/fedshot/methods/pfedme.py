@@ -7,7 +7,8 @@ w_i <- w_i - eta lambda (w_i - theta~_i(w_i)); the server sets
 w <- (1 - beta) w + beta sum_i w_i / S.
 Symbols: lambda `lambda_prox`; K `inner_steps`; R `local_steps`; eta, beta as in the paper.
 Departures from the paper: the K steps start at w_i, and go over all samples by default; eta is the
-inner step size where it is null. A client's model at test is theta~_i of its last visit.
+inner step size where it is null. Running statistics are the server's for all models. A client's
+model at test is theta~_i of its last visit.
 An answer is one of the question's classes.
 """
 
@@ -126,8 +127,7 @@ class PFedMe:
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a model drawn by the client; its first visit puts the server's in the place."""
         del client
-        theta, stats = self.learner.init(key)
-        return first_own({"theta": theta, "stats": stats})
+        return first_own(self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the passes over the client's samples."""
@@ -156,7 +156,7 @@ class PFedMe:
             w = tree.map(lambda a, theta: a - pull * (a - theta), w, new.params)
             stats = new.stats
         up = changes({"theta": w, "stats": stats}, down)
-        kept = next_own(private, {"theta": new.params, "stats": new.stats})
+        kept = next_own(private, new.params)
         return Reply(up, kept, 1.0, new.metrics)
 
     def round(
@@ -173,10 +173,8 @@ class PFedMe:
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Answer with one's own model, or with the server's before there is one."""
         del drawn
-        own = own_or_sent(private, down["model"])
-        answer = partial(
-            self.learner.answer_among, own["theta"], own["stats"], classes=self.classes
-        )
+        own, stats = own_or_sent(private, down["theta"]), down["stats"]
+        answer = partial(self.learner.answer_among, own, stats, classes=self.classes)
         logits = answer_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
@@ -184,5 +182,5 @@ class PFedMe:
         self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
         """Let each client answer with its own model."""
-        sent = {"model": server._asdict()}
+        sent = server._asdict()
         return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)

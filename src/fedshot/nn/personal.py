@@ -11,7 +11,7 @@ from fedshot.tree import Tree
 
 
 def first_own(model: Tree) -> Tree:
-    """Return what a client keeps that has never been asked; `model` is drawn by itself."""
+    """Return what a client keeps that has never been asked; it has drawn `model` by itself."""
     return {"model": model, "visits": torch.tensor(0)}
 
 

@@ -1,5 +1,6 @@
 """Tables, figures and pages made from runs."""
 
+from fedshot.reports.affinity import affinity_groups, affinity_picture
 from fedshot.reports.inspect import facts, pictures
 from fedshot.reports.page import write_page
 from fedshot.reports.plots import (
@@ -20,6 +21,8 @@ __all__ = [
     "Series",
     "Verdict",
     "accuracy_curve",
+    "affinity_groups",
+    "affinity_picture",
     "as_json",
     "as_text",
     "class_histogram",
