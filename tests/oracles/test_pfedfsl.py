@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedshot import tree
 from fedshot.errors import ConfigError
+from fedshot.fleets import Guard, Unreliable
 from fedshot.keys import Key
 from fedshot.methods import PFedFSL
 from fedshot.nn import (
@@ -29,6 +30,8 @@ from fedshot.nn import (
     unpack,
 )
 from fedshot.nn.average_distance import distances, own_logits
+from fedshot.protocol import Clients
+from fedshot.reports import features_picture, own_features
 from fedshot.tree import Tree
 from oracles.classifying import BASE
 from oracles.personal import MODEL, Group, Weights, features, gradient, options, plain
@@ -51,11 +54,26 @@ def plain_loss(w: Weights, x: Tensor, y: Tensor, own: str) -> Tensor:
             members = [i for i in range(len(h)) if y[i] == c]
             if own == "without" and y[j] == c and len(members) > 1:
                 members.remove(j)
-            away = [torch.zeros(()) if i == j else (h[j] - h[i]).norm() for i in members]
-            scores[c] = -torch.stack([a.double() for a in away]).mean()
+            away = [0 * h[i].sum() if i == j else root(h[j] - h[i]) for i in members]
+            scores[c] = -torch.stack(away).mean()
         log_all = torch.logsumexp(torch.stack(list(scores.values())), 0)
         total.append(log_all - scores[int(y[j])])
     return torch.stack(total).mean()
+
+
+def root(gap: Tensor) -> Tensor:
+    return (gap.square().sum() + 1e-12).sqrt()
+
+
+def with_biases(group: Group) -> None:
+    """Let no weight start at 0, where rounding would decide the sign that the penalty follows."""
+
+    def away(leaf: Tensor) -> Tensor:
+        noise = torch.randn(leaf.shape, generator=Key(leaf.numel()).torch(), dtype=leaf.dtype)
+        return leaf + 0.3 * noise.sign() + 0.1 * noise
+
+    start = tree.map(away, group.server.start)
+    group.server = group.server._replace(start=start)
 
 
 def models(n: int, seed: int = 0) -> list[Tree]:
@@ -71,6 +89,7 @@ def sample(group: Group, k: int = 1) -> Batch:
 def test_two_rounds_are_those_written_out(mode: Any, tmp_path: Path) -> None:
     group = Group(method(mode=mode, start="common", local_steps=3), tmp_path)
     own = "without" if mode == "strict" else "with"
+    with_biases(group)
     held = [plain(group.server.start["theta"]) for _ in group.ids]
     q = np.zeros((4, 4))
     np.fill_diagonal(q, -np.inf)
@@ -202,7 +221,7 @@ def test_coinciding_features_give_no_nan(own: Any) -> None:
     y = torch.tensor([0, 0, 1, 1, 2, 2])
     loss = -own_logits(h, y, 4, own).log_softmax(-1).gather(1, y[:, None]).mean()
     (grad,) = torch.autograd.grad(loss, h)
-    assert float(loss) == pytest.approx(np.log(3), abs=1e-5)  # nobody holds class 3
+    assert float(loss.detach()) == pytest.approx(np.log(3), abs=1e-5)  # nobody holds class 3
     assert bool(grad.isfinite().all())
     assert float(grad.abs().max()) < 1e-3
 
@@ -304,6 +323,7 @@ def test_the_ledger_shows_m_models_down_and_what_zeros_save(tmp_path: Path) -> N
 def test_without_federation_every_client_trains_alone(tmp_path: Path) -> None:
     """-nF: no models come down, and one client's training does not depend on the others."""
     four = Group(method(m=0), tmp_path / "four")
+    with_biases(four)
     for _ in range(2):
         four.round()
     assert ("train", "train", "down", "models") not in {
@@ -395,6 +415,32 @@ def test_a_run_that_was_stopped_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert again.result().to_json() == expected.to_json()
     assert expected.episodes == 6
     assert len(expected.clients) == 6
+
+
+def test_the_features_of_a_client_are_drawn(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", OWN)
+    client = run.setting.clients[2]
+    h, names = own_features(run, client)
+    assert run.setting.deal.test is not None
+    assert h.shape == (len(run.setting.deal.test[client]), 16)
+    assert len(names) == len(h)
+    assert sorted(set(names)) == sorted(
+        {run.setting.dataset.class_names[c] for c in run.setting.test.classes(2).tolist()}
+    )
+    assert features_picture(h, names) == features_picture(h, names)  # the same each time
+    with pytest.raises(ConfigError, match="client 99 is not tested"):
+        own_features(run, 99)
+
+
+@pytest.mark.parametrize("trouble", ["nan", "shape", "overflow", "missing"])
+def test_a_packed_upload_that_is_none_is_refused(trouble: Any, tmp_path: Path) -> None:
+    group = Group(method(l1="proximal", iota=0.3), tmp_path)
+    bad = Unreliable(group.meter, lambda _, c: trouble if c == 1 else None)
+    clients = Clients(Guard(bad), group.ids, round=1)
+    group.method.round(group.server, clients, Key(0))
+    assert [(c, fault.kind) for c, fault in clients.faults] == [(1, "refused")]
+    held = [group.meter.bank.load(c, (9, 0)) is not None for c in group.ids]
+    assert held == [True, False, True, True]
 
 
 @pytest.mark.parametrize(
