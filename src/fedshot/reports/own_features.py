@@ -48,7 +48,9 @@ def features_picture(h: Floats, names: list[str], *, format: Literal["svg"] = ..
 @overload
 def features_picture(h: Floats, names: list[str], *, format: Literal["png"]) -> bytes: ...
 def features_picture(h: Floats, names: list[str], *, format: Format = "svg") -> str | bytes:
-    """Draw features [n, d] in a plane, a colour for each class: t-SNE, van der Maaten & Hinton 2008.
+    """Draw features [n, d] in a plane, a colour for each class, by t-SNE.
+
+    Source: van der Maaten & Hinton 2008.
 
     Distances in it are those of neighbours alone; how far apart two clouds are says nothing.
     """
