@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from threading import Lock
 from typing import TypeVar
 
 from fedshot.fleets.host import Host
@@ -14,15 +15,24 @@ R = TypeVar("R")
 
 
 class Sequential:
-    """A loop over the cohort.
-
-    `bank` is what the server itself keeps of each client, on its disk and versioned as private
-    states are: for methods whose server holds a model of every client.
-    """
+    """A loop over the cohort."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.bank = PrivateStore(host.store.folder.with_name("bank"), "model in the server's bank")
+        self._bank: PrivateStore | None = None
+        self._opening = Lock()  # messages are made by several threads
+
+    @property
+    def bank(self) -> PrivateStore:
+        """What the server itself keeps of each client, versioned as private states are.
+
+        For methods whose server holds a model of every client: on its disk, beside the clients'.
+        """
+        with self._opening:
+            if self._bank is None:
+                folder = self.host.store.folder.with_name("bank")
+                self._bank = PrivateStore(folder, "model in the server's bank")
+            return self._bank
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""

@@ -64,10 +64,9 @@ def features_picture(h: Floats, names: list[str], *, format: Format = "svg") -> 
         for i, name in enumerate(classes):
             mine = [j for j, other in enumerate(names) if other == name]
             marker = "osD^v"[i // len(PALETTE) % 5]
-            ax.scatter(
-                *points[mine].T, s=16, color=PALETTE[i % len(PALETTE)], marker=marker, lw=0,
-                label=shortened(name, 16),
-            )  # fmt: skip
+            x, y = points[mine].T
+            colour = PALETTE[i % len(PALETTE)]
+            ax.scatter(x, y, s=16, color=colour, marker=marker, lw=0, label=shortened(name, 16))
         ax.set_xticks([])
         ax.set_yticks([])
         ax.figure.legend(loc="outside right center")
