@@ -60,6 +60,10 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+# Of the model, the base classes, and the number of clients.
+MethodMaker = Callable[[Model, tuple[int, ...], int], Method[Any]]
+
+
 @dataclass(frozen=True)
 class Config:
     """A checked configuration. `settings` is the whole tree, defaults included."""
@@ -72,7 +76,7 @@ class Config:
     partition: Dealer
     episode: EpisodeSpec
     model: ModelOptions
-    method: Callable[[Model, tuple[int, ...]], Method[Any]]  # of the model and the base classes
+    method: MethodMaker
     run: RunOptions
     test: ExamOptions
 
@@ -235,17 +239,19 @@ def _read(settings: Mapping[str, Any]) -> Config:
 
 def _method(
     name: str, chosen: Mapping[str, Any], episode: EpisodeSpec, partition: Dealer
-) -> Callable[[Model, tuple[int, ...]], Method[Any]]:
+) -> MethodMaker:
     """Return what makes the method once the data is known.
 
-    A field `classes` gets its base classes, `redealt` whether images are dealt anew in each round.
+    Fields `classes` and `clients` get the base classes and the number of clients, `redealt` whether
+    images are dealt anew in each round.
     """
     cls = METHODS[name]
-    asks = {field.name for field in fields(cls)}
+    asks = {field.name for field in fields(cls)} & {"classes", "clients", "redealt"}
 
-    def make(model: Model, classes: tuple[int, ...]) -> Method[Any]:
-        given = {"classes": classes, "redealt": isinstance(partition, Redealt)}
-        known: dict[str, Any] = {name: value for name, value in given.items() if name in asks}
+    def make(model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
+        redealt = isinstance(partition, Redealt)
+        told = {"classes": classes, "clients": clients, "redealt": redealt}
+        known: dict[str, Any] = {name: told[name] for name in asks}
         made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
         return made
 

@@ -95,8 +95,10 @@ def say_score(score: Score, options: argparse.Namespace, experiment: Experiment)
         return
     marks = "".join(f" ({text})" for text in dishonest)
     marks += " (transductive)" if score.transductive else ""
-    facts = [f"{experiment.method.name}: {score}{marks} on novel classes"]
-    facts.append(f"{score.episodes} episodes")
+    own = experiment.setting.own_tests
+    where = "on the clients' own classes" if own else "on novel classes"
+    facts = [f"{experiment.method.name}: {score}{marks} {where}"]
+    facts.append(f"{score.episodes} {'clients' if own else 'episodes'}")
     if score.unanswered:
         facts.append(f"{score.unanswered} unanswered")
     if score.diverged:

@@ -14,6 +14,7 @@ from fedshot.config import Config
 from fedshot.data import (
     ClassSplit,
     Deal,
+    Partition,
     Rows,
     Tasks,
     find_data_dir,
@@ -36,7 +37,8 @@ class Arrangement:
     """The data, its split, and who holds what.
 
     `rows` are the dataset's rows to train, choose and test on, by `split`, or by user where that is
-    None. `clients` can form an episode; `left_out` cannot, with the reason.
+    None. `clients` can form an episode; `left_out` cannot, with the reason. Where nothing is novel,
+    clients are tested on images of their own classes, which the partition sets aside: `own_tests`.
 
     Raises:
         DataError: the data is missing or too small for what is asked.
@@ -57,9 +59,14 @@ class Arrangement:
             self.split = config.split.of(self.dataset, config.data.split(self.dataset), drawn)
             self.split.check(self.dataset)
             self.rows = Rows.of_classes(self.dataset, self.split)
+        # Who holds what is the test, too, where that is the clients' own: one for all seeds.
+        self.own_tests = not len(self.rows.novel)
+        self.deal_key = (drawn if self.own_tests else self.key).at("partition")
         self.deal: Deal = config.partition.deal(
-            self.dataset, self.rows.base, self.key.at("partition"), config.episode
+            self.dataset, self.rows.base, self.deal_key, config.episode
         )
+        if self.own_tests:
+            self._check_own_tests()
         self.left_out = unable(self.dataset, self.deal.train, config.episode)
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
 
@@ -68,15 +75,33 @@ class Arrangement:
         found = not_honest(self.config.settings)
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
-        if not len(self.rows.validation) and self.config.run.choose == "validation":
+        if self.own_tests and self.deal.validation is None:
+            found.append("no images are set aside for validation: the last round is tested")
+        asks = self.config.run.choose == "validation"
+        if asks and not self.own_tests and not len(self.rows.validation):
             found.append("no validation classes: the last round is tested")
-        if self.deal.test is not None:
+        if not self.own_tests and self.deal.test is not None:
             held = sum(len(rows) for rows in self.deal.test)
             found.append(
-                f"the partition sets {held} images aside as the clients' own tests, which no "
-                "method uses yet"
+                f"the partition sets {held} images aside as the clients' own tests, which have no "
+                "part: the split has novel classes"
             )
         return found
+
+    def _check_own_tests(self) -> None:
+        kind = self.config.settings["partition"]["name"]
+        if self.deal.test is None:
+            raise DataError(
+                f"the split has no novel classes, and partition {kind!r} sets no images aside to "
+                "test clients on; name a novel class at least, or set partition.name to "
+                "'pathological' or 'clusters'."
+            )
+        if len(self.rows.validation):
+            raise DataError(
+                "the split has validation classes and no novel ones: clients are tested on images "
+                "of their own classes, and a round is chosen by others of these. Take the classes "
+                "to split.base, and set partition.validation."
+            )
 
 
 class Setting(Arrangement):
@@ -94,7 +119,7 @@ class Setting(Arrangement):
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
         base = np.unique(self.dataset.y[self.rows.base])
-        self.method: Method[Any] = config.method(model, tuple(base.tolist()))
+        self.method: Method[Any] = config.method(model, tuple(base.tolist()), len(self.deal.train))
         if config.run.fleet == "vectorised" and not model.backbone.vmappable:
             kind = config.settings["model"]["backbone"]["name"]
             raise ConfigError(
@@ -102,17 +127,35 @@ class Setting(Arrangement):
                 f"backbone {kind!r} cannot be stacked: its torch kernel takes the weights of one "
                 "model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
             )
+        if not self.own_tests and getattr(self.method, "knows_base_alone", False):
+            raise ConfigError(
+                f"method {config.settings['method']['name']!r} tells apart classes that it has "
+                "trained on, and the split has novel ones to test on. Name base classes alone in "
+                "split.base, and set partition.name to 'pathological' or 'clusters'."
+            )
         self._check_way("episode.way", config.episode.max_way)
         self._check_clients()
-        self.validation = (
-            self._exam("validation", self.rows.validation, config.test.validation_episodes)
-            if len(self.rows.validation)
-            else None
-        )
+        self.validation: Exam | None = None
+        if self.own_tests:
+            assert self.deal.test is not None
+            self.test = self._own_exam("test", self.deal.test)
+            if self.deal.validation is not None:
+                self.validation = self._own_exam("validation", self.deal.validation)
+            return
+        if len(self.rows.validation):
+            rows, episodes = self.rows.validation, config.test.validation_episodes
+            self.validation = self._exam("validation", rows, episodes)
         self.test = self._exam("novel", self.rows.novel, config.test.episodes)
 
     def exam(self, options: ExamOptions) -> Exam:
         """Draw a test of another shape from what is novel."""
+        if self.own_tests:
+            if options != self.config.test:
+                raise ConfigError(
+                    "clients are tested on images of their own classes, and the partition has "
+                    "dealt these: the test has no other shape or seed. Leave the options out."
+                )
+            return self.test
         self._check_way("way", options.spec.max_way)
         return self._novel_exam(options)
 
@@ -152,6 +195,12 @@ class Setting(Arrangement):
             return _draw(self, rows, options, episodes, key)
         except DataError as error:
             raise DataError(f"the {part} classes cannot fill the test: {error}") from None
+
+    def _own_exam(self, part: str, held: Partition) -> Exam:
+        key = Key(self.config.test.seed).at("exam", "own", part)
+        exam = Exam.own(self.dataset, self.deal.train, held, self.clients, key)
+        self._check_way("the most classes of a client", exam.widest)
+        return exam
 
     def _check_way(self, option: str, way: int) -> None:
         widest = self.method.max_way

@@ -14,13 +14,19 @@ from fedshot.keys import Key
 from fedshot.methods import (
     F2L,
     FRL,
+    Ditto,
+    FedAvg,
     FedAvgProbe,
     FedBABU,
+    FedFomo,
     FedFSLMI,
     FedFSLMIAdv,
     FedFSLNaive,
     FedFSLProx,
     FedMeta,
+    FedProto,
+    FedProx,
+    FedRep,
     FLProto,
     FRLFedAvg,
     FRLFinetune,
@@ -28,6 +34,10 @@ from fedshot.methods import (
     FRLOneShot,
     FRLPersonal,
     FSLLocal,
+    HeurFedAMP,
+    PerFedAvg,
+    PFedFSL,
+    PFedMe,
 )
 from fedshot.nn import (
     Conv4,
@@ -49,6 +59,7 @@ SUPPORTED = replace(HEADED, norm_policy="support")
 HALVES = EpisodeSpec(way=3, shot=1, query=1)  # how a client of few-round learning divides its data
 PAIRS = EpisodeSpec(way=3, shot=2, query=1)  # for what compares one shot with the next
 SMALL = SetTransformer(heads=2, hidden=8)
+OWN = replace(BODY, norm_policy="support")
 INNER = InnerLoop(steps=1, test_steps=2)
 BASE = tuple(range(CLASSES))
 
@@ -137,6 +148,31 @@ METHODS: dict[str, Method[Any]] = {
     ),
     "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
     "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
+    "fedavg": FedAvg(BODY, EPISODE, BASE, local_steps=2),
+    "fedprox, batches": FedProx(BODY, EPISODE, BASE, mu=0.1, local_steps=1, batch=10),
+    "pfedfsl": PFedFSL(OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=2),
+    "pfedfsl, literally": PFedFSL(
+        BODY,
+        EPISODE,
+        BASE,
+        CLIENTS,
+        mode="paper",
+        m=2,
+        delay=1,
+        local_steps=1,
+        batch=10,
+        noise=0.001,
+    ),
+    "per_fedavg": PerFedAvg(BODY, EPISODE, BASE, local_steps=1, beta=0.05),
+    "per_fedavg, first order": PerFedAvg(
+        OWN, EPISODE, BASE, order="first", local_steps=2, batch=6, beta=0.05
+    ),
+    "pfedme": PFedMe(BODY, EPISODE, BASE, local_steps=1, inner_steps=2, beta=0.5),
+    "ditto": Ditto(BODY, EPISODE, BASE, local_steps=1, personal_steps=1),
+    "fedrep": FedRep(BODY, EPISODE, BASE, local_steps=1, head_steps=2),
+    "fedfomo": FedFomo(BODY, EPISODE, BASE, CLIENTS, m=2, local_steps=1),
+    "heur_fedamp": HeurFedAMP(OWN, EPISODE, BASE, local_steps=1),
+    "fedproto": FedProto(OWN, EPISODE, BASE, local_steps=1),
     "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
 }
 
@@ -156,6 +192,9 @@ SECOND_FORMS = {
     "frl, linear",
     "frl, official",
     "frl_personal, linear",
+    "fedprox, batches",
+    "per_fedavg, first order",
+    "pfedfsl, literally",
 }
 assert METHODS.keys() > SECOND_FORMS
 

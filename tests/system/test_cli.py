@@ -287,7 +287,13 @@ def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[st
         found,
         argparse.Namespace(json=False),
         cast(
-            Any, SimpleNamespace(method=FLProto, best_round=4, config=SimpleNamespace(settings={}))
+            Any,
+            SimpleNamespace(
+                method=FLProto,
+                best_round=4,
+                config=SimpleNamespace(settings={}),
+                setting=SimpleNamespace(own_tests=False),
+            ),
         ),
     )
     assert capsys.readouterr().out == (

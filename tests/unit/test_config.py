@@ -321,7 +321,7 @@ def test_batch_norm_at_test_is_the_methods_choice_and_is_written_down(
     config = Config.of({"method": method})
     assert config.settings["model"]["norm_policy"] == policy
     images = Dataset("i", np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), ("a", "b"))
-    made: Any = config.method(config.model.build(images), (0, 1))
+    made: Any = config.method(config.model.build(images), (0, 1), 3)
     assert made.model.norm_policy == policy
     assert getattr(made, "classes", (0, 1)) == (0, 1)
     config.write(tmp_path / "config.yaml")

@@ -14,6 +14,7 @@ from fedshot.data.mini_imagenet import MiniImageNet
 from fedshot.data.mnist import FashionMnist, Mnist
 from fedshot.data.news import News20
 from fedshot.data.omniglot import Omniglot
+from fedshot.data.own import own_tasks
 from fedshot.data.partition import Deal, Dealer, Partition, unable
 from fedshot.data.partitions import PARTITIONS
 from fedshot.data.personal import Clusters, Pathological
@@ -70,6 +71,7 @@ __all__ = [
     "Users",
     "WholeClasses",
     "find_data_dir",
+    "own_tasks",
     "split_users",
     "unable",
 ]

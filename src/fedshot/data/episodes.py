@@ -110,6 +110,10 @@ class ClientData:
         rows = self.indices[rng.choice(self.n, n, replace=n > self.n)]
         return examples(self.dataset, rows), torch.from_numpy(self.dataset.y[rows])
 
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Return all images or texts and their labels, the dataset's, in the order of the rows."""
+        return examples(self.dataset, self.indices), torch.from_numpy(self.dataset.y[self.indices])
+
     @cached_property
     def _by_class(self) -> tuple[Ints, list[Ints], Ints]:
         """The class numbers, each one's rows, and how many these are."""

@@ -78,10 +78,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Deal:
-    """What every client trains on and, where a partition provides it, is tested on."""
+    """What every client trains on and, where a partition provides it, is tested on.
+
+    `validation` chooses the round, where the test is the clients' own.
+    """
 
     train: Partition
     test: Partition | None = None
+    validation: Partition | None = None
 
 
 class Dealer(Protocol):

@@ -66,10 +66,13 @@ class Index:
 
 
 class PrivateStore:
-    """Versions of private trees below one folder, which is made when the first one is written."""
+    """Versions of private trees below one folder, which is made when the first one is written.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `holds` is what messages call a tree of a client.
+    """
+
+    def __init__(self, folder: Path, holds: str = "private state") -> None:
+        self.folder, self.holds = folder, holds
         self._now = Index()
         self._sealed = -1
         self._opened: dict[int, Index] = {}
@@ -96,7 +99,7 @@ class PrivateStore:
         flat, _, sha = self._read(client, version)
         if not index.fits(client, sha):
             raise CheckpointError(
-                f"the private state of client {client} at {self._path(client, version)} is not the "
+                f"the {self.holds} of client {client} at {self._path(client, version)} is not the "
                 "one that this run sealed. Restore the folder from a copy, or start a new run."
             )
         return flat
@@ -204,7 +207,7 @@ class PrivateStore:
             return storage.read(self._path(client, version))
         except CheckpointError as error:
             raise CheckpointError(
-                f"the private state of client {client} is lost: {error}. Restore the folder from a "
+                f"the {self.holds} of client {client} is lost: {error}. Restore the folder from a "
                 "copy, or start a new run."
             ) from None
 

@@ -1,5 +1,7 @@
 """Networks as pure functions on parameter trees: no modules, no hidden state, no global seeds."""
 
+from fedshot.nn.affinity import check_others, first_affinity, mixture, most_affine
+from fedshot.nn.average_distance import AverageDistance, OwnSample, average_distance_logits
 from fedshot.nn.backbones import BACKBONES, MLP, Backbone, Conv4
 from fedshot.nn.classification import (
     Batch,
@@ -8,6 +10,7 @@ from fedshot.nn.classification import (
     base_numbers,
     check_batches,
     draw_batches,
+    draw_passes,
 )
 from fedshot.nn.client_model import ClientModel
 from fedshot.nn.common_questions import (
@@ -45,6 +48,7 @@ from fedshot.nn.learners import (
     Maml,
     Proto,
     Question,
+    question_features,
     test_modes,
 )
 from fedshot.nn.losses import (
@@ -62,7 +66,7 @@ from fedshot.nn.meta_sgd import MetaSgd
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model, count_parameters
 from fedshot.nn.nearness import Nearness, Reading
-from fedshot.nn.optim import Optimizer, OptState, shortened
+from fedshot.nn.optim import Optimizer, OptState, Steps, shortened
 from fedshot.nn.others import (
     Reference,
     first_pool,
@@ -76,6 +80,7 @@ from fedshot.nn.others import (
     reference_model,
 )
 from fedshot.nn.outlook import PREDICTIONS, Outlook, Predictions, outlook, reference_logits
+from fedshot.nn.personal import base_labels, first_own, next_own, own_or_sent
 from fedshot.nn.prototypes import (
     class_means,
     cosine_logits,
@@ -89,8 +94,18 @@ from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
 from fedshot.nn.shares import Share, draw_share, in_order, shares_of, spare_shares
+from fedshot.nn.sparse import (
+    Packed,
+    SoftThreshold,
+    l1_norm,
+    pack,
+    packing_flaw,
+    share_below,
+    unpack,
+)
 from fedshot.nn.training import (
     Lessons,
+    Taught,
     Trained,
     check_budget,
     check_not_negative,
@@ -123,6 +138,7 @@ __all__ = [
     "MLP",
     "PREDICTIONS",
     "PROBES",
+    "AverageDistance",
     "Backbone",
     "Batch",
     "Batches",
@@ -155,6 +171,8 @@ __all__ = [
     "Optimizer",
     "OptimizerChoice",
     "Outlook",
+    "OwnSample",
+    "Packed",
     "Predictions",
     "Probe",
     "Proto",
@@ -168,6 +186,9 @@ __all__ = [
     "SetTransformer",
     "Share",
     "Sheet",
+    "SoftThreshold",
+    "Steps",
+    "Taught",
     "Trained",
     "TwoLayerHead",
     "TwoModels",
@@ -175,10 +196,13 @@ __all__ = [
     "Weighing",
     "accuracy",
     "answer_common",
+    "average_distance_logits",
+    "base_labels",
     "base_numbers",
     "check_batches",
     "check_budget",
     "check_not_negative",
+    "check_others",
     "check_slots",
     "check_visits",
     "chosen",
@@ -195,10 +219,13 @@ __all__ = [
     "draw_batches",
     "draw_common",
     "draw_lessons",
+    "draw_passes",
     "draw_share",
     "f2l_defaults",
     "features_of",
+    "first_affinity",
     "first_moments",
+    "first_own",
     "first_pool",
     "first_share",
     "floored_kl",
@@ -210,23 +237,32 @@ __all__ = [
     "keep_moments",
     "keep_share",
     "kl",
+    "l1_norm",
     "learning_mode",
     "local_sgd",
     "mean_gap",
     "mean_gradient",
     "mean_metrics",
+    "mixture",
     "moments_of",
+    "most_affine",
     "nearest_prototypes",
+    "next_own",
     "next_pool",
     "next_share",
     "others",
     "outlook",
+    "own_or_sent",
+    "pack",
+    "packing_flaw",
     "pays",
     "pool_message",
     "prototype_logits",
     "proximal",
+    "question_features",
     "reference_logits",
     "reference_model",
+    "share_below",
     "shares_of",
     "shortened",
     "shut",
@@ -236,6 +272,7 @@ __all__ = [
     "test_modes",
     "transfer_loss",
     "unit_rows",
+    "unpack",
     "value_and_grad",
     "weight_of",
 ]

@@ -6,6 +6,7 @@ number for good, its place among the base classes in rising order, the same at e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -54,22 +55,44 @@ def draw_batches(
     drawn: list[tuple[Batch, ...]] = []
     for step in range(steps):
         x, labels = data.batch(size, rng)
-        if augment.active:
-            if data.dataset.is_text:
-                raise DataError(
-                    "episode.augment changes images; this dataset has texts. Leave it out."
-                )
-            x = augment.apply(x, key.at("augment", step))
+        x = _augmented(x, data, augment, key.at("augment", step))
         drawn.append((Batch(x, base_numbers(labels, classes)),))
     return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
 
 
-def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
-    """Return the places of labels, int64 [n], among the base classes in rising order.
+def draw_passes(
+    data: ClientData,
+    classes: Sequence[int],
+    passes: int,
+    size: int | None,
+    augment: Augment,
+    key: Key,
+) -> Batches:
+    """Draw passes over all examples of a client: one step each, or several of about `size`.
 
-    Raises DataError for a label that is none of them.
+    A pass of several steps goes through the examples in an order of chance and cuts them evenly.
+    `classes` are the dataset's numbers of the base classes.
+
+    Raises DataError for an example of another class.
     """
-    known = torch.tensor(sorted(classes), dtype=torch.int64)
+    rng = key.at("passes").numpy()
+    x, labels = data.all()
+    y = base_numbers(labels, classes)
+    cuts = 1 if size is None else math.ceil(data.n / size)
+    drawn: list[tuple[Batch, ...]] = []
+    for i in range(passes):
+        seen = _augmented(x, data, augment, key.at("augment", i))
+        if cuts == 1:
+            drawn.append((Batch(seen, y),))
+            continue
+        order = torch.from_numpy(rng.permutation(data.n))
+        drawn += [(Batch(seen[rows], y[rows]),) for rows in order.tensor_split(cuts)]
+    return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
+
+
+def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
+    """Return the places of class numbers among the base classes, in rising order."""
+    known = torch.tensor(sorted(classes), dtype=torch.int64, device=labels.device)
     y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
     strange = labels[known[y] != labels]
     if len(strange):
@@ -78,6 +101,14 @@ def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
             f"{len(known)} base classes; a classifier over them has no place for it."
         )
     return y
+
+
+def _augmented(x: Tensor, data: ClientData, augment: Augment, key: Key) -> Tensor:
+    if not augment.active:
+        return x
+    if data.dataset.is_text:
+        raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+    return augment.apply(x, key)
 
 
 @dataclass(frozen=True)
@@ -130,6 +161,22 @@ class Classifier:
         logits = self.head.logits(params["classifier"], h)
         found = accuracy(logits.detach(), batch.y)
         return Lesson(cross_entropy(logits, batch.y), stats, found)
+
+    def answer_among(
+        self, params: Tree, stats: Tree, question: Question, classes: Sequence[int]
+    ) -> Tensor:
+        """Return the classifier's logits for the classes of a question, by the dataset's numbers.
+
+        `classes` are the base classes; others have no logit. The support says nothing but, under
+        the batch-norm policy "support", its statistics.
+        """
+        _, query = self.encode(params, stats, question)
+        with torch.no_grad():
+            logits = self.head.logits(params["classifier"], query)
+        known = torch.tensor(sorted(classes), device=logits.device)
+        column = torch.searchsorted(known, question.classes).clamp(max=len(known) - 1)
+        there = known[column] == question.classes
+        return torch.where(there, logits[:, column], -torch.inf)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
         """Return features under running statistics: they do not depend on the rest of the batch."""

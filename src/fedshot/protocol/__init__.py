@@ -4,6 +4,7 @@ from fedshot.protocol.averaging import OF_EXAMPLES, average, changes
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import (
     Arrival,
+    Bank,
     ClientWork,
     Exchange,
     Fault,
@@ -54,6 +55,7 @@ __all__ = [
     "Answer",
     "Arrival",
     "Asked",
+    "Bank",
     "ClientWork",
     "Clients",
     "Exchange",

@@ -1,6 +1,8 @@
 """Tables, figures and pages made from runs."""
 
+from fedshot.reports.affinity import affinity_groups, affinity_picture
 from fedshot.reports.inspect import facts, pictures
+from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
 from fedshot.reports.plots import (
     Series,
@@ -20,6 +22,8 @@ __all__ = [
     "Series",
     "Verdict",
     "accuracy_curve",
+    "affinity_groups",
+    "affinity_picture",
     "as_json",
     "as_text",
     "class_histogram",
@@ -27,6 +31,8 @@ __all__ = [
     "comparison",
     "contact_sheet",
     "facts",
+    "features_picture",
+    "own_features",
     "partition_picture",
     "pictures",
     "summary",

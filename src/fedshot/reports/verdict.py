@@ -163,6 +163,10 @@ def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         "unanswered": max(t.get("unanswered", 0) for t in tests),
         "transductive": any(t.get("transductive") for t in tests),
     }
+    for name in ("worst_tenth", "spread"):
+        told = [t.get(name) for t in tests]
+        if all(value is not None for value in told):
+            score[name] = statistics.fmean(float(value or 0) for value in told)
     marks = [t.get("per_episode", ()) for t in tests]
     n = score["episodes"]
     if n > 1 and not score["unanswered"] and all(len(m) == n for m in marks):
