@@ -2,6 +2,7 @@
 
 from fedshot.use.calibration import Calibration, Unknown, measure, store, stored
 from fedshot.use.classifier import FewShotClassifier
+from fedshot.use.exporting import export
 from fedshot.use.inputs import InputError, Inputs
 from fedshot.use.trained import TrainedRun
 
@@ -12,6 +13,7 @@ __all__ = [
     "Inputs",
     "TrainedRun",
     "Unknown",
+    "export",
     "measure",
     "store",
     "stored",

@@ -108,7 +108,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 f"{run.method.name}, as this run has it, adapts to all examples at once, so none "
                 "can be added later. Call fit with all of them."
             )
-        x = self._examples(X)
+        x = self._examples(X, fitting=not hasattr(self, "support_"))
         labels = labels_of(y, len(x))
         if classes is not None:
             strange = set(labels.tolist()) - set(np.asarray(classes).tolist())
@@ -159,7 +159,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         classes, codes = told_apart(labels)
         if len(classes) < 2:
             raise InputError(
-                f"the examples are all of one class, {classes[0]!r}; expected two classes at "
+                f"the examples are all of one class, {classes.tolist()[0]!r}; expected two classes at "
                 "least. To tell one class from everything else, add examples of other things."
             )
         widest = run.method.max_way
