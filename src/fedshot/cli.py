@@ -129,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "answer a folder of files from a few labelled ones, with the chosen round of a run"
     predict = _add(commands, "predict", text, "use")
-    predict.add_argument("--support", type=Path, required=True, help="folder with one for each class")
+    predict.add_argument(
+        "--support", type=Path, required=True, help="folder with one for each class"
+    )
     predict.add_argument("--query", type=Path, required=True, help="folder of files to answer")
     predict.add_argument("--to", type=Path, help="file to write; without it, stdout")
     predict.add_argument("--json", action="store_true", help="JSON lines instead of CSV")

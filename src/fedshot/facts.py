@@ -100,7 +100,7 @@ class Facts:
             return None
         try:
             told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            known = {
+            known: dict[str, Any] = {
                 name: tuple(told[name]) if isinstance(told[name], list) else told[name]
                 for name in _TOLD
             }
@@ -110,8 +110,8 @@ class Facts:
                 known |= {"table": flat["table"], "words": tuple(text.split("\n"))}
         except (ValueError, LookupError, TypeError) as error:
             raise CheckpointError(
-                f"{path} is damaged ({type(error).__name__}). Delete it and resume the run with its "
-                "data at hand, which writes it anew."
+                f"{path} is damaged ({type(error).__name__}). Delete it and resume the run with "
+                "its data at hand, which writes it anew."
             ) from None
         return cls(**known)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -97,13 +98,20 @@ def calibration_lines(found: Calibration) -> list[str]:
         f"expected calibration error {100 * found.ece_before:.2f} % before, "
         f"{100 * found.ece_after:.2f} % after",
     ]
+    if found.auroc is not None:
+        lines.append(
+            f"what is none of these shows by its largest {found.signal}: the classes' examples "
+            f"have more of it in {100 * found.auroc:.1f} % of pairs"
+        )
     lines += [
         f"none of these at {100 * one.asked:g} %: accepts {100 * one.false_accept:.1f} % of "
         f"examples of other classes, turns away {100 * one.false_reject:.1f} % of these classes'"
         for one in found.unknown
     ]
     if not found.unknown:
-        lines.append("none of these: not measured, there is no validation class beside the episode's")
+        lines.append(
+            "none of these: not measured, there is no validation class beside the episode's"
+        )
     return lines
 
 
@@ -135,7 +143,9 @@ def share(option: str, text: str | None) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 < value < 1:
-        raise ConfigError(f"--{option} is {text!r}; expected a share between 0 and 1, such as 0.05.")
+        raise ConfigError(
+            f"--{option} is {text!r}; expected a share between 0 and 1, such as 0.05."
+        )
     return value
 
 
@@ -163,19 +173,23 @@ def _sheet(
             one.label,
             one.confidence,
             one.nearest,
-            classifier.threshold_ is not None and one.confidence < classifier.threshold_,
+            one.turned_away,
             _shown(one.path, run.facts.is_text),
         )
         for one in found
     ]
     facts = card_facts(run) | {"confidence": _trust(classifier)}
-    root = options.query.resolve()
-    unread = [
-        (s.path.relative_to(root).as_posix() if s.path.is_relative_to(root) else s.path.name,
-         s.reason)
-        for s in skipped
-    ]  # fmt: skip
-    return Sheet(options.query.resolve().name, facts, by_class, cards, unread)
+    roots = (options.query.resolve(), options.support.resolve())
+    unread = [(_below(str(s.path), roots), _below(s.reason, roots)) for s in skipped]
+    title = f"{options.query.resolve().name}, answered by {facts['run']}"
+    return Sheet(title, facts, by_class, cards, unread)
+
+
+def _below(text: str, roots: Sequence[Path]) -> str:
+    """Return a text with places below these folders as seen from them: pages are passed on."""
+    for root in roots:
+        text = text.replace(f"{root}{os.sep}", "")
+    return text
 
 
 def _shown(path: Path, is_text: bool) -> Path | str:
@@ -194,8 +208,8 @@ def _trust(classifier: FewShotClassifier) -> str:
     if classifier.accept_unknown is not None:
         line = found.at(classifier.accept_unknown)
         text += (
-            f". Below {100 * line.threshold:.0f} % an answer is turned away, which there accepted "
-            f"{100 * line.false_accept:.1f} % of examples of other classes and turned away "
-            f"{100 * line.false_reject:.1f} % of those of these"
+            f". Answers whose largest {found.signal} is below {line.threshold:.4g} are turned "
+            f"away, which there accepted {100 * line.false_accept:.1f} % of examples of other "
+            f"classes and turned away {100 * line.false_reject:.1f} % of those of these"
         )
     return text

@@ -13,11 +13,11 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from fedshot.errors import CheckpointError, ConfigError, DataError
+from fedshot.errors import CheckpointError, ConfigError, DataError, InputError
 from fedshot.evaluation import Exam
 from fedshot.experiment import Experiment
 from fedshot.facts import FILE, Facts
-from fedshot.use import FewShotClassifier, InputError
+from fedshot.use import FewShotClassifier
 
 from .runs import CHOOSING, finished
 
@@ -149,7 +149,7 @@ def test_facts_of_other_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="those of other data than the checkpoint's"):
         FewShotClassifier.from_run(tmp_path / "run")
     path.write_text(text[:50], encoding="utf-8")
-    with pytest.raises(CheckpointError, match="data.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"data\.json is damaged"):
         FewShotClassifier.from_run(tmp_path / "run")
 
 
@@ -199,7 +199,9 @@ def test_long_lists_of_queries_get_the_answers_of_short_ones(run: Experiment) ->
     classifier = FewShotClassifier.from_run(run.folder).fit(x, y)
     many = run.setting.dataset.pixels[:600]
     whole = classifier.predict_proba(many)
-    parts = np.concatenate([classifier.predict_proba(many[i : i + 100]) for i in range(0, 600, 100)])
+    parts = np.concatenate(
+        [classifier.predict_proba(many[i : i + 100]) for i in range(0, 600, 100)]
+    )
     np.testing.assert_allclose(whole, parts, atol=1e-5)
     assert classifier.predict_proba(many[:0]).shape == (0, 3)
     np.testing.assert_allclose(whole.sum(axis=1), 1, atol=1e-12)

@@ -11,14 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fedshot.config import Config
 from fedshot.data import Dataset, ImageFolder, Omniglot, Tokens
 from fedshot.data.own import Pictures
 from fedshot.data.tokenizer import tokenize
-from fedshot.errors import DataError
+from fedshot.errors import DataError, InputError
 from fedshot.experiment import Experiment
 from fedshot.facts import Facts
-from fedshot.use import FewShotClassifier, InputError, Inputs
+from fedshot.use import FewShotClassifier, Inputs
 
 from .runs import finished
 
@@ -143,7 +142,7 @@ def test_deep_and_hidden_pictures_are_refused(run: Experiment) -> None:
         inputs(run)([deep])
     ink = np.zeros((12, 12, 4), np.uint8)
     ink[3:6, :, 3] = 255
-    with pytest.raises(InputError, match="image 0 is drawn in its transparency alone.*Flatten it"):
+    with pytest.raises(InputError, match=r"image 0 is drawn in its transparency alone.*Flatten it"):
         inputs(run)([picture(ink)])
 
 

@@ -9,7 +9,7 @@ import base64
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib import resources
 from io import BytesIO
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Sheet:
 
 def write_answers(path: Path, sheet: Sheet) -> None:
     """Write the page; its folder is made when it does not exist."""
-    style = files("fedshot.reports").joinpath("answers.css").read_text(encoding="utf-8")
+    style = resources.files("fedshot.reports").joinpath("answers.css").read_text(encoding="utf-8")
     parts = [
         f"<h1>{_e(sheet.title)}</h1>",
         f'<p class="lead">{_e(_summary(sheet))}</p>',
@@ -102,7 +102,8 @@ def _support(support: Mapping[str, Sequence[Path | str]]) -> Iterator[str]:
         yield f"<div><h3>{_e(shortened(label, _NAME))}</h3>"
         yield f'<div class="row">{"".join(_shown(one, _SMALL, label) for one in examples[:10])}'
         more = len(examples) - 10
-        yield f'<span class="small">and {more} more</span></div></div>' if more > 0 else "</div></div>"
+        yield f'<span class="small">and {more} more</span>' if more > 0 else ""
+        yield "</div></div>"
     yield "</div></section>"
 
 
@@ -118,7 +119,8 @@ def _answers(sheet: Sheet) -> Iterator[str]:
     left = MOST
     for label, cards in _by_label(sheet).items():
         tone = ' class="turned"' if cards[0].turned_away else ""
-        yield f"<h3{tone}>{_e(shortened(label, _NAME))} <span>{len(cards):,}</span></h3>"
+        files = count(len(cards), "file")
+        yield f"<h3{tone}>{_e(shortened(label, _NAME))} <span>{files}</span></h3>"
         yield '<ul class="cards">'
         yield from map(_card, cards[: max(0, left)])
         yield "</ul>"
@@ -129,7 +131,7 @@ def _answers(sheet: Sheet) -> Iterator[str]:
 
 
 def _card(card: Card) -> str:
-    percent = f"{100 * card.confidence:.0f} %"
+    percent = f"{100 * card.confidence:.0f} %" if card.confidence < 0.995 else "&gt; 99 %"
     nearest = f'<div class="near">nearest: {_e(card.nearest)}</div>' if card.turned_away else ""
     return (
         f"<li>{_shown(card.shown, _SIDE, card.name)}"

@@ -6,6 +6,7 @@ are the same, so an encoder that can embeds the support once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import overload
 
@@ -47,7 +48,7 @@ class Asked(Sequence[Question]):
         self._chunk = max(1, len(query)) if whole else CHUNK
 
     def __len__(self) -> int:
-        return -(-(len(self._x) - self._n) // self._chunk)
+        return math.ceil((len(self._x) - self._n) / self._chunk)
 
     @overload
     def __getitem__(self, u: int) -> Question: ...

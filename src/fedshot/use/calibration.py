@@ -1,16 +1,14 @@
 """How far a run's confidence can be trusted, measured on validation classes and stored with it.
 
-Logits are divided by a temperature T, found by minimising the cross-entropy of episodes of the
-validation classes (Guo et al. 2017); the loss is convex in 1 / T, so a golden section finds it. A
-threshold on the largest probability turns away what is none of the classes: every episode also
-asks about a class that is not in its support. Half of the episodes fit, the other half measures.
+Half of the episodes fit a temperature and thresholds (see `confidence`), the other half measures.
+Every episode also asks about a class that is not in its support.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,30 +24,18 @@ from fedshot.evaluation import Exam
 from fedshot.keys import Key
 from fedshot.nn import cross_entropy
 from fedshot.protocol import Answer
+from fedshot.use.confidence import (
+    Marked,
+    Signal,
+    Unknown,
+    expected_calibration_error,
+    signals,
+    temperature,
+    thresholds,
+)
 from fedshot.use.trained import TrainedRun
 
 FILE = "calibration.json"
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of unknown examples that may be accepted
-BINS = 15
-_COLDEST, _HOTTEST = 1e-3, 1e4  # temperatures
-_GOLDEN = (math.sqrt(5) - 1) / 2
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A threshold for "none of these", and what it does to episodes that it was not made from.
-
-    Args:
-        asked: share of unknown examples that may be accepted.
-        threshold: probability from which an answer is accepted.
-        false_accept: share of unknown examples that were.
-        false_reject: share of examples of the classes that were turned away.
-    """
-
-    asked: float
-    threshold: float
-    false_accept: float
-    false_reject: float
 
 
 @dataclass(frozen=True)
@@ -70,6 +56,8 @@ class Calibration:
         ece_after: the same at the temperature found.
         nll_before: cross-entropy in nats, at temperature 1.
         nll_after: at the temperature found.
+        signal: what thresholds are of: the largest "probability" or the largest "logit".
+        auroc: chance that an example of the classes has more of it than one of another class.
         unknown: thresholds by the share asked for; empty where no class was left to ask about.
     """
 
@@ -86,6 +74,8 @@ class Calibration:
     ece_after: float
     nll_before: float
     nll_after: float
+    signal: Signal = "probability"
+    auroc: float | None = None
     unknown: tuple[Unknown, ...] = ()
 
     def at(self, accept_unknown: float) -> Unknown:
@@ -107,18 +97,10 @@ class Calibration:
             )
         return fit[-1]
 
-    def threshold(self, accept_unknown: float) -> float:
-        """Return the probability below which an answer is turned away."""
-        return self.at(accept_unknown).threshold
-
-
-@dataclass(frozen=True)
-class Marked:
-    """Logits [n, way] of queries, the right classes, -1 for none of them, and the half of each."""
-
-    logits: Tensor
-    y: Tensor
-    measures: Tensor  # bool: not used to fit
+    def accepts(self, logits: Tensor, accept_unknown: float) -> Tensor:
+        """Return for each row of logits whether it is taken for one of the classes."""
+        sure = signals(logits, self.temperature)[self.signal]
+        return sure >= self.at(accept_unknown).threshold
 
 
 def measure(
@@ -167,7 +149,9 @@ def measure(
     spec = EpisodeSpec(way + stranger, shot, test.query, labels=run.config.episode.labels)
     key = Key(test.seed).at("exam", "calibration")
     tasks = Tasks.draw(dataset, classes, spec, episodes, key, rows)
-    asked, truth = _without_one(tasks, dataset.y, shot, key) if stranger else _as_is(tasks, dataset.y)
+    asked, truth = (
+        _without_one(tasks, dataset.y, shot, key) if stranger else _as_is(tasks, dataset.y)
+    )
     answers = run.evaluate(Exam(dataset, asked).questions.on(run.config.run.device), client)
     found = _judged(_marked(answers, truth))
     return replace(
@@ -212,44 +196,6 @@ def calibration_of(run: TrainedRun, way: int, shot: int, client: int | None) -> 
     return min(own, key=far, default=None)
 
 
-def temperature(logits: Tensor, y: Tensor) -> tuple[float, bool]:
-    """Return (the temperature of the least cross-entropy, whether it is the end of the range)."""
-    logits = logits.double()
-
-    def loss(log_t: float) -> float:
-        return float(cross_entropy(logits / math.exp(log_t), y))
-
-    low, high = math.log(_COLDEST), math.log(_HOTTEST)
-    best = golden_section(loss, low, high)
-    at_bound = min(best - low, high - best) < 0.01
-    return math.exp(best), at_bound
-
-
-def golden_section(f: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one valley is lowest, to 1e-6."""
-    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    fa, fb = f(a), f(b)
-    while high - low > 1e-6:
-        if fa <= fb:
-            high, b, fb = b, a, fa
-            a = high - _GOLDEN * (high - low)
-            fa = f(a)
-        else:
-            low, a, fa = a, b, fb
-            b = low + _GOLDEN * (high - low)
-            fb = f(b)
-    return (low + high) / 2
-
-
-def expected_calibration_error(p: Tensor, y: Tensor) -> float:
-    """Return the mean over 15 equal bins of |accuracy - confidence|, weighted by their sizes."""
-    confidence, said = p.max(dim=1)
-    right = (said == y).double()
-    place = (confidence * BINS).long().clamp(max=BINS - 1)
-    gap = torch.zeros(BINS, dtype=torch.float64).index_add(0, place, right - confidence.double())
-    return float(gap.abs().sum() / len(y))
-
-
 def _judged(marked: Marked) -> Calibration:
     known, half = marked.y >= 0, marked.measures
     heat, at_bound = temperature(marked.logits[known & ~half], marked.y[known & ~half])
@@ -264,23 +210,8 @@ def _judged(marked: Marked) -> Calibration:
         ece_after=expected_calibration_error(after, y),
         nll_before=float(cross_entropy(logits, y)),
         nll_after=float(cross_entropy(logits / heat, y)),
-        unknown=_thresholds(marked, heat),
+        **thresholds(marked, heat),
     )  # fmt: skip
-
-
-def _thresholds(marked: Marked, heat: float) -> tuple[Unknown, ...]:
-    sure = torch.softmax(marked.logits.double() / heat, 1).max(1).values.numpy()
-    unknown, half = (marked.y < 0).numpy(), marked.measures.numpy()
-    if not unknown.any():
-        return ()
-    fit, strange, known = sure[unknown & ~half], sure[unknown & half], sure[~unknown & half]
-    found = []
-    for share in SHARES:
-        # The next number above, since what equals a threshold is accepted.
-        line = float(np.nextafter(np.quantile(fit, 1 - share, method="higher"), 2.0))
-        accepted, turned = float((strange >= line).mean()), float((known < line).mean())
-        found.append(Unknown(share, line, accepted, turned))
-    return tuple(found)
 
 
 def _without_one(

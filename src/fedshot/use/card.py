@@ -170,7 +170,7 @@ def _limits(run: TrainedRun) -> list[str]:
         )
     if run.facts.is_text:
         lines.append(
-            f"- Knows {len(run.facts.words):,} words, those of the training data that have a vector."
+            f"- Knows {len(run.facts.words):,} words, those of the data set that have a vector."
         )
     return lines
 

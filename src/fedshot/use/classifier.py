@@ -19,10 +19,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fedshot.errors import CheckpointError, ConfigError
+from fedshot.errors import CheckpointError, ConfigError, InputError
 from fedshot.use.asked import Asked
 from fedshot.use.calibration import Calibration, calibration_of
-from fedshot.use.inputs import InputError, Inputs, Labels, joined, labels_of, told_apart
+from fedshot.use.inputs import Inputs, joined
+from fedshot.use.labels import Labels, labels_of, told_apart
 from fedshot.use.trained import TrainedRun
 
 NONE = "none of these"
@@ -46,7 +47,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         classes_: labels, sorted, in the order of the columns of `predict_proba`.
         n_features_in_: numbers that make up an image for the model; not set for texts.
         calibration_: the measurement nearest to the shape of the support, or None.
-        threshold_: confidence below which the answer is `unknown_label`, or None.
     """
 
     def __init__(
@@ -122,20 +122,29 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def predict(self, X: Any) -> Labels:  # noqa: N803
         """Return the most probable label of each example, or `unknown_label`."""
-        p = self.predict_proba(X)
-        labels = self.classes_[p.argmax(axis=1)] if len(p) else self.classes_[:0]
-        if self.threshold_ is None:
+        logits = self.logits(X)
+        labels: Labels = self.classes_[logits.argmax(dim=1).numpy()]
+        if self.accept_unknown is None:
             return labels
-        out = np.empty(len(p), dtype=object)
+        out = np.empty(len(labels), dtype=object)
         out[:] = labels.tolist()
-        out[p.max(axis=1) < self.threshold_] = self.unknown_label
+        out[~self.accepted(logits)] = self.unknown_label
         return out
 
     def predict_proba(self, X: Any) -> Labels:  # noqa: N803
         """Return probabilities [n, classes], those of a row summing to 1, for these classes."""
-        logits = self.logits(X).double()
+        return self.probabilities(self.logits(X))
+
+    def probabilities(self, logits: Tensor) -> Labels:
+        """Return what `predict_proba` makes of logits, float64 [n, classes]."""
         heat = self.calibration_.temperature if self.calibration_ else 1.0
-        return torch.softmax(logits / heat, dim=1).numpy()
+        return torch.softmax(logits.double() / heat, dim=1).numpy()
+
+    def accepted(self, logits: Tensor) -> Labels:
+        """Return, for each row of logits, whether it is taken for one of the classes, bool [n]."""
+        if self.accept_unknown is None or self.calibration_ is None:
+            return np.ones(len(logits), dtype=bool)
+        return self.calibration_.accepts(logits, self.accept_unknown).numpy()
 
     def logits(self, X: Any) -> Tensor:  # noqa: N803
         """Return the method's own logits [n, classes], before temperature and softmax."""
@@ -159,8 +168,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         classes, codes = told_apart(labels)
         if len(classes) < 2:
             raise InputError(
-                f"the examples are all of one class, {classes.tolist()[0]!r}; expected two classes at "
-                "least. To tell one class from everything else, add examples of other things."
+                f"the examples are all of one class, {classes.tolist()[0]!r}; expected two classes "
+                "at least. To tell one class from everything else, add examples of other things."
             )
         widest = run.method.max_way
         if widest is not None and len(classes) > widest:
@@ -175,21 +184,21 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         shot = int(np.median(np.bincount(codes)))
         found = calibration_of(run, len(classes), shot, self.client) if self.calibrated else None
         self.calibration_: Calibration | None = found
-        self.threshold_ = self._threshold(found)
+        self._check_threshold(found)
         if self.client is not None or run.keeps_private:  # else the server answers in any case
             if self.client is not None:
                 run.check_client(self.client)
             run.answer(self._questions(run, x[:1]), self.client)
 
-    def _threshold(self, found: Calibration | None) -> float | None:
+    def _check_threshold(self, found: Calibration | None) -> None:
         if self.accept_unknown is None:
-            return None
+            return
         if found is None:
             raise ConfigError(
                 f"accept_unknown is {self.accept_unknown}, which needs a measurement. Run `fedshot "
                 f"calibrate {self.run}`, and leave calibrated on."
             )
-        return found.threshold(self.accept_unknown)
+        found.at(self.accept_unknown)
 
     def _questions(self, run: TrainedRun, query: Tensor) -> Asked:
         way, known = len(self.classes_), len(run.facts.class_names)

@@ -11,7 +11,7 @@ from fedshot.nn import Model, OptState
 from fedshot.tree import Tree
 from fedshot.use.trained import TrainedRun
 
-# Trees of the shape of a model that are none: step sizes, sums, others' models, states of optimisers.
+# Trees of a model's shape that are none: step sizes, sums, others' models, states of optimisers.
 _NOT_MODELS = frozenset({"alpha", "pool", "outer", "optimizer", "bank", "moments"})
 
 

@@ -41,8 +41,9 @@ class Reply:
         path: the file.
         name: where it lies below its folder, with "/".
         label: the answer; that for unknown examples where the threshold turned it away.
-        confidence: probability of the most probable class, whether it was accepted or not.
+        confidence: probability of the most probable class, accepted or not.
         nearest: the most probable class.
+        turned_away: whether the label is that for unknown examples.
         probabilities: of all classes, in their order.
     """
 
@@ -51,6 +52,7 @@ class Reply:
     label: str
     confidence: float
     nearest: str
+    turned_away: bool
     probabilities: tuple[float, ...]
 
 
@@ -123,15 +125,14 @@ def replies(
 def _answered(
     classifier: FewShotClassifier, block: Sequence[tuple[Path, Tensor]], root: Path
 ) -> Iterator[Reply]:
-    p = classifier.predict_proba(padded([row for _, row in block]))
+    logits = classifier.logits(padded([row for _, row in block]))
+    p, known = classifier.probabilities(logits), classifier.accepted(logits)
     names = [str(name) for name in classifier.classes_.tolist()]
-    line = classifier.threshold_
-    for (path, _), row in zip(block, p, strict=True):
+    for (path, _), row, fits in zip(block, p, known.tolist(), strict=True):
         best = int(np.argmax(row))
-        unknown = line is not None and row[best] < line
-        label = str(classifier.unknown_label) if unknown else names[best]
-        shown = path.relative_to(root).as_posix()
-        yield Reply(path, shown, label, float(row[best]), names[best], tuple(row.tolist()))
+        label = names[best] if fits else str(classifier.unknown_label)
+        shown, sure = path.relative_to(root).as_posix(), tuple(row.tolist())
+        yield Reply(path, shown, label, sure[best], names[best], not fits, sure)
 
 
 def as_csv(found: Sequence[Reply], classes: Sequence[str]) -> str:
@@ -168,7 +169,9 @@ def _read(
     for path in _files(folder, is_text, skipped):
         try:
             if not _stays(path, root):
-                raise DataError(f"{path} is a link that leads out of {root}. Copy the file instead.")
+                raise DataError(
+                    f"{path} is a link that leads out of {root}. Copy the file instead."
+                )
             yield path, inputs.one(path)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
@@ -181,7 +184,9 @@ def _files(folder: Path, is_text: bool, skipped: list[Skipped]) -> Iterator[Path
     def noted(error: OSError) -> None:
         skipped.append(Skipped(Path(str(error.filename)), f"{error.filename}: {error.strerror}"))
 
-    for place, folders, names in os.walk(folder, onerror=noted):  # links to folders are not followed
+    for place, folders, names in os.walk(
+        folder, onerror=noted
+    ):  # links to folders are not followed
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and Path(name).suffix.lower() in wanted:

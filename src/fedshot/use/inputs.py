@@ -1,38 +1,29 @@
-"""What people hand to a classifier, turned into what a model takes, and what they call the classes.
+"""What people hand to a classifier, turned into what a model takes.
 
 Everything that is wrong raises InputError, which scikit-learn's users know as a ValueError.
 """
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.utils import column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from fedshot.config import Config
 from fedshot.data.own import Pictures, Sentences
 from fedshot.data.tokens import FIRST_WORD, PADDING
-from fedshot.errors import DataError
+from fedshot.errors import DataError, InputError
 from fedshot.facts import Facts
-
-Labels: TypeAlias = np.ndarray[Any, Any]
 
 _PICTURES = "arrays [n, H, W, C] or [n, H, W], paths of picture files, their bytes, or PIL images"
 _ARRAY_DIMS = (3, 4)
 _WORKERS = 4  # decoding releases Python's lock
-
-
-class InputError(DataError, ValueError):
-    """Examples or labels that a classifier cannot take."""
 
 
 class Inputs:
@@ -83,8 +74,10 @@ class Inputs:
                     f"images are an array of shape {list(array.shape)}; expected [n, H, W, C] or "
                     "[n, H, W]. Put a single image into a list; reshape rows of pixels to images."
                 )
-            if array.ndim == 4 and array.shape[-1] == 0 or 0 in array.shape[1:]:
-                raise InputError(f"images are an array of shape {list(array.shape)}, without pixels.")
+            if (array.ndim == 4 and array.shape[-1] == 0) or 0 in array.shape[1:]:
+                raise InputError(
+                    f"images are an array of shape {list(array.shape)}, without pixels."
+                )
             array = as_bytes(array, "the images")
             if array.ndim == 3:
                 array = array[..., None]
@@ -171,7 +164,8 @@ def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
                 f"{name} are {array.dtype} from {low:g} to {high:g}; floating point pixels are "
                 "taken as shares in [0, 1]. Divide by the largest value, or pass uint8."
             )
-        return np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+        rounded: np.ndarray[Any, Any] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+        return rounded
     if kind in "iu" and array.dtype.itemsize == 2:
         raise InputError(
             f"{name} are {array.dtype}, deeper than 8 bits. Convert them to uint8 first, so that "
@@ -183,61 +177,6 @@ def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
         f"{name} are {array.dtype} from {low} to {high}; expected uint8, or floating point in "
         "[0, 1]."
     )
-
-
-def labels_of(y: Any, n: int) -> Labels:
-    """Return the labels as a 1-d array, whatever they are. Raises InputError where they fit not."""
-    if y is None:
-        raise InputError(
-            "the classifier requires y to be passed, but the target y is None: it learns from "
-            "labelled examples."
-        )
-    found = _objects(y) if _is_list(y) else None
-    if found is None:
-        try:
-            found = column_or_1d(y, warn=True)
-        except ValueError as error:
-            raise InputError(f"{error}. Expected one label for each example.") from error
-    if len(found) != n:
-        raise InputError(
-            f"there are {n} examples and {len(found)} labels; expected one label for each example. "
-            "Found input variables with inconsistent numbers of samples."
-        )
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
-        raise InputError("Input y contains NaN or infinity; expected labels.")
-    if found.dtype.kind in "fc":
-        try:
-            check_classification_targets(found)
-        except ValueError as error:
-            raise InputError(f"{error}. Labels name classes.") from error
-    return found
-
-
-def told_apart(labels: Labels) -> tuple[Labels, Labels]:
-    """Return (classes, class number of each label): sorted where that can be, else as they come."""
-    try:
-        classes, codes = np.unique(labels, return_inverse=True)
-        return classes, codes.reshape(-1)
-    except TypeError:
-        places: dict[Any, int] = {}
-        codes = np.array([places.setdefault(label, len(places)) for label in labels])
-        classes = np.empty(len(places), dtype=object)
-        classes[:] = list(places)
-        return classes, codes
-
-
-def _objects(y: Sequence[Any]) -> Labels | None:
-    """Return labels as objects where numpy would make others of them; None where it would not."""
-    kinds = {
-        str if isinstance(label, str) else float if isinstance(label, numbers.Number) else object
-        for label in y
-    }
-    nested = any(isinstance(label, list | np.ndarray) for label in y)
-    if nested or (len(kinds) < 2 and object not in kinds):
-        return None
-    found = np.empty(len(y), dtype=object)
-    found[:] = list(y)
-    return found
 
 
 def _picture(one: Any, i: int) -> Any:

@@ -27,6 +27,9 @@ class Encoder(nn.Module):
     def __init__(self, model: Model, body: Tree, stats: Tree) -> None:
         super().__init__()
         self.model = traceable(model)
+        if model.table is not None:
+            # The model keeps its table once made; made while being traced, it would be no numbers.
+            self.model.prepare(torch.zeros(1, 1, dtype=torch.int32))
         self._like, self._stats_like = body, stats
         self._names = [_put(self, "body", body), _put(self, "stats", stats)]
 

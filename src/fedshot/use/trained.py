@@ -220,5 +220,3 @@ def _with_device(notes: dict[str, Any], config: Config) -> dict[str, Any]:
     """Return a checkpoint's notes with the device of this machine: it may be another one here."""
     held = trees.merged(notes["config"], {"run": {"device": config.run.device}})
     return notes | {"config": held}
-
-
