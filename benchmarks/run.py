@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import answers
 import exams
 import exchange
 import memory
@@ -34,7 +35,8 @@ from fedshot.recipes import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
-    *rounds.CASES, *meta.CASES, *exams.CASES, *steps.CASES, *exchange.CASES, *memory.CASES
+    *rounds.CASES, *meta.CASES, *exams.CASES, *steps.CASES, *exchange.CASES, *memory.CASES,
+    *answers.CASES
 ]  # fmt: skip
 
 

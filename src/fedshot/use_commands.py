@@ -40,7 +40,7 @@ def predict(options: argparse.Namespace) -> int:
             f"or too unsure. `fedshot calibrate {options.run}` measures them."
         )
     found = list(replies(classifier, options.query, inputs, is_text, skipped))
-    _tell_skipped(skipped)
+    _tell_skipped(skipped, quiet=options.quiet)
     if not found:
         raise DataError(
             f"{options.query} holds no {'text' if is_text else 'picture'} that can be read. Add "
@@ -149,7 +149,10 @@ def share(option: str, text: str | None) -> float | None:
     return value
 
 
-def _tell_skipped(skipped: Sequence[Skipped]) -> None:
+def _tell_skipped(skipped: Sequence[Skipped], *, quiet: bool) -> None:
+    if quiet and skipped:
+        tell(f"{count(len(skipped), 'file')} skipped")
+        return
     for one in skipped[:_TOLD]:
         tell(f"skipped: {one.reason}")
     if len(skipped) > _TOLD:

@@ -62,8 +62,8 @@ class Tokens:
             )
         if self.words and len(self.words) != len(table) - FIRST_WORD:
             raise DataError(
-                f"there are {len(self.words)} words for {len(table) - FIRST_WORD} vectors; expected "
-                "one for each row after the first two. Use fedshot.data.glove.embed."
+                f"there are {len(self.words)} words for {len(table) - FIRST_WORD} vectors; "
+                "expected one for each row after the first two. Use fedshot.data.glove.embed."
             )
         lengths = np.diff(o)
         if lengths.min() < 0 or not lengths.max() <= self.cut or self.cut < 1:

@@ -169,9 +169,7 @@ def _read(
     for path in _files(folder, is_text, skipped):
         try:
             if not _stays(path, root):
-                raise DataError(
-                    f"{path} is a link that leads out of {root}. Copy the file instead."
-                )
+                raise DataError(f"{path} is a link out of its folder. Copy the file instead.")
             yield path, inputs.one(path)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
