@@ -76,8 +76,8 @@ class ExamOptions:
         check_word("test.pool", self.pool, ("shared", "clients"))
         if self.pool == "clients" and self.group.clients:
             raise ConfigError(
-                f"test.pool is 'clients' and test.group.clients is {self.group.clients}: an episode "
-                "is of one client's examples, or dealt to a group. Leave one of them out."
+                f"test.pool is 'clients' and test.group.clients is {self.group.clients}: an "
+                "episode is of one client's examples, or dealt to a group. Leave one of them out."
             )
         for name in ("episodes", "validation_episodes"):
             if getattr(self, name) < 2:

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 
-from fedshot import tree
+from fedshot import facts, tree
 from fedshot.checkpoint import Checkpoints
-from fedshot.config import Chances, difference
+from fedshot.config import Chances, Config, RunOptions, difference
 from fedshot.errors import CheckpointError, QuorumError
 from fedshot.evaluation import Exam, Score, score
 from fedshot.fleets import (
@@ -76,7 +76,7 @@ class Experiment:
         threads = self.config.run.threads
         assert threads is not None, "the setting has said how many"
         self._threads = threads
-        self.meter = Meter(_fleet(host, setting, threads))
+        self.meter = Meter(fleet_for(host, self.config.run, setting.workers))
         self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
@@ -218,6 +218,8 @@ class Experiment:
     def _begin(self) -> None:
         """Take the folder over: drop what lies after the last complete round."""
         self.config.write(self.folder / "config.yaml")
+        if not (self.folder / facts.FILE).exists():
+            self.setting.facts().write(self.folder)
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
@@ -244,17 +246,7 @@ class Experiment:
         """Read the last checkpoint; change nothing on the disk."""
         self.round = self.checkpoints.rounds()[-1]
         notes = self.checkpoints.notes(self.round)
-        changed = difference(
-            notes["config"],
-            self.config.settings,
-            except_for=MAY_CHANGE,
-            later=defaults(self.config.settings),
-        )
-        if changed:
-            raise CheckpointError(
-                f"{self.folder} was started with another configuration: {changed}. Put it back, "
-                f"or start a new run under another name. ({', '.join(MAY_CHANGE)} may change.)"
-            )
+        check_belongs(self.folder, notes, self.config)
         if notes["dataset"] != self.setting.dataset.digest:
             raise CheckpointError(
                 f"{self.folder} was started on other data: the hash of dataset "
@@ -288,12 +280,29 @@ class Experiment:
         )
 
 
-def _fleet(host: Host, setting: Setting, threads: int) -> Fleet:
-    if setting.config.run.fleet == "vectorised":
-        return Vectorised(host, setting.config.run.chunk, setting.workers, threads)
-    if setting.workers > 1:
-        return Threads(host, setting.workers, threads)
+def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
+    """Return the fleet that a run asks for, with so many workers."""
+    assert run.threads is not None, "the setting has said how many"
+    if run.fleet == "vectorised":
+        return Vectorised(host, run.chunk, workers, run.threads)
+    if workers > 1:
+        return Threads(host, workers, run.threads)
     return Sequential(host)
+
+
+def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
+    """Raise CheckpointError unless a checkpoint is of a run with this configuration."""
+    changed = difference(
+        notes["config"],
+        config.settings,
+        except_for=MAY_CHANGE,
+        later=defaults(config.settings),
+    )
+    if changed:
+        raise CheckpointError(
+            f"{folder} was started with another configuration: {changed}. Put it back, "
+            f"or start a new run under another name. ({', '.join(MAY_CHANGE)} may change.)"
+        )
 
 
 def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:

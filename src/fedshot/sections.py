@@ -87,21 +87,25 @@ class ModelOptions:
     bf16: bool = False
 
     def build(self, dataset: Dataset) -> Model:
-        """Return the model for the images of a dataset, or for its texts and their vectors.
+        """Return the model for the images of a dataset, or for its texts and their vectors."""
+        x = dataset.x
+        return self.of(dataset.shape, torch.tensor(x.table) if isinstance(x, Tokens) else None)
+
+    def of(self, shape: tuple[int, ...], table: torch.Tensor | None) -> Model:
+        """Return the model for examples of a shape, texts if there is a table of word vectors.
 
         A configuration has put a method's choice in the place of "method"; without one, "running".
         """
-        x = dataset.x
         return Model(
             self.backbone,
             self.head,
-            dataset.shape,
+            shape,
             "running" if self.norm_policy == "method" else self.norm_policy,
             self.dtype,
             self.pixel_mean,
             self.pixel_std,
             self.bf16,
-            torch.tensor(x.table) if isinstance(x, Tokens) else None,
+            table,
         )
 
 

@@ -23,6 +23,7 @@ from fedshot.data import (
 )
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam, ExamOptions
+from fedshot.facts import Facts
 from fedshot.keys import Key
 from fedshot.machine import cores
 from fedshot.nn.cost import step_flops
@@ -69,6 +70,10 @@ class Arrangement:
             self._check_own_tests()
         self.left_out = unable(self.dataset, self.deal.train, config.episode)
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+
+    def facts(self) -> Facts:
+        """Return what a run keeps of its data."""
+        return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
 
     def notices(self) -> list[str]:
         """Return what a person should know before round 1."""

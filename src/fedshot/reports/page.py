@@ -71,11 +71,12 @@ def write_page(
         f"<footer>Written by fedshot {_e(__version__)}.</footer>",
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_bytes(path, _document(title, "\n".join(parts)).encode("utf-8"), sync=False)
+    storage.write_bytes(path, document(title, "\n".join(parts)).encode("utf-8"), sync=False)
 
 
-def _document(title: str, body: str) -> str:
-    style = files("fedshot.reports").joinpath("page.css").read_text(encoding="utf-8")
+def document(title: str, body: str, extra_style: str = "") -> str:
+    """Return the whole HTML of a page; `body` is markup, `title` is text."""
+    style = files("fedshot.reports").joinpath("page.css").read_text(encoding="utf-8") + extra_style
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
