@@ -1,0 +1,123 @@
+"""Letters to nodes and back: who is there, what they answered, what came too late."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import httpx
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedshot.deploy.flower.codec import CodecError, Limits
+from fedshot.deploy.flower.letters import Letter, read_letter
+
+_TYPE = "query.fedshot"
+_SOON, _SELDOM, _PATIENCE = 0.01, 0.25, 0.05  # seconds between looks, and a share of the waiting
+_LATE = 600.0  # seconds for which a reply is waited for to be named
+
+
+class Mail(NamedTuple):
+    """What came back from a node: a letter, or why there is none."""
+
+    node: int
+    letter: Letter | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    node: int
+    ident: str
+    until: float  # by the clock of the wall, when Flower forgets it
+
+
+class Post:
+    """The messages of one run.
+
+    Args:
+        grid: Flower's.
+        limits: the most that is taken in.
+        tell: where it is said what was dropped.
+    """
+
+    def __init__(self, grid: Grid, limits: Limits, tell: Callable[[str], None]) -> None:
+        self._grid, self._limits, self._tell = grid, limits, tell
+        self._late: dict[str, _Sent] = {}
+        self._taken: set[str] = set()
+
+    def there(self) -> dict[int, str]:
+        """Return the nodes that are connected, with the names they are registered by."""
+        found: dict[int, str] = {}
+        infos: Any = self._grid.get_nodes() if hasattr(self._grid, "get_nodes") else ()
+        for info in infos:
+            if info.status == "online":
+                found[info.node_id] = info.name
+        return found
+
+    def ask(self, letters: Mapping[int, Letter], seconds: float) -> Iterator[Mail]:
+        """Send each node its letter, and yield what comes back, each node once.
+
+        Those that have not answered after so many seconds have not at all: what comes of them later
+        is dropped, and named.
+        """
+        sent = self._send(letters, seconds)
+        begun = time.monotonic()
+        while sent:
+            waited = time.monotonic() - begun
+            if waited >= seconds:
+                break
+            got = self._pull([*sent])
+            for message in got:
+                ident = message.metadata.reply_to_message_id
+                if ident in sent:
+                    yield self._open(sent.pop(ident), message)
+            if sent and not got:
+                wait = max(_SOON, min(_SELDOM, _PATIENCE * waited))
+                time.sleep(max(0.0, min(wait, seconds - waited)))
+        self._late |= sent
+        for one in sent.values():
+            yield Mail(one.node, None, f"no reply within {seconds:g} s")
+
+    def _send(self, letters: Mapping[int, Letter], seconds: float) -> dict[str, _Sent]:
+        made = {}
+        messages = []
+        for node, letter in letters.items():
+            ident = letter.head["id"] = secrets.token_hex(8)
+            ttl = seconds + _LATE
+            messages.append(Message(letter.record(), node, _TYPE, ttl=ttl))
+            made[len(messages) - 1] = _Sent(node, ident, time.time() + ttl - 1)
+        ids = list(self._grid.push_messages(messages))
+        return {ids[i]: sent for i, sent in made.items() if ids[i]}
+
+    def _pull(self, wanted: list[str]) -> list[Message]:
+        """Return what has come for these messages, and name what has come for earlier ones."""
+        now = time.time()
+        self._late = {ident: sent for ident, sent in self._late.items() if sent.until > now}
+        try:
+            got = list(self._grid.pull_messages([*wanted, *self._late]))
+        except httpx.HTTPError as error:
+            self._tell(f"the server does not answer: {error}")
+            return []
+        for message in got:
+            late = self._late.pop(message.metadata.reply_to_message_id, None)
+            if late is not None:
+                self._tell(f"a reply of node {late.node} came too late and was dropped")
+        return got
+
+    def _open(self, sent: _Sent, message: Message) -> Mail:
+        if message.has_error():
+            return Mail(sent.node, None, f"Flower says: {message.error.reason}")
+        try:
+            letter = read_letter(message.content, self._limits)
+        except CodecError as error:
+            return Mail(sent.node, None, f"its reply cannot be read: {error}")
+        if letter.head.get("id") != sent.ident:
+            return Mail(sent.node, None, "its reply is to another letter")
+        for kind in ("refused", "failed"):
+            if kind in letter.head:
+                return Mail(sent.node, letter, f"{kind}: {str(letter.head[kind])[:500]}")
+        return Mail(sent.node, letter)
