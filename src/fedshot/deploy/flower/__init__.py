@@ -1,9 +1,10 @@
 """The same experiment across machines: Flower carries messages, identities and TLS.
 
-What is trained, whom it asks, what counts and what is kept is fedshot's own, as on one machine. This
-package alone imports flwr, and `CHECKED` names the versions that it was checked with: it uses parts
-of Flower below its documented interface (see `link.py` and `operator.py`), because the documented
-ones start a process for every message, poll every three seconds, and run code that the server sends.
+What is trained, whom it asks, what counts and what is kept is fedshot's own, as on one machine.
+This package alone imports flwr, and `CHECKED` names the versions that it was checked with: it uses
+parts of Flower below its documented interface (see `link.py` and `operator.py`), because what is
+documented starts a process for every message, looks for one every three seconds, and runs code that
+the server sends.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def add_flower(
     keys = action("keys", "make the certificates of a server, or the key of a node")
     keys.add_argument("--server", nargs="+", metavar="HOST", help="names and addresses of it")
     keys.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
-    keys.add_argument("--days", type=int, default=365, help="that its certificate is good for (365)")
+    keys.add_argument(
+        "--days", type=int, default=365, help="that its certificate is good for (365)"
+    )
     keys.add_argument("--node", type=Path, metavar="FILE", help="where a node's key goes")
     server = action("server", "run a server, until Ctrl-C")
     server.add_argument("--folder", type=Path, default=Path("flower"), help="of its own (flower)")

@@ -49,6 +49,9 @@ class Limits:
     depth: int = 32
 
 
+LIMITS = Limits()
+
+
 def pack(content: Tree) -> tuple[Form, bytes]:
     """Return the form of a tree and the bytes of its leaves."""
     flat = {

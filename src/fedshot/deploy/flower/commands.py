@@ -164,11 +164,9 @@ def server(options: argparse.Namespace) -> int:
 def node(options: argparse.Namespace) -> int:
     """Serve the clients of this machine until it is stopped."""
     require_flower()
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     from fedshot.deploy.flower.codec import Limits
     from fedshot.deploy.flower.home import check_secure, joined, split
-    from fedshot.deploy.flower.keys import load_node_key
+    from fedshot.deploy.flower.keys import load_node_key, new_key
     from fedshot.deploy.flower.link import Link
     from fedshot.deploy.flower.node import serve
     from fedshot.deploy.flower.processes import heed_leash
@@ -187,7 +185,7 @@ def node(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.ca} is no file. Bring ca.pem from the server's folder.")
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())
-    key = load_node_key(options.key) if options.key else ec.generate_private_key(ec.SECP384R1())
+    key = load_node_key(options.key) if options.key else new_key()
     clients = parse_clients(options.clients) if options.clients else None
     holdings = read_shards(options.data, clients)
     options.state.mkdir(parents=True, exist_ok=True)

@@ -10,33 +10,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from fedshot.deploy.flower.codec import CodecError, Limits
-from fedshot.deploy.flower.letters import COMMON, Letter
-from fedshot.deploy.flower.post import Mail, Post
+from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
+from fedshot.deploy.flower.letters import COMMON, Letter, Mail
+from fedshot.deploy.flower.roster import HELLO, NO_SEAL, Carrier, Node, Roster, Seal
 from fedshot.deploy.flower.setup import Setup
 from fedshot.errors import CheckpointError
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol import Arrival, Exchange, Fault, Fleet, PerClient, Reply
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-_HELLO = 60.0  # seconds for a node to read its data and say who lives there
-
-
-@dataclass
-class Node:
-    """What the server knows of a node, by its name; its number may change."""
-
-    name: str
-    number: int
-    clients: frozenset[int]
-    base: tuple[int, str]  # the seal that the server can go back to
-    orders: list[list[Any]] = field(default_factory=list)
-    environment: dict[str, Any] = field(default_factory=dict)
 
 
 class FlowerFleet(Wrapper):
@@ -46,7 +28,7 @@ class FlowerFleet(Wrapper):
         here: the fleet of the server's own machine, for work that asks no client.
         post: carries the letters.
         setup: what nodes are told of the run.
-        life: how often the run was begun or gone on with.
+        life: number of this life of the run, above all that were before.
         keeps: whether the method's clients have private states.
         deadline: seconds that an exchange waits for replies.
         limits: the most that is taken in.
@@ -56,86 +38,82 @@ class FlowerFleet(Wrapper):
     def __init__(
         self,
         here: Fleet,
-        post: Post,
+        post: Carrier,
         setup: Setup,
         *,
         life: int,
         keeps: bool,
         deadline: float,
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
         tell: Callable[[str], None] = print,
     ) -> None:
         super().__init__(here)
-        self._post, self._setup, self._life, self._keeps = post, setup, life, keeps
-        self._deadline, self._limits, self._tell = deadline, limits, tell
-        self.nodes: dict[str, Node] = {}
-        self._bases: dict[str, tuple[int, str]] = {}
-        self._opened: dict[int, dict[str, tuple[int, str]]] = {}
-        self._orders = 0
-        self.seconds = 0.0  # that nodes say they worked, the slowest of each exchange
+        self.roster = Roster(post, setup, life, tell)
+        self._post, self._keeps, self._deadline = post, keeps, deadline
+        self._limits, self._tell = limits, tell
+        self._opened: dict[int, dict[str, Seal]] = {}
+        self.seconds = 0.0  # that nodes say they worked, of the slowest of each exchange
 
     def missing(self, clients: Collection[int]) -> list[int]:
-        """Return the clients that no node has claimed, after asking the new ones."""
-        self._greet()
-        return sorted(set(clients).difference(*(node.clients for node in self.nodes.values())))
+        """Return the clients whose node is not there."""
+        there = self.roster.there().values()
+        return sorted(set(clients).difference(*(node.clients for node in there)))
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the clients, as their nodes answer."""
-        there = self._post.there()
-        if any(number not in self._numbers() for number in there):
-            self._greet(there)
+        there, homes = self.roster.there(), self.roster.homes()
         asked: dict[int, list[int]] = defaultdict(list)
-        homes = {client: node for node in self.nodes.values() for client in node.clients}
         for client in exchange.to:
             node = homes.get(client)
             if node is None:
                 yield Arrival(client, None, Fault("lost", "no node holds this client"))
             elif node.number not in there:
-                reason = f"node {node.name!r} is not connected"
+                reason = f"node {node.name} is not connected"
                 yield Arrival(client, None, Fault("lost", reason))
             else:
                 asked[node.number].append(client)
-        letters = {number: self._work(exchange, number, to) for number, to in asked.items()}
+        common = Letter({})
+        if not isinstance(exchange.down, PerClient):
+            common.put(COMMON, exchange.down)  # once, however many nodes it goes to
+        letters = {
+            number: self._work(exchange, there[number], to, common) for number, to in asked.items()
+        }
         slowest = 0.0
         for mail in self._post.ask(letters, self._deadline):
-            slowest = max(slowest, self._note(mail))
-            yield from self._arrivals(mail, asked[mail.node])
+            slowest = max(slowest, self.roster.note(mail))
+            yield from self._arrivals(mail, there[mail.node].name, asked[mail.node])
         self.seconds += slowest
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Let the nodes drop the states of clients that were not accepted."""
         if exchange.phase != "train" or not self._keeps:
             return
-        for node in self.nodes.values():
+        for node in self.roster:
             dropped = sorted((node.clients & set(exchange.to)) - accepted)
             if dropped:
-                self._order(node, "drop", list(exchange.version), dropped)
+                self.roster.order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
         """Let the nodes drop the states of a round that does not count."""
-        for node in self.nodes.values() if self._keeps else ():
-            self._order(node, "void", round)
+        for node in self.roster if self._keeps else ():
+            self.roster.order(node, "void", round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
         """Make this round's states last on every node that answers; return who sealed what.
 
-        Of a node that does not answer, an earlier seal stands: its clients have not taken part
-        since, or go back to it.
+        Of a node that does not answer an earlier seal stands. Should the run be gone on with from
+        this checkpoint, its clients go back to that.
         """
         if not self._keeps:
             return ""
-        for node in self.nodes.values():
-            self._order(node, "seal", round, sorted({*keep, node.base[0]}))
-        there = self._post.there()
-        letters = {node.number: self._letter(node) for node in self.nodes.values()
-                   if node.number in there}  # fmt: skip
-        for mail in self._post.ask(letters, self._deadline):
-            self._note(mail)
+        for node in self.roster:
+            self.roster.order(node, "seal", round, sorted({*keep, node.base[0]}))
+        for mail, name in self._tell_all(self._deadline):
             if mail.reason:
-                self._tell(f"node {self._name(mail.node)} has not sealed {round}: {mail.reason}")
-        for node in self.nodes.values():
-            self._bases[node.name] = node.base
-        return json.dumps({name: list(base) for name, base in sorted(self._bases.items())})
+                self._tell(f"node {name} has not sealed round {round}: {mail.reason}")
+        self.roster.bases |= {node.name: node.base for node in self.roster}
+        bases = sorted(self.roster.bases.items())
+        return json.dumps({name: list(base) for name, base in bases})
 
     def open(self, round: int, sha: str) -> None:
         """Remember which states belong to a sealed round."""
@@ -146,67 +124,26 @@ class FlowerFleet(Wrapper):
 
         Raises CheckpointError when a node that is there does not have them.
         """
-        self._bases = _bases(sha)
-        for node in self.nodes.values():
-            node.base = self._bases.get(node.name, (-1, ""))
-        there = self._post.there()
-        letters = {node.number: self._letter(node) for node in self.nodes.values()
-                   if node.number in there}  # fmt: skip
-        for mail in self._post.ask(letters, max(_HELLO, self._deadline)):
-            self._note(mail)
+        self.roster.begin_life(_bases(sha))
+        for mail, name in self._tell_all(max(HELLO, self._deadline)):
             if mail.reason and mail.letter is not None:
-                raise CheckpointError(
-                    f"node {self._name(mail.node)} cannot go back to round {round}: {mail.reason}"
-                )
+                raise CheckpointError(f"node {name} cannot go back to round {round}: {mail.reason}")
 
-    def _greet(self, there: dict[int, str] | None = None) -> None:
-        """Ask nodes that are new who lives there."""
-        there = self._post.there() if there is None else there
-        letters = {}
-        for number, name in there.items():
-            if number not in self._numbers():
-                stranger = Node(name, number, frozenset(), self._bases.get(name, (-1, "")))
-                letters[number] = self._letter(stranger, life=0)
-                letters[number].head["hello"] = True
-        for mail in self._post.ask(letters, _HELLO):
-            if mail.letter is None or mail.reason:
-                self._tell(f"node {mail.node} does not take part: {mail.reason}")
-                continue
-            self._admit(mail.node, there[mail.node], mail.letter)
+    def _tell_all(self, seconds: float) -> Iterator[tuple[Mail, str]]:
+        """Send every node that is there its orders; yield what it says, with its name."""
+        there = self.roster.there()
+        letters = {number: self.roster.letter(node) for number, node in there.items()}
+        for mail in self._post.ask(letters, seconds):
+            self.roster.note(mail)
+            yield mail, there[mail.node].name
 
-    def _admit(self, number: int, registered: str, letter: Letter) -> None:
-        head = letter.head
-        name = registered or str(head.get("name"))[:100]  # the key's name, where there are keys
-        claimed = head.get("clients")
-        if not isinstance(claimed, list) or not all(type(c) is int for c in claimed):
-            self._tell(f"node {name} does not take part: it does not say who lives there")
-            return
-        clients = frozenset(claimed)
-        for other in self.nodes.values():
-            if other.name != name and other.clients & clients:
-                twice = min(other.clients & clients)
-                self._tell(f"node {name} does not take part: client {twice} lives at {other.name}")
-                return
-        known = self.nodes.get(name)
-        if known is not None:
-            known.number, known.clients = number, clients
-            return
-        base = self._bases.get(name, (-1, ""))
-        environment = head.get("environment")
-        self.nodes[name] = Node(name, number, clients, base)
-        if isinstance(environment, dict):
-            self.nodes[name].environment = environment
-        self._tell(f"node {name} holds clients {_ranges(clients)}")
-
-    def _work(self, exchange: Exchange, number: int, to: Sequence[int]) -> Letter:
-        node = self._numbers()[number]
-        letter = self._letter(node)
-        messages = {client: exchange.message(client) for client in to}  # each is counted
-        if isinstance(exchange.down, PerClient):
-            for client, message in messages.items():
+    def _work(self, exchange: Exchange, node: Node, to: Sequence[int], common: Letter) -> Letter:
+        letter = self.roster.letter(node)
+        letter.add(common)
+        for client in to:
+            message = exchange.message(client)  # counted for each client
+            if COMMON not in letter.blocks:
                 letter.put(f"c{client}", message)
-        else:
-            letter.put(COMMON, exchange.down)
         letter.head["work"] = {
             "name": exchange.work.name,
             "phase": exchange.phase,
@@ -222,39 +159,9 @@ class FlowerFleet(Wrapper):
         opened = self._opened.get(exchange.version[0])
         if exchange.phase == "train" or opened is None or not self._keeps:
             return None
-        return list(opened.get(node.name, (-1, "")))
+        return list(opened.get(node.name, NO_SEAL))
 
-    def _letter(self, node: Node, life: int | None = None) -> Letter:
-        return Letter(
-            {
-                "setup": self._setup.to_json(),
-                "life": self._life if life is None else life,
-                "base": list(node.base),
-                "orders": list(node.orders),
-            }
-        )
-
-    def _order(self, node: Node, *words: Any) -> None:
-        self._orders += 1
-        node.orders.append([self._orders, *words])
-
-    def _note(self, mail: Mail) -> float:
-        """Take in what a node says of orders and seals; return the seconds that it worked."""
-        node = self._numbers().get(mail.node)
-        if node is None or mail.letter is None or mail.reason:
-            return 0.0
-        head = mail.letter.head
-        try:
-            done, sealed = int(head["done"]), (int(head["sealed"][0]), str(head["sealed"][1]))
-            seconds = float(head["seconds"])
-        except (KeyError, TypeError, ValueError, IndexError):
-            return 0.0
-        node.orders = [order for order in node.orders if order[0] > done]
-        node.base = sealed
-        return seconds
-
-    def _arrivals(self, mail: Mail, asked: Sequence[int]) -> Iterator[Arrival]:
-        name = self._name(mail.node)
+    def _arrivals(self, mail: Mail, name: str, asked: Sequence[int]) -> Iterator[Arrival]:
         if mail.letter is None or mail.reason:
             for client in asked:
                 yield Arrival(client, None, Fault("lost", f"node {name}: {mail.reason}"))
@@ -262,7 +169,7 @@ class FlowerFleet(Wrapper):
         results = mail.letter.head.get("results")
         results = results if isinstance(results, dict) else {}
         for stranger in sorted(set(results) - set(map(str, asked))):
-            self._tell(f"node {name} answered for {stranger[:20]!r}, which was not asked; dropped")
+            self._tell(f"node {name} answers for {stranger[:20]!r}, which was not asked; dropped")
         for client in asked:
             if str(client) not in results:
                 yield Arrival(client, None, Fault("lost", f"node {name} says nothing of it"))
@@ -271,13 +178,6 @@ class FlowerFleet(Wrapper):
                 yield _arrival(client, results[str(client)], mail.letter, self._limits)
             except CodecError as error:
                 yield Arrival(client, None, Fault("refused", f"node {name}: {error}"))
-
-    def _numbers(self) -> dict[int, Node]:
-        return {node.number: node for node in self.nodes.values()}
-
-    def _name(self, number: int) -> str:
-        node = self._numbers().get(number)
-        return repr(node.name) if node else str(number)
 
 
 def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arrival:
@@ -293,16 +193,5 @@ def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arriva
     return Arrival(client, Reply(content["up"], {}, weight, content["metrics"]))
 
 
-def _bases(sha: str) -> dict[str, tuple[int, str]]:
+def _bases(sha: str) -> dict[str, Seal]:
     return {name: (round, found) for name, (round, found) in json.loads(sha or "{}").items()}
-
-
-def _ranges(clients: Collection[int]) -> str:
-    """Return clients as `0-3, 7`."""
-    runs: list[list[int]] = []
-    for client in sorted(clients):
-        if runs and client == runs[-1][1] + 1:
-            runs[-1][1] = client
-        else:
-            runs.append([client, client])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

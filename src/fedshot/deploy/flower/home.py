@@ -1,15 +1,14 @@
 """A server's folder: its certificates, the public keys of its nodes, its address and its token.
 
-    ca.pem ca.key server.pem server.key     made by `fedshot flower keys`; ca.pem goes to the nodes
-    nodes/hospital-a.pub                    brought by hand; the name of the file is the node's
-    server.json token link.db               written by the server
+ca.pem ca.key server.pem server.key     made by `fedshot flower keys`; ca.pem goes to the nodes
+nodes/hospital-a.pub                    brought by hand; the name of the file is the node's
+server.json token server.log            written by the server
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import secrets
 import socket
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from fedshot import storage
 from fedshot.deploy.flower.codec import Limits
-from fedshot.deploy.flower.keys import CA, CERTIFICATE, KEY
+from fedshot.deploy.flower.keys import CA, CERTIFICATE, KEY, write_secret
 from fedshot.errors import ConfigError
 
 
@@ -43,9 +42,7 @@ class Home:
         path = self.folder / "token"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(made, "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(32))
+            write_secret(path, secrets.token_hex(32).encode())
         return path.read_text(encoding="ascii")
 
     def write_address(self, host: str, port: int, *, secure: bool, limits: Limits) -> None:
@@ -77,6 +74,8 @@ class Home:
         words = [sys.executable, "-m", "fedshot.deploy.flower.superlink", str(limits.message)]
         words += ["--host", host, "--port", str(port), "--isolation", "process"]
         words += ["--database", str(self.folder / "link.db")]
+        # In memory: nodes are registered anew at every start, and no run of an earlier life is left
+        # hanging; a file would double the time of every request.
         words += ["--disable-runtime-dependency-installation"]
         if not secure:
             return [*words, "--insecure"]

@@ -2,20 +2,21 @@
 
 On the wire a letter is a record of a text and a record of arrays, nothing else. Flower keeps every
 array as an object of its own, which takes a request to bring; so there are two at most: what is
-common to all clients of an exchange, which is stored once however many nodes it goes to, and all the
-rest end to end. What is small goes along with the text, and costs no request at all.
+common to all clients of an exchange, which is stored once however many nodes it goes to, and all
+the rest end to end. What is small goes along with the text, and costs no request at all.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
-
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedshot.deploy.flower.codec import CodecError, Limits, pack, read_head, unpack
 from fedshot.tree import Tree
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 COMMON = "common"
 _REST = "rest"
@@ -35,6 +36,11 @@ class Letter:
         form, self.blocks[name] = pack(content)
         self.head.setdefault("forms", {})[name] = form
 
+    def add(self, other: Letter) -> None:
+        """Add the blocks of another letter."""
+        self.blocks |= other.blocks
+        self.head.setdefault("forms", {}).update(other.head.get("forms", {}))
+
     def get(self, name: str, limits: Limits) -> Tree:
         """Return a tree. Raises CodecError."""
         forms = self.head.get("forms", {})
@@ -44,6 +50,8 @@ class Letter:
 
     def record(self) -> RecordDict:
         """Return the letter as Flower carries it."""
+        from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
         rest = {name: data for name, data in self.blocks.items() if name != COMMON}
         wire = {COMMON: self.blocks[COMMON]} if COMMON in self.blocks else {}
         if rest:
@@ -61,8 +69,26 @@ class Letter:
         return RecordDict(content | ({_ARRAYS: ArrayRecord(arrays)} if arrays else {}))
 
 
+class Mail(NamedTuple):
+    """What came back from a node: a letter, or why there is none that counts."""
+
+    node: int
+    letter: Letter | None
+    reason: str = ""
+
+
+def refusal(letter: Letter) -> str:
+    """Return why a node could not do what it was asked; "" when it could."""
+    for kind in ("refused", "failed"):
+        if kind in letter.head:
+            return f"{kind}: {str(letter.head[kind])[:500]}"
+    return ""
+
+
 def read_letter(record: RecordDict, limits: Limits) -> Letter:
     """Return the letter that a record holds. Raises CodecError where it holds anything else."""
+    from flwr.app import ArrayRecord, ConfigRecord
+
     if not {_HEAD} <= set(record) <= {_HEAD, _ARRAYS}:
         raise CodecError(f"records {sorted(record)[:5]}; expected {[_ARRAYS, _HEAD]}")
     config, arrays = record[_HEAD], record.get(_ARRAYS, ArrayRecord())

@@ -1,8 +1,8 @@
 """A node's line to the SuperLink: Flower's Fleet API, its signatures and its TLS.
 
-Flower's own SuperNode starts a process for every message and looks for one every three seconds; this
-line stays in the process that has torch loaded and the data open. It never asks for the app (FAB)
-that belongs to a run: the code of a node is what is installed on it.
+Flower's own SuperNode starts a process for every message and looks for one every three seconds;
+this line stays in the process that has torch loaded and the data open. It never asks for the app
+(FAB) that belongs to a run: the code of a node is what is installed on it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ from fedshot.errors import ConfigError
 HEARTBEAT = 10.0  # seconds, the least that Flower takes; a node is gone after twice that
 
 
-class LinkDown(Exception):
+class LinkError(Exception):
     """The server cannot be reached now."""
 
 
@@ -100,7 +101,7 @@ class Link:
 
         Raises:
             ConfigError: the server does not know the key, or is not the one that it should be.
-            LinkDown: it cannot be reached.
+            LinkError: it cannot be reached.
         """
         if not self._secure:
             self._introduce()
@@ -128,7 +129,7 @@ class Link:
     def pull(self) -> Message | None:
         """Return the next message, None when there is none.
 
-        Raises LinkDown, and CodecError for a message of too many pieces.
+        Raises LinkError, and CodecError for a message of too many pieces.
         """
         got = self._call("PullMessages", PullMessagesRequest(node=self._node))
         if not got.messages_list:
@@ -149,7 +150,7 @@ class Link:
         return message  # type: ignore[return-value]
 
     def push(self, content: RecordDict, to: Message) -> None:
-        """Answer a message. Raises LinkDown, and HTTPStatusError when nobody waits for it."""
+        """Answer a message. Raises LinkError, and HTTPStatusError when nobody waits for it."""
         reply = Message(content, reply_to=to)
         with no_object_id_recompute():
             name_message(reply)
@@ -178,7 +179,7 @@ class Link:
             return getattr(self._client, name)(request)
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
-                raise LinkDown(_words(error)) from None
+                raise LinkError(_words(error)) from None
             raise
         except httpx.TransportError as error:
             if isinstance(_cause(error), ssl.SSLCertVerificationError):
@@ -190,19 +191,16 @@ class Link:
                 raise ConfigError(
                     "the server does not speak plain text. Give its ca.pem with --ca."
                 ) from None
-            raise LinkDown(str(error) or type(error).__name__) from None
+            raise LinkError(str(error) or type(error).__name__) from None
 
     def _introduce(self) -> None:
         """Register the key, as a server without node keys lets anybody do."""
-        try:
+        # Refused where it is known already, or where the server wants keys, and will say so.
+        with suppress(httpx.HTTPStatusError):
             self._call("RegisterNode", RegisterNodeFleetRequest(public_key=self._public))
-        except httpx.HTTPStatusError:
-            pass  # it is known already, or the server wants keys and will say so
 
     def _beat(self, number: int) -> bool:
-        request = SendNodeHeartbeatRequest(
-            node=Node(node_id=number), heartbeat_interval=HEARTBEAT
-        )
+        request = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=HEARTBEAT)
         try:
             return bool(self._call("SendNodeHeartbeat", request).success)
         except httpx.HTTPStatusError:
@@ -212,7 +210,7 @@ class Link:
         while not self._stop.wait(HEARTBEAT / 3):
             try:
                 self._beat(self._node.node_id)
-            except (LinkDown, ConfigError, RuntimeError):
+            except (LinkError, ConfigError, RuntimeError):
                 continue  # the loop of the node says so
 
     def _remembered(self) -> int:

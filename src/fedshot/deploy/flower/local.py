@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedshot.deploy.flower.codec import Limits
+from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.home import Home, free_port, joined
-from fedshot.deploy.flower.keys import CERTIFICATE, load_public_keys, make_node_key, make_server_keys
+from fedshot.deploy.flower.keys import (
+    CERTIFICATE,
+    load_public_keys,
+    make_node_key,
+    make_server_keys,
+)
 from fedshot.deploy.flower.operator import Operator
 from fedshot.deploy.flower.processes import Child, Children
 from fedshot.deploy.flower.shards import write_shards
@@ -21,6 +26,7 @@ from fedshot.deploy.flower.superlink import TOKEN
 from fedshot.errors import FedshotError
 from fedshot.setting import Setting
 
+PROGRAM = [sys.executable, "-m", "fedshot.cli"]
 _START = 120.0  # seconds for a process to begin its work
 
 
@@ -40,7 +46,9 @@ def prepare(folder: Path, setting: Setting, nodes: int) -> None:
         if not (own / "node.key").exists():
             public.write_bytes(make_node_key(own / "node.key").read_bytes())
         if not (own / "data").exists():
-            write_shards(own / "data", setting.dataset, setting.deal.train, share(setting, nodes, i))
+            write_shards(
+                own / "data", setting.dataset, setting.deal.train, share(setting, nodes, i)
+            )
 
 
 def share(setting: Setting, nodes: int, i: int) -> list[int]:
@@ -57,7 +65,7 @@ def node_words(folder: Path, i: int, address: str) -> list[str]:
     """Return the words that start node i."""
     own = node_folder(folder, i)
     return [
-        sys.executable, "-m", "fedshot.cli", "flower", "node", "--server", address,
+        *PROGRAM, "flower", "node", "--server", address,
         "--ca", str(Home(folder / "server").ca), "--key", str(own / "node.key"),
         "--data", str(own / "data"), "--state", str(own / "state"), "--name", f"node-{i}",
     ]  # fmt: skip
@@ -65,7 +73,7 @@ def node_words(folder: Path, i: int, address: str) -> list[str]:
 
 @contextmanager
 def federation(
-    folder: Path, nodes: int, tell: Callable[[str], None], limits: Limits = Limits()
+    folder: Path, nodes: int, tell: Callable[[str], None], limits: Limits = LIMITS
 ) -> Iterator[tuple[Home, Children]]:
     """Start a server and nodes in a folder that was prepared, and take them down again.
 

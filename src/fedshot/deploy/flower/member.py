@@ -12,8 +12,7 @@ until the node has said that they are done; each is done once.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from fedshot.experiment import MAY_CHANGE
 from fedshot.fleets import Host, PrivateStore, Sequential, Threads
 from fedshot.keys import Key
 from fedshot.machine import arithmetic
-from fedshot.protocol import Arrival, ClientWork, Exchange, PerClient
+from fedshot.protocol import Arrival, ClientWork, Exchange, Method, PerClient
 from fedshot.tree import Tree
 
 Version = tuple[int, int]
@@ -37,32 +36,48 @@ class Member:
     """A node in a run.
 
     Args:
-        setup: the run.
-        holdings: the node's clients.
-        folder: where their states live; made when the first one is written.
+        method: whose work its clients run.
+        host: where they live.
+        clients: their numbers.
+        folder: where the life of the run is noted; their states are in the host's store.
+        threads: intra-op threads of the run.
         workers: clients that run at once. The same bits for any number.
-
-    Raises:
-        ConfigError: the run and the node's data do not belong together.
-        CheckpointError: the folder holds another run of the same name.
     """
 
-    def __init__(self, setup: Setup, holdings: Holdings, folder: Path, workers: int) -> None:
-        setup.check(holdings)
-        config = setup.config()
-        self.folder, self.holdings = folder, holdings
-        self._agree(config.settings)
-        threads = config.run.threads or 1
-        self._threads = threads
-        self._method = setup.method(config, holdings)
-        self._store = PrivateStore(folder / "clients")
-        host = Host(
-            self._method, holdings.dataset, holdings.partition, self._store,
-            setup.private_key(config),
-        )  # fmt: skip
+    def __init__(
+        self,
+        method: Method[Any],
+        host: Host,
+        clients: Collection[int],
+        folder: Path,
+        *,
+        threads: int = 1,
+        workers: int = 1,
+    ) -> None:
+        self._method, self._store, self._clients = method, host.store, frozenset(clients)
+        self._folder, self._threads = folder, threads
         self._fleet = Threads(host, workers, threads) if workers > 1 else Sequential(host)
         self._life, self._done, self._sealed = self._remembered()
         self._awake = False
+
+    @classmethod
+    def of(cls, setup: Setup, holdings: Holdings, folder: Path, workers: int) -> Member:
+        """Return a node's part in a run that a server has told of.
+
+        Raises:
+            ConfigError: the run and the node's data do not belong together.
+            CheckpointError: the folder holds another run of the same name.
+        """
+        setup.check(holdings)
+        config = setup.config()
+        _agree(folder / "settings.json", config.settings)
+        method = setup.method(config, holdings)
+        host = Host(
+            method, holdings.dataset, holdings.partition, PrivateStore(folder / "clients"),
+            setup.private_key(config),
+        )  # fmt: skip
+        threads = config.run.threads or 1
+        return cls(method, host, holdings.clients, folder, threads=threads, workers=workers)
 
     def arrive(self, life: int, base: tuple[int, str]) -> None:
         """Take part in a life of the run, from the states sealed as `base`.
@@ -112,7 +127,7 @@ class Member:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
             raise CodecError(f"phase {phase[:20]!r} is not known here")
-        strangers = sorted(set(messages) - set(self.holdings.clients))
+        strangers = sorted(set(messages) - self._clients)
         if strangers:
             raise CodecError(f"client {strangers[0]} does not live here")
         version: Version = (int(work["version"][0]), int(work["version"][1]))
@@ -147,23 +162,25 @@ class Member:
         kept = {max((h for h in held if h <= r), default=-1) for r in keep}
         self._sealed = (round, self._store.seal(round, kept))
 
-    def _agree(self, settings: dict[str, Any]) -> None:
-        path = self.folder / "settings.json"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            storage.write_bytes(path, json.dumps(settings).encode(), sync=True)
-            return
-        changed = difference(json.loads(path.read_text()), settings, except_for=MAY_CHANGE)
-        if changed:
-            raise CheckpointError(f"this run began with another configuration: {changed}.")
-
     def _remembered(self) -> tuple[int, int, tuple[int, str]]:
-        path = self.folder / "life.json"
+        path = self._folder / "life.json"
         if not path.exists():
             return 0, 0, (-1, "")
         found = json.loads(path.read_text())
         return found["life"], found["done"], (found["sealed"][0], found["sealed"][1])
 
     def _remember(self) -> None:
-        text = json.dumps(self.state | {"written": time.time()})
-        storage.write_bytes(self.folder / "life.json", text.encode(), sync=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.state)
+        storage.write_bytes(self._folder / "life.json", text.encode(), sync=True)
+
+
+def _agree(path: Path, settings: dict[str, Any]) -> None:
+    """Note the settings of a run; raise CheckpointError when it began with others."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_bytes(path, json.dumps(settings).encode(), sync=True)
+        return
+    changed = difference(json.loads(path.read_text()), settings, except_for=MAY_CHANGE)
+    if changed:
+        raise CheckpointError(f"this run began with another configuration: {changed}.")

@@ -9,11 +9,13 @@ import httpx
 
 from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.letters import Letter, read_letter
-from fedshot.deploy.flower.link import Link, LinkDown
+from fedshot.deploy.flower.link import Link, LinkError
 from fedshot.deploy.flower.worker import Worker
+from fedshot.errors import ConfigError
 
-_SOON, _SELDOM = 0.02, 1.0  # seconds between two looks: right after a message, and after a while
+_SOON, _SELDOM = 0.03, 1.0  # seconds between two looks: right after a message, and after a while
 _PATIENCE = 0.05  # of the time since the last message
+_MANNERS = 8.0  # times what a look takes, so that looking does not keep the server from answering
 _AGAIN = 10.0  # seconds between two tries when the server is gone, at most
 
 
@@ -24,21 +26,23 @@ def serve(
 
     Raises ConfigError when the server does not want this node, or is not the right one.
     """
-    _connect(link, tell, server)
+    _connect(link, tell, server, known=False)
     last = time.monotonic()
     while True:
+        begun = time.monotonic()
         try:
             message = link.pull()
         except CodecError as error:
             tell(f"a message was dropped: {error}")
             continue
-        except (LinkDown, httpx.HTTPError) as error:
+        except (LinkError, httpx.HTTPError) as error:
             tell(f"the server is gone: {error}")
-            _connect(link, tell, server)
+            _connect(link, tell, server, known=True)
             continue
         if message is None:
-            quiet = time.monotonic() - last
-            time.sleep(min(_SELDOM, max(_SOON, _PATIENCE * quiet)))
+            now = time.monotonic()
+            wait = max(_SOON, _PATIENCE * (now - last), _MANNERS * (now - begun))
+            time.sleep(min(_SELDOM, wait))
             continue
         try:
             reply = worker.answer(read_letter(message.content, limits))
@@ -46,17 +50,20 @@ def serve(
             reply = Letter({"refused": f"a message that cannot be read: {error}"})
         try:
             link.push(reply.record(), message)
-        except (LinkDown, httpx.HTTPError) as error:
+        except (LinkError, httpx.HTTPError) as error:
             tell(f"a reply came too late, or did not arrive: {error}")
         last = time.monotonic()
 
 
-def _connect(link: Link, tell: Callable[[str], None], server: str) -> None:
+def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: bool) -> None:
+    """Report to the server. One that has known this node may take a while to know it again."""
     wait = 0.2
     while True:
         try:
             number = link.open()
-        except LinkDown as error:
+        except (LinkError, ConfigError) as error:
+            if isinstance(error, ConfigError) and not known:
+                raise
             tell(f"no connection to {server}: {error}; trying again in {wait:.1f} s")
             time.sleep(wait)
             wait = min(_AGAIN, 2 * wait)

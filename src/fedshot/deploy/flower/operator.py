@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedshot.deploy.flower.codec import Limits
+from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import be_quiet, bound
 from fedshot.errors import ConfigError
 
+_PATIENCE = 60.0  # seconds for which a server that does not answer may come back
 _APP = b"""\
 [project]
 name = "fedshot"
@@ -69,7 +70,7 @@ class Operator:
     address: str
     token: str
     ca: Path | None
-    limits: Limits = Limits()
+    limits: Limits = LIMITS
 
     def ready(self) -> bool:
         """Whether the server answers."""
@@ -114,6 +115,7 @@ class Operator:
                 "`fedshot flower server`."
             ) from None
         grid = HttpGrid(self.address, self.ca is None, self._root(), token=token)
+        grid._retry_invoker.max_time = _PATIENCE
         client = grid._runtime_client
         bound(client, self.limits, self._headers())
         got = client.PullTaskInput(PullTaskInputRequest())
@@ -129,10 +131,9 @@ class Operator:
         finally:
             heart.stop()
             grid._retry_invoker.max_tries = 1
-            try:
+            # A server that has gone ends the run by itself when nothing is heard of it.
+            with suppress(httpx.HTTPError, RuntimeError):
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
-            except (httpx.HTTPError, RuntimeError):
-                pass  # the server has gone; it ends the run by itself when nothing is heard of it
             grid.close()
 
     def _start(self) -> int:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from flwr.app import Message
-from flwr.serverapp import Grid
+from flwr.superlink.grid import HttpGrid
 
 from fedshot.deploy.flower.codec import CodecError, Limits
-from fedshot.deploy.flower.letters import Letter, read_letter
+from fedshot.deploy.flower.letters import Letter, Mail, read_letter, refusal
+from fedshot.errors import FedshotError
 
 _TYPE = "query.fedshot"
-_SOON, _SELDOM, _PATIENCE = 0.01, 0.25, 0.05  # seconds between looks, and a share of the waiting
+_SOON, _SELDOM, _PATIENCE = 0.02, 0.25, 0.05  # seconds between looks, and a share of the waiting
+_MANNERS = 4.0  # times what a look takes, so that looking does not keep the server from its work
 _LATE = 600.0  # seconds for which a reply is waited for to be named
 
 
-class Mail(NamedTuple):
-    """What came back from a node: a letter, or why there is none."""
-
-    node: int
-    letter: Letter | None
-    reason: str = ""
+class ServerGoneError(FedshotError):
+    """The SuperLink has ended, or another has taken its place."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,18 @@ class _Sent:
     node: int
     ident: str
     until: float  # by the clock of the wall, when Flower forgets it
+
+
+@contextmanager
+def _server() -> Iterator[None]:
+    """Say in words that the server has gone."""
+    try:
+        yield
+    except (httpx.HTTPError, RuntimeError) as error:
+        raise ServerGoneError(
+            f"the server does not answer any more ({error}). Start it again, and go on with "
+            "`fedshot resume`."
+        ) from None
 
 
 class Post:
@@ -44,7 +55,7 @@ class Post:
         tell: where it is said what was dropped.
     """
 
-    def __init__(self, grid: Grid, limits: Limits, tell: Callable[[str], None]) -> None:
+    def __init__(self, grid: HttpGrid, limits: Limits, tell: Callable[[str], None]) -> None:
         self._grid, self._limits, self._tell = grid, limits, tell
         self._late: dict[str, _Sent] = {}
         self._taken: set[str] = set()
@@ -52,7 +63,8 @@ class Post:
     def there(self) -> dict[int, str]:
         """Return the nodes that are connected, with the names they are registered by."""
         found: dict[int, str] = {}
-        infos: Any = self._grid.get_nodes() if hasattr(self._grid, "get_nodes") else ()
+        with _server():
+            infos: Any = list(self._grid.get_nodes())
         for info in infos:
             if info.status == "online":
                 found[info.node_id] = info.name
@@ -71,12 +83,13 @@ class Post:
             if waited >= seconds:
                 break
             got = self._pull([*sent])
+            took = time.monotonic() - begun - waited
             for message in got:
                 ident = message.metadata.reply_to_message_id
                 if ident in sent:
                     yield self._open(sent.pop(ident), message)
             if sent and not got:
-                wait = max(_SOON, min(_SELDOM, _PATIENCE * waited))
+                wait = min(_SELDOM, max(_SOON, _PATIENCE * waited, _MANNERS * took))
                 time.sleep(max(0.0, min(wait, seconds - waited)))
         self._late |= sent
         for one in sent.values():
@@ -90,18 +103,18 @@ class Post:
             ttl = seconds + _LATE
             messages.append(Message(letter.record(), node, _TYPE, ttl=ttl))
             made[len(messages) - 1] = _Sent(node, ident, time.time() + ttl - 1)
-        ids = list(self._grid.push_messages(messages))
+        if not messages:
+            return {}
+        with _server():
+            ids = list(self._grid.push_messages(messages))
         return {ids[i]: sent for i, sent in made.items() if ids[i]}
 
     def _pull(self, wanted: list[str]) -> list[Message]:
         """Return what has come for these messages, and name what has come for earlier ones."""
         now = time.time()
         self._late = {ident: sent for ident, sent in self._late.items() if sent.until > now}
-        try:
+        with _server():
             got = list(self._grid.pull_messages([*wanted, *self._late]))
-        except httpx.HTTPError as error:
-            self._tell(f"the server does not answer: {error}")
-            return []
         for message in got:
             late = self._late.pop(message.metadata.reply_to_message_id, None)
             if late is not None:
@@ -117,7 +130,4 @@ class Post:
             return Mail(sent.node, None, f"its reply cannot be read: {error}")
         if letter.head.get("id") != sent.ident:
             return Mail(sent.node, None, "its reply is to another letter")
-        for kind in ("refused", "failed"):
-            if kind in letter.head:
-                return Mail(sent.node, letter, f"{kind}: {str(letter.head[kind])[:500]}")
-        return Mail(sent.node, letter)
+        return Mail(sent.node, letter, refusal(letter))

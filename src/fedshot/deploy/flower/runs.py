@@ -29,6 +29,7 @@ from fedshot.protocol import Fleet
 from fedshot.setting import Setting
 
 _FILE = "flower.json"
+_LIVES = 1 << 20  # that a process may begin
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Place:
             return cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointError(
-                f"{folder / _FILE} is damaged ({error}). Restore it from a copy, or start a new run."
+                f"{folder / _FILE} is damaged ({error}). Restore it from a copy, or start a new "
+                "run."
             ) from None
 
     def begun(self, folder: Path) -> Place:
@@ -101,9 +103,15 @@ def opened(
         def elsewhere(here: Fleet) -> Fleet:
             made.append(
                 FlowerFleet(
-                    here, post, setup, life=place.life, keeps=keeps, deadline=place.deadline,
-                    limits=operator.limits, tell=tell,
-                )  # fmt: skip
+                    here,
+                    post,
+                    setup,
+                    life=place.life * _LIVES,
+                    keeps=keeps,
+                    deadline=place.deadline,
+                    limits=operator.limits,
+                    tell=tell,
+                )
             )
             return made[0]
 
@@ -137,6 +145,6 @@ def await_clients(
 def _note_nodes(folder: Path, fleet: FlowerFleet) -> None:
     found: dict[str, Any] = {
         node.name: {"clients": sorted(node.clients), "environment": node.environment}
-        for node in fleet.nodes.values()
+        for node in fleet.roster
     }
     storage.write_bytes(folder / "nodes.json", json.dumps(found, indent=1).encode(), sync=False)

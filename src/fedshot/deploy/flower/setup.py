@@ -67,8 +67,8 @@ class Setup:
             raise CodecError("the setup is no tree")
         if found.get("fedshot") != __version__:
             raise ConfigError(
-                f"the server runs fedshot {str(found.get('fedshot'))[:40]}, this node {__version__}. "
-                "Install the same version on both."
+                f"the server runs fedshot {str(found.get('fedshot'))[:40]}, this node "
+                f"{__version__}. Install the same version on both."
             )
         run, text, classes = (found.get(name) for name in ("run", "settings", "classes"))
         data = found.get("data")

@@ -1,9 +1,9 @@
 """The process of the server: Flower's SuperLink behind a gate.
 
 The SuperLink listens on one port for nodes, for whoever starts runs, and for whoever registers
-nodes, and without an account service it asks the last two for nothing. So the gate lets through what
-nodes ask for, which Flower checks by their keys, and all else only with the token that lies in the
-server's folder, readable by its owner alone. It also bounds what a request may weigh, before it
+nodes, and without an account service it asks the last two for nothing. So the gate lets through
+what nodes ask for, which Flower checks by their keys, and all else only with the token that lies in
+the server's folder, readable by its owner alone. It also bounds what a request may weigh, before it
 is read.
 
     python -m fedshot.deploy.flower.superlink MOST_BYTES --host ... (Flower's own options)

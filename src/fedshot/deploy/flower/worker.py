@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.deploy.flower.codec import CodecError, Limits
+from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.letters import COMMON, Letter
 from fedshot.deploy.flower.member import Member
 from fedshot.deploy.flower.setup import Setup
@@ -40,7 +40,7 @@ class Worker:
         holdings: Holdings,
         folder: Path,
         *,
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
         workers: int = 1,
         tell: Callable[[str], None] = print,
     ) -> None:
@@ -80,7 +80,7 @@ class Worker:
         member.arrive(life, base)
         member.obey(orders)
         if head.get("work"):
-            self._work(member, letter, reply)
+            do_work(member, letter, reply, self._limits)
         reply.head |= member.state
 
     def _member(self, setup: Setup) -> Member:
@@ -88,24 +88,25 @@ class Worker:
         held = self._members.get(setup.run)
         if held is None or held[0] != key:
             folder = self._folder / setup.run
-            held = key, Member(setup, self._holdings, folder, self._workers)
+            held = key, Member.of(setup, self._holdings, folder, self._workers)
             self._members = {setup.run: held}  # of one run at a time, the others are on the disk
         return held[1]
 
-    def _work(self, member: Member, letter: Letter, reply: Letter) -> None:
-        work = letter.head["work"]
-        try:
-            clients = [int(client) for client in work["clients"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CodecError(f"work that lacks what it must hold: {error!r}") from None
-        if COMMON in letter.blocks:
-            common = letter.get(COMMON, self._limits)
-            messages = dict.fromkeys(clients, common)
-        else:
-            messages = {client: letter.get(f"c{client}", self._limits) for client in clients}
-        results = reply.head["results"] = {}
-        for arrival in member.serve(work, messages):
-            results[str(arrival.client)] = _put(arrival, reply)
+
+def do_work(member: Member, letter: Letter, reply: Letter, limits: Limits) -> None:
+    """Run the work that a letter asks for, and add what came of it to the reply."""
+    work = letter.head["work"]
+    try:
+        clients = [int(client) for client in work["clients"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CodecError(f"work that lacks what it must hold: {error!r}") from None
+    if COMMON in letter.blocks:
+        messages = dict.fromkeys(clients, letter.get(COMMON, limits))
+    else:
+        messages = {client: letter.get(f"c{client}", limits) for client in clients}
+    results = reply.head["results"] = {}
+    for arrival in member.serve(work, messages):
+        results[str(arrival.client)] = _put(arrival, reply)
 
 
 def _put(arrival: Arrival, letter: Letter) -> dict[str, Any]:
