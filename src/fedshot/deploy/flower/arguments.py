@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 Add = Callable[..., argparse.ArgumentParser]
+AddTo = Callable[[argparse.ArgumentParser], None]
 
 _PORT = 9092
 
 
 def add_flower(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], add: Add, add_data_dir: Add
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], add: Add, add_data_dir: AddTo
 ) -> None:
     """Add the command and its actions."""
     text = "train across machines, on Flower"

@@ -96,7 +96,7 @@ def form_of(content: Tree) -> Form:
 def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
     if depth < 0:
         raise CodecError("containers nested too deeply")
-    if form == 0 and isinstance(form, int):
+    if type(form) is int and form == 0:
         leaf = flat.pop(path or ".", None)
         if leaf is None:
             raise CodecError(f"{path or 'the root'} is missing")

@@ -189,7 +189,7 @@ def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arriva
     content = letter.get(f"c{client}", limits)
     if not isinstance(content, dict) or not {"up", "metrics"} <= set(content):
         raise CodecError("its reply has no parts")
-    weight = content["weight"] if "weight" in content else result.get("weight")
+    weight: Any = content["weight"] if "weight" in content else result.get("weight")
     return Arrival(client, Reply(content["up"], {}, weight, content["metrics"]))
 
 

@@ -147,7 +147,7 @@ class Link:
         )
         self._call("ConfirmMessageReceived", confirm)
         message.metadata.__dict__["_message_id"] = outline.message_id
-        return message  # type: ignore[return-value]
+        return message
 
     def push(self, content: RecordDict, to: Message) -> None:
         """Answer a message. Raises LinkError, and HTTPStatusError when nobody waits for it."""

@@ -39,7 +39,7 @@ def _server() -> Iterator[None]:
     """Say in words that the server has gone."""
     try:
         yield
-    except (httpx.HTTPError, RuntimeError) as error:
+    except (httpx.HTTPError, CodecError, RuntimeError) as error:
         raise ServerGoneError(
             f"the server does not answer any more ({error}). Start it again, and go on with "
             "`fedshot resume`."
@@ -58,7 +58,6 @@ class Post:
     def __init__(self, grid: HttpGrid, limits: Limits, tell: Callable[[str], None]) -> None:
         self._grid, self._limits, self._tell = grid, limits, tell
         self._late: dict[str, _Sent] = {}
-        self._taken: set[str] = set()
 
     def there(self) -> dict[int, str]:
         """Return the nodes that are connected, with the names they are registered by."""
@@ -77,6 +76,8 @@ class Post:
         is dropped, and named.
         """
         sent = self._send(letters, seconds)
+        for node in letters.keys() - {one.node for one in sent.values()}:
+            yield Mail(node, None, "Flower did not take the letter")
         begun = time.monotonic()
         while sent:
             waited = time.monotonic() - begun

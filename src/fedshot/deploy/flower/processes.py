@@ -38,7 +38,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # a Ctrl-C is the parent's to pass on
                     pass_fds=[reading],
-                    env=os.environ | QUIET | {LEASH: str(reading)} | env,
+                    env={**os.environ, **QUIET, LEASH: str(reading), **env},
                 )
         finally:
             os.close(reading)

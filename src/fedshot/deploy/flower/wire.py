@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import httpx
 from flwr.app import Message
@@ -24,10 +25,6 @@ QUIET = {
 _CHUNK = max(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, 1 << 23)
 _FRAME = 1 << 16  # what protobuf and Flower add to an object, at most
 _FEW = 64  # objects of a message that are no pieces of arrays
-
-
-class TooLarge(httpx.HTTPError):
-    """A response that is refused before it is read."""
 
 
 def be_quiet() -> None:
@@ -55,16 +52,16 @@ def bound(client: ProtobufClient, limits: Limits, headers: Mapping[str, str] = {
         length = response.headers.get("content-length")
         if length is None or not length.isdigit() or int(length) > most:
             response.close()
-            raise TooLarge(f"a response of {length} bytes; at most {most} are taken")
+            raise CodecError(f"a response of {length} bytes; at most {most} are taken")
 
     client._client.event_hooks = {"response": [look]}
     client._client.headers.update(headers)
 
 
-def check_objects(trees: object, limits: Limits) -> None:
+def check_objects(trees: Any, limits: Limits) -> None:
     """Raise CodecError when a message is made of too many objects."""
     most = most_objects(limits)
-    for i, _ in enumerate(iterate_object_tree(trees)):  # type: ignore[arg-type]
+    for i, _ in enumerate(iterate_object_tree(trees)):
         if i >= most:
             raise CodecError(f"a message of more than {most} objects")
 
