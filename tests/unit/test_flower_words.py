@@ -28,7 +28,7 @@ def test_without_flower_it_says_how_to_install_it(
 def test_another_version_of_flower_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.43.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.43.0")
     assert main(["flower", "up"]) == 2
     assert "flwr is 1.43.0; fedshot works with 1.41 and 1.42" in capsys.readouterr().err
 
