@@ -101,7 +101,7 @@ def test_a_host_that_was_cut_off_for_a_minute_takes_part_again(hosts: None, tmp_
             at.start(name, f"{name}.log", *words)
         run = at.start(
             SERVER, "run.log", "flower", "run", "--config", config, "--out", tmp_path / "runs",
-            "--folder", home, "--deadline", 8,
+            "--folder", home, "--tests", tmp_path / "dealt" / "server", "--deadline", 8,
         )  # fmt: skip
         until(lambda: rounds(folder) >= 2, "two rounds")
         assert _faulty(folder) == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import stat
 import subprocess
@@ -87,15 +88,22 @@ def test_without_the_token_nobody_registers_or_begins_a_run(ground: Ground) -> N
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
-    import httpx
+    from fedshot.deploy.flower.home import split
 
     trusting = ssl.create_default_context(cafile=str(ground.home.ca))
-    with httpx.Client(verify=trusting, base_url=f"https://{ground.address()}") as client:
-        huge = {"content-length": str(1 << 40)}
-        reply = client.post("/v1/fleet/push-object", headers=huge, content=iter([b"x"]))
-        assert reply.status_code == 413
-        endless = client.post("/v1/fleet/push-object", content=iter([b"x"]))
-        assert endless.status_code == 411
+    host, port = split(ground.address())
+    for path, header, status in (
+        ("push-object", f"Content-Length: {1 << 40}", b"413"),
+        ("push-messages", f"Content-Length: {1 << 20}", b"413"),
+        ("push-object", "Transfer-Encoding: chunked", b"411"),
+    ):
+        with (
+            socket.create_connection((host, port), LONG) as plain,
+            trusting.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            text = f"POST /v1/fleet/{path} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n\r\n"
+            line.sendall(text.encode())  # and nothing of what was announced
+            assert line.recv(12).split()[1] == status, path
 
 
 def test_two_nodes_do_not_speak_for_one_client(ground: Ground, tmp_path: Path) -> None:
@@ -137,7 +145,7 @@ def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None
     from .ground import setting
 
     worker = Worker("n", read_shards(ground.folder / "node-0" / "data"), tmp_path, limits=LIMITS)
-    setup = Setup.of("0" * 32, setting({"seed": 1}), tuple(range(5)))
+    setup = Setup.of("0" * 32, setting({"seed": 1}))
     head = {"setup": setup.to_json(), "life": 1, "base": [-1, ""], "orders": [], "hello": True}
     reply = worker.answer(Letter(head))
     assert "another deal than the server's" in reply.head["refused"]

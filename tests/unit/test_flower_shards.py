@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from conformance.small import CLIENTS, DATASET, PARTITION
 from fedshot import tree
+from fedshot.config import Config
 from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Tokens
 from fedshot.deploy.flower.commands import parse_clients
-from fedshot.deploy.flower.shards import path_of, read_shards, write_shards
+from fedshot.deploy.flower.exams import ExamSetting, write_exams
+from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
 from fedshot.errors import ConfigError, DataError
 from fedshot.keys import Key
+from fedshot.setting import Setting
+from system.runs import CHOOSING, SMALL, merged
 
 SPEC = EpisodeSpec(way=3, shot=1, query=2)
 
@@ -77,3 +82,34 @@ def test_clients_are_numbers_and_ranges() -> None:
     for text in ("", "a", "1-", "-1", "1-2-3", "99999999999"):
         with pytest.raises(ConfigError, match="expected numbers and ranges"):
             parse_clients(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"split": {"random": [4, 3, 3]}}, {"partition": {"name": "iid", "clients": 4}}],
+    ids=["named classes", "drawn classes", "iid"],
+)
+def test_a_server_without_the_training_data_sets_the_same_tests(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    config = Config.of(merged(SMALL, CHOOSING if not change.get("split") else {}, change))
+    whole = Setting(config)
+    write_exams(tmp_path, whole)
+    part = ExamSetting(config, str(tmp_path))
+    assert part.base_classes == whole.base_classes
+    assert part.clients == whole.clients
+    assert part.method == whole.method
+    assert part.config.settings == whole.config.settings
+    assert part.notes == notes_of(whole.dataset, whole.deal.train)
+    for mine, theirs in ((part.test, whole.test), (part.validation, whole.validation)):
+        assert mine is not None
+        assert theirs is not None
+        assert mine.digest == theirs.digest
+        for u in range(len(theirs)):
+            assert tree.digest(mine.questions[u]) == tree.digest(theirs.questions[u])
+            assert mine.labels(u).equal(theirs.labels(u))
+    trained = whole.dataset.pixels[whole.rows.base]
+    assert trained.any()
+    assert not part.dataset.pixels[whole.rows.base].any()
+    with pytest.raises(DataError, match=r"tests\.safetensors does not exist"):
+        ExamSetting(config, str(tmp_path / "nowhere"))

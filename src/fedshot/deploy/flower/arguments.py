@@ -27,6 +27,7 @@ def add_flower(
 
     run = action("run", "train on the nodes of a server, then test", settings=True)
     run.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
+    run.add_argument("--tests", type=Path, help="of `deal`, in place of the dataset")
     up = action("up", "start a server and nodes on this machine, train, take them down",
                 settings=True)  # fmt: skip
     up.add_argument("--nodes", type=int, default=3, help="how many (3)")

@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedshot import config
 from fedshot.commands import chosen_config, data_dir, finish
@@ -17,6 +18,9 @@ from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import exists
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
+
+if TYPE_CHECKING:
+    from fedshot.deploy.flower.runs import Place
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,8 +47,17 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
             "another --name."
         )
     options.run_folder = folder
-    place = Place.new(server, nodes, options.deadline)
-    return _train(options, Setting(chosen, data_dir(options)), folder, place)
+    tests = str(options.tests.resolve()) if server and options.tests else ""
+    place = Place.new(server, nodes, options.deadline, tests)
+    return _train(options, _setting(chosen, place, options), folder, place)
+
+
+def _setting(chosen: Config, place: Place, options: argparse.Namespace) -> Setting:
+    if not place.tests:
+        return Setting(chosen, data_dir(options))
+    from fedshot.deploy.flower.exams import ExamSetting
+
+    return ExamSetting(chosen, place.tests)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -57,15 +70,15 @@ def resume(options: argparse.Namespace) -> int:
         raise CheckpointError(f"{folder} holds no run: it has no config.yaml.")
     held = Config.of(config.load(folder / "config.yaml"))
     options.wait = 60.0
-    return _train(options, Setting(held, data_dir(options)), folder, Place.read(folder))
+    place = Place.read(folder)
+    return _train(options, _setting(held, place, options), folder, place)
 
 
-def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: object) -> int:
+def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: Place) -> int:
     from fedshot.deploy.flower import local
     from fedshot.deploy.flower.home import Home
-    from fedshot.deploy.flower.runs import Place, opened
+    from fedshot.deploy.flower.runs import opened
 
-    assert isinstance(place, Place)
     _refuse_rehearsal(setting.config)
     said = _silent if options.quiet else tell
     signal.signal(signal.SIGTERM, _ended)
@@ -96,6 +109,7 @@ def _refuse_rehearsal(chosen: Config) -> None:
 def deal(options: argparse.Namespace) -> int:
     """Write the files of clients, a folder for each node."""
     require_flower()
+    from fedshot.deploy.flower.exams import write_exams
     from fedshot.deploy.flower.shards import write_shards
 
     arranged = Arrangement(chosen_config(options), data_dir(options))
@@ -103,6 +117,8 @@ def deal(options: argparse.Namespace) -> int:
         clients = [c for c in arranged.clients if c % options.nodes == i]
         write_shards(options.to / f"node-{i}", arranged.dataset, arranged.deal.train, clients)
         say(f"{options.to / f'node-{i}'}: {len(clients)} clients")
+    write_exams(options.to / "server", arranged)
+    say(f"{options.to / 'server'}: the tests, for a server without the training data")
     return 0
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import httpx
+from flwr.app import Message
 
 from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.letters import Letter, read_letter
@@ -44,15 +45,28 @@ def serve(
             wait = max(_SOON, _PATIENCE * (now - last), _MANNERS * (now - begun))
             time.sleep(min(_SELDOM, wait))
             continue
-        try:
-            reply = worker.answer(read_letter(message.content, limits))
-        except (CodecError, ValueError) as error:
-            reply = Letter({"refused": f"a message that cannot be read: {error}"})
+        reply = _answer(message, worker, limits)
         try:
             link.push(reply.record(), message)
         except (LinkError, httpx.HTTPError) as error:
             tell(f"a reply came too late, or did not arrive: {error}")
         last = time.monotonic()
+
+
+def _answer(message: Message, worker: Worker, limits: Limits) -> Letter:
+    """Answer a message, unless nobody waits for the answer any more.
+
+    A node that was cut off, or is slower than the deadline, would else work on what lies in its
+    queue and never catch up. (The clocks agree: requests are signed with the time.)
+    """
+    try:
+        letter = read_letter(message.content, limits)
+        age = time.time() - message.metadata.created_at
+        if age > float(letter.head.get("within", age)):
+            return Letter({"id": letter.head.get("id"), "refused": f"it is {age:.0f} s old"})
+    except (CodecError, TypeError, ValueError) as error:
+        return Letter({"refused": f"a message that cannot be read: {error}"})
+    return worker.answer(letter)
 
 
 def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: bool) -> None:

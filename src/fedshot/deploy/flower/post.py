@@ -101,6 +101,7 @@ class Post:
         messages = []
         for node, letter in letters.items():
             ident = letter.head["id"] = secrets.token_hex(8)
+            letter.head["within"] = seconds
             ttl = seconds + _LATE
             messages.append(Message(letter.record(), node, _TYPE, ttl=ttl))
             made[len(messages) - 1] = _Sent(node, ident, time.time() + ttl - 1)

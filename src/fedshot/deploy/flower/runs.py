@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedshot import storage, tree
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.home import Home
@@ -42,6 +40,7 @@ class Place:
         server: folder of the server; "" for one that `up` starts in the run's own folder.
         nodes: how many nodes `up` starts.
         deadline: seconds that an exchange waits for replies.
+        tests: folder with what the server knows in place of a dataset; "" where it has one.
     """
 
     run: str
@@ -49,13 +48,14 @@ class Place:
     server: str
     nodes: int
     deadline: float
+    tests: str = ""
 
     @classmethod
-    def new(cls, server: str, nodes: int, deadline: float) -> Place:
+    def new(cls, server: str, nodes: int, deadline: float, tests: str = "") -> Place:
         """Return the place of a new run. Raises ConfigError for a deadline that is none."""
         if not 1 <= deadline <= 7 * 86400:
             raise ConfigError(f"--deadline is {deadline:g}; expected 1 second to a week.")
-        return cls(secrets.token_hex(16), 0, server, nodes, deadline)
+        return cls(secrets.token_hex(16), 0, server, nodes, deadline, tests)
 
     @classmethod
     def read(cls, folder: Path) -> Place:
@@ -93,8 +93,7 @@ def opened(
     """
     place = place.begun(folder)
     operator = operator_of(home)
-    classes = tuple(np.unique(setting.dataset.y[setting.rows.base]).tolist())
-    setup = Setup.of(place.run, setting, classes)
+    setup = Setup.of(place.run, setting)
     keeps = bool(tree.leaves(setting.method.init_client(0, setting.key.at("clients"))))
     made: list[FlowerFleet] = []
     with operator.grid() as grid:

@@ -17,6 +17,7 @@ from fedshot import __version__
 from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.deploy.flower.codec import CodecError
+from fedshot.deploy.flower.exams import ExamSetting
 from fedshot.deploy.flower.shards import Holdings, notes_of
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
@@ -45,10 +46,14 @@ class Setup:
     data: dict[str, Any]
 
     @classmethod
-    def of(cls, run: str, setting: Setting, classes: tuple[int, ...]) -> Setup:
+    def of(cls, run: str, setting: Setting) -> Setup:
         """Return the setup of a setting."""
         text = yaml.safe_dump(setting.config.settings, sort_keys=False)
-        return cls(run, text, classes, notes_of(setting.dataset, setting.deal.train))
+        if isinstance(setting, ExamSetting):
+            data = setting.notes
+        else:
+            data = notes_of(setting.dataset, setting.deal.train)
+        return cls(run, text, setting.base_classes, data)
 
     def to_json(self) -> dict[str, Any]:
         """Return the setup as JSON-able values."""

@@ -59,13 +59,14 @@ def write_shards(
     notes = notes_of(dataset, partition)
     for client in clients:
         rows = partition[client]
-        arrays = _arrays(dataset, rows)
+        arrays = samples_of(dataset, rows)
         cut = {"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {}
         content = {name: torch.from_numpy(array) for name, array in arrays.items()}
         storage.write(path_of(folder, client), content, notes | cut, sync=True)
 
 
-def _arrays(dataset: Dataset, rows: Ints) -> dict[str, Any]:
+def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
+    """Return the arrays of some rows."""
     y = dataset.y[rows]
     if isinstance(dataset.x, Tokens):
         own = dataset.x.only(rows)
