@@ -5,6 +5,7 @@ Whatever is lost, late, stale, restarted or gone: states end where the sequentia
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,33 @@ def test_a_seal_that_nobody_heard_of_can_still_be_gone_back_behind(tmp_path: Pat
     run.go_back(2)
     run.play(2)
     assert_as_alone(run, net, tmp_path / "alone")
+
+
+def test_a_round_that_a_node_did_not_seal_can_be_returned_to_as_the_server_knows_it(
+    tmp_path: Path,
+) -> None:
+    """Its states of round 2 were accepted and are not in the checkpoint; those of round 1 are."""
+    net = Net(tmp_path)
+    run = Run(on(net)).play(1)
+    run.play_unsealed()
+    net.deaf.add(2)
+    run.kept.append((run.server, run.fleet.seal(2, (0, 1))))
+    net.deaf.clear()
+    for round, keep in ((3, (1, 2)), (4, (2, 3))):
+        run.play_unsealed()
+        run.kept.append((run.server, run.fleet.seal(round, keep)))
+    again = on(net, life=9)
+    again.open(4, run.kept[4][1])  # another process goes on, and still keeps round 2
+    again.rewind(4, run.kept[4][1])
+    again.seal(5, (2, 4))
+    base = json.loads(run.kept[2][1])["nodes"]["n2"]
+    assert base[0] == 1
+    for number, clients in HOMES.items():
+        round, sha = json.loads(run.kept[2][1])["nodes"][f"n{number}"]
+        host = net.host(number)
+        host.store.open(round, sha)
+        for client in clients:
+            host.private(client, (round, 10**6))
 
 
 def test_messages_of_an_earlier_life_are_refused(tmp_path: Path) -> None:

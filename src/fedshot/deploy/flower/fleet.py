@@ -52,6 +52,7 @@ class FlowerFleet(Wrapper):
         self._post, self._keeps, self._deadline = post, keeps, deadline
         self._limits, self._tell = limits, tell
         self._opened: dict[int, dict[str, Seal]] = {}
+        self._rounds: dict[int, dict[str, int]] = {}  # that a node's states of a seal are of
         self.seconds = 0.0  # that nodes say they worked, of the slowest of each exchange
 
     def missing(self, clients: Collection[int]) -> list[int]:
@@ -106,18 +107,24 @@ class FlowerFleet(Wrapper):
         """
         if not self._keeps:
             return ""
+        self._rounds = {r: found for r, found in self._rounds.items() if r in keep}
         for node in self.roster:
-            self.roster.order(node, "seal", round, sorted({*keep, node.base[0]}))
+            kept = {self._rounds.get(r, {}).get(node.name, r) for r in keep}
+            self.roster.order(node, "seal", round, sorted(kept | {node.base[0]}))
         for mail, name in self._tell_all(self._deadline):
             if mail.reason:
                 self._tell(f"node {name} has not sealed round {round}: {mail.reason}")
         self.roster.bases |= {node.name: node.base for node in self.roster}
-        bases = sorted(self.roster.bases.items())
-        return json.dumps({name: list(base) for name, base in bases})
+        bases = dict(sorted(self.roster.bases.items()))
+        kept, self._rounds[round] = dict(self._rounds), {n: r for n, (r, _) in bases.items()}
+        return json.dumps({"nodes": bases, "kept": kept}, sort_keys=True)
 
     def open(self, round: int, sha: str) -> None:
         """Remember which states belong to a sealed round."""
         self._opened[round] = _bases(sha)
+        self._rounds[round] = {name: r for name, (r, _) in self._opened[round].items()}
+        for kept, rounds in json.loads(sha or "{}").get("kept", {}).items():
+            self._rounds.setdefault(int(kept), rounds)
 
     def rewind(self, round: int, sha: str) -> None:
         """Begin this life of the run with the states of a sealed round.
@@ -194,4 +201,5 @@ def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arriva
 
 
 def _bases(sha: str) -> dict[str, Seal]:
-    return {name: (round, found) for name, (round, found) in json.loads(sha or "{}").items()}
+    nodes = json.loads(sha or "{}").get("nodes", {})
+    return {name: (round, found) for name, (round, found) in nodes.items()}
