@@ -119,6 +119,7 @@ def test_a_host_that_was_cut_off_for_a_minute_takes_part_again(hosts: None, tmp_
         (folder / "config.yaml").write_text(text)
         ended = at.start(SERVER, "run.log", "resume", folder)
         assert ended.wait(LONG) == 0, (tmp_path / "run.log").read_text()
+    assert "unanswered" not in (tmp_path / "run.log").read_text(), "the chosen round is kept by all"
     faults = {(r["round"], fault["client"]) for r in records(folder) for fault in r["faults"]}
     assert {client for _, client in faults} == {1, 3, 5}
     here = alone(tmp_path / "alone", change, {"run": {"rounds": last}}, faults=faults)

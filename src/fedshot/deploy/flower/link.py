@@ -32,18 +32,13 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
-    push_objects,
-)
+from flwr.supercore.inflatable.inflatable_utils import push_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -51,9 +46,10 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedshot import storage
 from fedshot.deploy.flower.codec import Limits
 from fedshot.deploy.flower.keys import public_bytes
-from fedshot.deploy.flower.wire import bound, check_objects, name_message
+from fedshot.deploy.flower.wire import bound, fetch, name_message
 from fedshot.errors import ConfigError
 
+_WHOLE = 60.0  # seconds for a message to arrive whole
 HEARTBEAT = 10.0  # seconds, the least that Flower takes; a node is gone after twice that
 
 
@@ -129,24 +125,19 @@ class Link:
     def pull(self) -> Message | None:
         """Return the next message, None when there is none.
 
-        Raises LinkError, and CodecError for a message of too many pieces.
+        Raises LinkError, and CodecError for one of too many pieces, or that does not come whole.
         """
         got = self._call("PullMessages", PullMessagesRequest(node=self._node))
         if not got.messages_list:
             return None
-        outline = message_from_proto(got.messages_list[0]).metadata
-        check_objects(got.message_object_trees[0], self._limits)
-        pull = make_pull_object_fn_protobuf(
-            partial(self._call, "PullObject"), self._node, outline.run_id
-        )
-        ids = [one.object_id for one in iterate_object_tree(got.message_object_trees[0])]
-        contents = pull_objects(ids, pull_object_fn=pull)
-        message = inflate_object_from_contents(outline.message_id, contents)
+        outline = message_from_proto(got.messages_list[0])
+        run_id = outline.metadata.run_id
+        pull = make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, run_id)
+        message = fetch(outline, got.message_object_trees[0], pull, self._limits, _WHOLE)
         confirm = ConfirmMessageReceivedRequest(
-            node=self._node, run_id=outline.run_id, message_object_id=outline.message_id
+            node=self._node, run_id=run_id, message_object_id=outline.metadata.message_id
         )
         self._call("ConfirmMessageReceived", confirm)
-        message.metadata.__dict__["_message_id"] = outline.message_id
         return message
 
     def push(self, content: RecordDict, to: Message) -> None:
