@@ -26,13 +26,3 @@ def test_limits_on_a_connection_are_seen_before_the_body() -> None:
 
     client = RuntimeHttpClient.from_server_address("127.0.0.1:1", True, None, interceptors=[])
     assert isinstance(client._client, httpx.Client)
-
-
-def test_a_message_is_named_by_its_content() -> None:
-    from flwr.app import ConfigRecord, Message, RecordDict
-
-    from fedshot.deploy.flower.wire import name_message
-
-    message = Message(RecordDict({"a": ConfigRecord({"b": 1})}), 7, "query.fedshot")
-    name_message(message)
-    assert message.metadata.message_id == message.object_id

@@ -115,11 +115,17 @@ class Run:
 
 
 def on(net: Net, life: int = 1) -> FlowerFleet:
-    setup = Setup("0" * 32, "", (), {})
-    here = Sequential(net.host(1))
-    fleet = FlowerFleet(here, net, setup, life=life, keeps=True, deadline=1.0)
+    """Return a fleet that begins a run."""
+    fleet = joining(net, life)
     fleet.rewind(-1, "")
     return fleet
+
+
+def joining(net: Net, life: int) -> FlowerFleet:
+    """Return a fleet that has yet to say where it goes on."""
+    setup = Setup("0" * 32, "", (), {})
+    here = Sequential(net.host(1))
+    return FlowerFleet(here, net, setup, life=life, keeps=True, deadline=1.0)
 
 
 def alone(folder: Path, rounds: int, lost: set[tuple[int, int]]) -> tuple[str, dict[int, str]]:
@@ -224,7 +230,7 @@ def test_a_round_that_a_node_did_not_seal_can_be_returned_to_as_the_server_knows
     for round, keep in ((3, (1, 2)), (4, (2, 3))):
         run.play_unsealed()
         run.kept.append((run.server, run.fleet.seal(round, keep)))
-    again = on(net, life=9)
+    again = joining(net, life=9)
     again.open(4, run.kept[4][1])  # another process goes on, and still keeps round 2
     again.rewind(4, run.kept[4][1])
     again.seal(5, (2, 4))

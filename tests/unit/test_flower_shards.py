@@ -86,7 +86,11 @@ def test_clients_are_numbers_and_ranges() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"split": {"random": [4, 3, 3]}}, {"partition": {"name": "iid", "clients": 4}}],
+    [
+        {},
+        {"split": {"random": [6, 2, 2]}, "test": {"way": 2}},
+        {"partition": {"name": "iid", "clients": 4}},
+    ],
     ids=["named classes", "drawn classes", "iid"],
 )
 def test_a_server_without_the_training_data_sets_the_same_tests(

@@ -116,8 +116,9 @@ class FlowerFleet(Wrapper):
                 self._tell(f"node {name} has not sealed round {round}: {mail.reason}")
         self.roster.bases |= {node.name: node.base for node in self.roster}
         bases = dict(sorted(self.roster.bases.items()))
-        kept, self._rounds[round] = dict(self._rounds), {n: r for n, (r, _) in bases.items()}
-        return json.dumps({"nodes": bases, "kept": kept}, sort_keys=True)
+        text = json.dumps({"nodes": bases, "kept": self._rounds}, sort_keys=True)
+        self._rounds[round] = {name: r for name, (r, _) in bases.items()}
+        return text
 
     def open(self, round: int, sha: str) -> None:
         """Remember which states belong to a sealed round."""
