@@ -2,9 +2,9 @@
 
     python benchmarks/flower_exchange.py [ROUNDS]
 
-Three nodes with four clients each, a small model, TLS and keys, all on this machine. "outside" is the
-time of a round less that of the slowest node's work; CPU seconds are those of the processes, which do
-not depend on what else the machine is doing.
+Three nodes with four clients each, a small model, TLS and keys, all on this machine. "outside" is
+the time of a round less that of the slowest node's work; CPU seconds are those of the processes,
+which depend little on what else the machine is doing.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
 
 def test_a_server_killed_and_resumed_ends_in_the_same_bits(ground: Ground, tmp_path: Path) -> None:
     """First the process of the run, then the SuperLink under it; `fedshot resume` after each."""
-    change = merged(PRIVATE, {"name": "killed", "run": {"rounds": 30, "validate_every": 50}})
+    change = merged(PRIVATE, {"name": "killed", "run": {"rounds": 14, "validate_every": 50}})
     config, folder = written(tmp_path, change), tmp_path / "runs" / "killed"
     words: list[Any] = ["flower", "run", "--config", config, "--out", tmp_path / "runs",
                         "--folder", ground.home.folder, "--deadline", 60]  # fmt: skip
-    for life, reached in enumerate((4, 12)):
+    for life, reached in enumerate((2, 6)):
         process = program(*words)
         try:
             until_round(folder, reached, process)
@@ -83,7 +83,7 @@ def test_a_server_killed_and_resumed_ends_in_the_same_bits(ground: Ground, tmp_p
     states = ground.folder.glob(f"node-*/state/{run['run']}/clients/*")
     assert newest(states) == newest((here.folder / "clients").glob("*"))
     assert weights(folder) == weights(here.folder)
-    assert [r["round"] for r in records(folder)] == list(range(31))
+    assert [r["round"] for r in records(folder)] == list(range(15))
     assert not [r["faults"] for r in records(folder) if r["faults"]]
 
 
