@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedshot import __version__
+from fedshot.deploy.flower.arguments import add_flower
 from fedshot.errors import ConfigError, FedshotError
 from fedshot.printing import tell
 
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rest and not options.takes_settings:
             raise ConfigError(f"{options.command} does not take {' '.join(rest)!r}.")
         options.settings = rest
+        if options.command == "resume" and (options.folder / "flower.json").exists():
+            options.module = "deploy.flower.commands"  # its clients live on nodes
         module = importlib.import_module(f"fedshot.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
         return command(options)
@@ -126,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_use(commands)
     _add_data(commands)
     _add_reproduce(commands)
+    add_flower(commands, _add, _add_data_dir)
     return parser
 
 

@@ -33,17 +33,18 @@ def run(options: argparse.Namespace) -> int:
             "another --name."
         )
     options.run_folder = folder
-    return _train(Experiment(Setting(chosen, data_dir(options)), folder), options)
+    return finish(Experiment(Setting(chosen, data_dir(options)), folder), options)
 
 
 def resume(options: argparse.Namespace) -> int:
     """Go on with a run."""
     options.run_folder = options.folder
     held = _held(options)
-    return _train(Experiment(Setting(held, data_dir(options)), options.folder), options)
+    return finish(Experiment(Setting(held, data_dir(options)), options.folder), options)
 
 
-def _train(experiment: Experiment, options: argparse.Namespace) -> int:
+def finish(experiment: Experiment, options: argparse.Namespace) -> int:
+    """Train the rounds that are left, test, and print what came of it."""
     for text in experiment.setting.notices():
         tell(text)
     for record in shown(experiment, options):

@@ -9,7 +9,7 @@ the disk: a run can be tested while it is under way.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -54,13 +54,20 @@ class Experiment:
     Args:
         setting: what is fixed before round 1.
         folder: where the run lives; made when the run starts.
+        elsewhere: makes of the fleet on this machine the one that clients are asked by, where they
+            do not live here.
 
     Raises:
         CheckpointError: the folder holds a run of another configuration or other data, or a
             damaged checkpoint.
     """
 
-    def __init__(self, setting: Setting, folder: Path) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        folder: Path,
+        elsewhere: Callable[[Fleet], Fleet] = lambda here: here,
+    ) -> None:
         self.setting, self.folder = setting, folder
         self.config, self.method = setting.config, setting.method
         self.recorder = Recorder(folder)
@@ -76,7 +83,7 @@ class Experiment:
         threads = self.config.run.threads
         assert threads is not None, "the setting has said how many"
         self._threads = threads
-        self.meter = Meter(fleet_for(host, self.config.run, setting.workers))
+        self.meter = Meter(elsewhere(fleet_for(host, self.config.run, setting.workers)))
         self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0

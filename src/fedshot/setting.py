@@ -49,6 +49,10 @@ class Arrangement:
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         self.config = config
         self.key = Key(config.seed)
+        self._arrange(config, data_dir)
+
+    def _arrange(self, config: Config, data_dir: str | None) -> None:
+        """Load, split and deal."""
         self.dataset = config.data.load(find_data_dir(data_dir))
         # The test's seed, not training's, draws a random split: all training seeds sit one test.
         drawn = Key(config.test.seed)
@@ -70,6 +74,11 @@ class Arrangement:
             self._check_own_tests()
         self.left_out = unable(self.dataset, self.deal.train, config.episode)
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+
+    @property
+    def base_classes(self) -> tuple[int, ...]:
+        """The numbers of the classes to train on."""
+        return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
 
     def facts(self) -> Facts:
         """Return what a run keeps of its data."""
@@ -123,8 +132,7 @@ class Setting(Arrangement):
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
-        base = np.unique(self.dataset.y[self.rows.base])
-        self.method: Method[Any] = config.method(model, tuple(base.tolist()), len(self.deal.train))
+        self.method: Method[Any] = config.method(model, self.base_classes, len(self.deal.train))
         if config.run.fleet == "vectorised" and not model.backbone.vmappable:
             kind = config.settings["model"]["backbone"]["name"]
             raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from conformance.letters import by_letter
 from conformance.patchwork import Patchwork
 from conformance.small import CLASSES, CLIENTS, SHAPE, Home
 from fedshot.data import ClientData, EpisodeSpec
@@ -203,5 +204,6 @@ FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     FleetCase("threads", lambda home: Threads(home.host, 2)),
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
+    FleetCase("by letter", by_letter),
     FleetCase("vectorised", lambda home: Vectorised(home.host, 3, 2), False, 1e-6, 1e-9),
 )
