@@ -24,10 +24,10 @@ def encoder_of(run: TrainedRun, client: int | None = None) -> tuple[Tree, Tree]:
 
     Raises ConfigError when there is none, or several and no way to tell which is meant.
     """
-    states: list[Tree] = [run.server]
+    states: list[Tree] = [] if run.banked else [run.server]
     if client is not None:
         run.check_client(client)
-        states.insert(0, run.private(client))
+        states = [run.private(client), run.remembered(client), *states]
     for state in states:
         found = _find(run.model, state)
         if found is not None:

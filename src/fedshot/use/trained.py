@@ -79,12 +79,13 @@ class TrainedRun:
         self._first = self.method.init(self._key.at("init"))
         self.server, notes = self.checkpoints.read(self.round, self._first)
         self._fleet.open(self.round, notes["private"])
+        self.banked = "/" in notes["private"]  # models of clients lie at the server
         self._lock = Lock()  # torch's threads and rounding are settings of the whole process
 
     @property
     def keeps_private(self) -> bool:
-        """Whether clients keep anything to themselves."""
-        return bool(tree.leaves(self._first_private))
+        """Whether clients have anything of their own, with them or in the server's bank."""
+        return self.banked or bool(tree.leaves(self._first_private))
 
     @cached_property
     def _first_private(self) -> Tree:
@@ -93,6 +94,17 @@ class TrainedRun:
     def private(self, client: int) -> Tree:
         """Return the private state of a client after the chosen round."""
         return self._host.private(client, (self.round, 0))
+
+    def remembered(self, client: int) -> Tree:
+        """Return what the server's bank has of a client after the chosen round, or `{}`."""
+        found: dict[str, Any] = {}
+        for path, leaf in (self._fleet.bank.load(client, (self.round, 0)) or {}).items():
+            *above, name = path.split("/")
+            at = found
+            for part in above:
+                at = at.setdefault(part, {})
+            at[name] = leaf
+        return found
 
     def check_client(self, client: int) -> None:
         """Raise ConfigError unless this client has a model of its own that was trained."""
@@ -105,7 +117,8 @@ class TrainedRun:
                 f"client is {client}, and clients of {self.method.name} keep no model of their "
                 "own: the server's answers. Leave client out."
             )
-        trained = self._host.store.load(client, (self.round, 0)) is not None
+        kept = self._host.store.load(client, (self.round, 0))
+        trained = kept is not None or bool(self.remembered(client))
         if not trained and self.round != _BEFORE:
             raise ConfigError(
                 f"client {client} was in no cohort up to round {self.round}, the chosen one, so "
