@@ -125,7 +125,8 @@ def deal(options: argparse.Namespace) -> int:
 def keys(options: argparse.Namespace) -> int:
     """Make the certificates of a server, or the key of a node."""
     require_flower()
-    from fedshot.deploy.flower.keys import CA, make_node_key, make_server_keys
+    from fedshot.deploy.flower.home import CA
+    from fedshot.deploy.flower.keys import make_node_key, make_server_keys
 
     if bool(options.server) == bool(options.node):
         raise ConfigError("say --server with its names, or --node with the file of its key.")
@@ -145,8 +146,8 @@ def server(options: argparse.Namespace) -> int:
     """Run a server until it is stopped."""
     require_flower()
     from fedshot.deploy.flower.codec import Limits
-    from fedshot.deploy.flower.home import Home, check_secure
-    from fedshot.deploy.flower.keys import CA, load_public_keys
+    from fedshot.deploy.flower.home import CA, Home, check_secure
+    from fedshot.deploy.flower.keys import load_public_keys
     from fedshot.deploy.flower.local import operator_of, start_server
     from fedshot.deploy.flower.processes import Children, heed_leash
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import secrets
 import socket
 import sys
@@ -17,8 +18,9 @@ from pathlib import Path
 
 from fedshot import storage
 from fedshot.deploy.flower.codec import Limits
-from fedshot.deploy.flower.keys import CA, CERTIFICATE, KEY, write_secret
 from fedshot.errors import ConfigError
+
+CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
 
 
 @dataclass(frozen=True)
@@ -126,3 +128,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write what nobody but its owner may read, not even for an instant."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)

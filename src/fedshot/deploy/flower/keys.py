@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedshot.deploy.flower.home import CA, CERTIFICATE, KEY, write_secret
 from fedshot.errors import ConfigError
 
-CA, CERTIFICATE, KEY, CA_KEY = "ca.pem", "server.pem", "server.key", "ca.key"
+CA_KEY = "ca.key"
 _CURVE = ec.SECP256R1()  # a node signs every request, and P-256 is a tenth of the work of P-384
 _AGO = datetime.timedelta(hours=1)  # for clocks that run a little behind
 
@@ -152,15 +152,6 @@ def _private(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path} is no key of an elliptic curve; make it with fedshot.")
     return key
-
-
-def write_secret(path: Path, data: bytes) -> None:
-    """Write what nobody but its owner may read, not even for an instant."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(handle, data)
-    finally:
-        os.close(handle)
 
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.home import Home, free_port, joined
+from fedshot.deploy.flower.home import CERTIFICATE, Home, free_port, joined
 from fedshot.deploy.flower.keys import (
-    CERTIFICATE,
     load_public_keys,
     make_node_key,
     make_server_keys,
