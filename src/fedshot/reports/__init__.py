@@ -1,25 +1,24 @@
 """Tables, figures and pages made from runs."""
 
+from fedshot.reports.curves import Series
+from fedshot.reports.holdings import class_histogram, partition_picture
 from fedshot.reports.inspect import facts, pictures
+from fedshot.reports.looks import Look, look
 from fedshot.reports.page import write_page
-from fedshot.reports.plots import (
-    Series,
-    accuracy_curve,
-    class_histogram,
-    contact_sheet,
-    partition_picture,
-)
-from fedshot.reports.runs import Run
+from fedshot.reports.runs import Groups, Run, apart, grouped
+from fedshot.reports.sheet import contact_sheet
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
-from fedshot.reports.verdict import Row, Verdict, compare
+from fedshot.reports.verdict import Row, Verdict, compare, told
 
 __all__ = [
+    "Groups",
+    "Look",
     "Row",
     "Run",
     "Series",
     "Verdict",
-    "accuracy_curve",
+    "apart",
     "as_json",
     "as_text",
     "class_histogram",
@@ -27,8 +26,11 @@ __all__ = [
     "comparison",
     "contact_sheet",
     "facts",
+    "grouped",
+    "look",
     "partition_picture",
     "pictures",
     "summary",
+    "told",
     "write_page",
 ]
