@@ -186,9 +186,9 @@ def test_on_paper_the_page_is_light_and_fits(browser: Any, path: Path) -> None:
     visit.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     ink = "getComputedStyle(document.querySelector('#curves-test .xtick text')).fill"
     visit.page.wait_for_function(f"{ink} === '{SOFT['light']}'")
-    assert visit.page.locator("#curves-test svg.main-svg").first.bounding_box()["width"] == 640
+    assert visit.page.locator("#curves-test svg.main-svg").first.bounding_box()["width"] == 600
     visit.page.emulate_media(media="screen", color_scheme="dark")
     visit.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
     visit.page.wait_for_function(f"{ink} === '{SOFT['dark']}'")
-    assert visit.page.locator("#curves-test svg.main-svg").first.bounding_box()["width"] > 640
+    assert visit.page.locator("#curves-test svg.main-svg").first.bounding_box()["width"] > 600
     visit.is_well()

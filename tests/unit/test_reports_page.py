@@ -196,7 +196,7 @@ def test_curves_have_three_axes_with_the_same_accuracies():
     assert list(series.rounds) == [0, 1, 2, 3]
     assert series.accuracies == pytest.approx([0.2, 0.3, 0.4, 0.5])
     assert series.intervals == pytest.approx([0.05] * 4)
-    drawn = {axis: charts.curves([series], {}, axis)["data"][1] for axis in charts.AXES}
+    drawn = {axis: charts.curves([series], {}, axis, {"m": 0})["data"][1] for axis in charts.AXES}
     assert drawn["rounds"]["x"] == [0, 1, 2, 3]
     assert drawn["megabytes"]["x"] == [0, 3, 6, 9]
     assert drawn["seconds"]["x"] == [1.5, 3.0, 4.5, 6.0]
@@ -220,7 +220,8 @@ def test_a_series_of_uneven_lengths_is_refused():
 
 
 def test_figures_of_what_is_not_finite_are_still_json():
-    drawn = charts.curves([Series("a", [0, 1], [float("nan"), 0.5], [0.1, 0.1])], {}, "rounds")
+    series = Series("a", [0, 1], [float("nan"), 0.5], [0.1, 0.1])
+    drawn = charts.curves([series], {}, "rounds", {"a": 0})
     assert drawn["data"][1]["y"] == [None, 50.0]
     json.dumps(drawn, allow_nan=False)
 
@@ -232,3 +233,20 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row():
     assert list(found) == ["net", "wide", "net-0"]
     assert found["net"] == [first, second]
     assert list(grouped([first, again])) == ["net-0", "net-0 (2)"]
+
+
+def test_a_method_has_one_colour_in_every_figure():
+    places = {"first": 0, "second": 1}
+    curve = charts.curves([Series("second", [0, 1], [0.1, 0.2])], {}, "rounds", places)
+    clients = charts.spread({"second": [0.1, 0.2]}, {"second": 0.1}, places)
+    colour = curve["data"][0]["line"]["color"]
+    assert clients["data"][0]["marker"]["color"] == colour
+    other = charts.spread({"first": [0.1, 0.2]}, {"first": 0.1}, places)
+    assert other["data"][0]["marker"]["color"] != colour
+
+
+def test_equal_rows_without_an_interval_can_be_drawn(tmp_path):
+    for accuracy in (0.0, 0.5, 1.0):
+        rows = [Row("a", score((accuracy, accuracy), interval=0.0))]
+        write_page(tmp_path / "p", "t", rows)
+        assert "nan" not in (tmp_path / "p").read_text(encoding="utf-8").partition("</main>")[0]

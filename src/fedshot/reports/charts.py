@@ -31,16 +31,19 @@ AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all
         "seconds": "seconds of training"}  # fmt: skip
 
 
-def curves(series: Sequence[Series], floors: Mapping[str, float], axis: str) -> Figure:
+def curves(
+    series: Sequence[Series], floors: Mapping[str, float], axis: str, places: Mapping[str, int]
+) -> Figure:
     """Draw accuracy against rounds, megabytes or seconds, its 95 % interval shaded.
 
-    `floors` are dashed lines; they belong here only if they sat the same episodes.
+    `floors` are dashed lines; they belong here only if they sat the same episodes. `places` gives
+    each label its colour, the same in every figure.
     """
     figure = go.Figure()
-    for i, s in enumerate(series):
+    for s in series:
         x = getattr(s, axis)
         if x is not None:
-            _curve(figure, i, s, [_number(value) for value in x], axis)
+            _curve(figure, places[s.label], s, [_number(value) for value in x], axis)
     ends = [x for trace in figure.data for x in trace.x if x is not None] or [0, 1]
     for i, (name, accuracy) in enumerate(floors.items()):
         line = {"color": INK, "width": 1.3, "dash": _DASHES[1 + i % 3]}
@@ -79,12 +82,14 @@ def _curve(figure: Any, i: int, s: Series, x: Sequence[float | None], axis: str)
     )  # fmt: skip
 
 
-def spread(clients: Mapping[str, Sequence[float]], worst: Mapping[str, float]) -> Figure:
+def spread(
+    clients: Mapping[str, Sequence[float]], worst: Mapping[str, float], places: Mapping[str, int]
+) -> Figure:
     """Draw the accuracy of each client, in a row for each method; diamonds are the worst tenth."""
     figure = go.Figure()
     shown = dict(zip(clients, _distinct(list(clients), 24), strict=True))
-    for i, (label, accuracies) in enumerate(clients.items()):
-        colour, few = PALETTE[i % len(PALETTE)], len(accuracies) <= _POINTS
+    for label, accuracies in clients.items():
+        colour, few = PALETTE[places[label] % len(PALETTE)], len(accuracies) <= _POINTS
         figure.add_box(
             x=[_number(100 * a) for a in accuracies], y=[shown[label]] * len(accuracies),
             orientation="h", boxpoints="all" if few else "outliers", jitter=0.6, pointpos=0,
@@ -95,7 +100,7 @@ def spread(clients: Mapping[str, Sequence[float]], worst: Mapping[str, float]) -
     figure.add_scatter(
         x=[_number(100 * a) for a in worst.values()], y=[shown[label] for label in worst],
         mode="markers", name="mean of the worst tenth",
-        marker={"symbol": "diamond", "size": 13, "color": PALETTE[1], "line": {"width": 1.5}},
+        marker={"symbol": "diamond", "size": 13, "color": INK, "line": {"width": 0}},
         hovertemplate="worst tenth %{x:.2f} %<extra></extra>",
     )  # fmt: skip
     figure.update_layout(
@@ -132,7 +137,7 @@ def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     figure = _heat(
         shares, shown, shown, "%{z:.0f}", "%{y} taken for %{x}: %{z:.1f} %<extra></extra>"
     )
-    figure.data[0].update(zmin=0, zmax=100, colorbar={"ticksuffix": " %"})
+    figure.data[0].update(colorbar={"ticksuffix": " %"})
     figure.update_layout(xaxis={"title": {"text": "taken for"}}, yaxis={"title": {"text": "class"}})
     height = min(150 + 44 * max(len(names), 4), 680)
     return _done(figure, height, min(height, 420))
@@ -172,9 +177,12 @@ def _heat(
     """Return a heat map; class names are categories, also where they look like numbers."""
     figure = go.Figure()
     written = len(columns) <= _WRITTEN and len(rows) <= 2 * _WRITTEN
+    gap = 2 if max(len(columns), len(rows)) <= 3 * _WRITTEN else 1
+    most = max((n for row in z for n in row if n is not None), default=1)
     figure.add_heatmap(
-        z=z, x=list(columns), y=list(rows), xgap=2, ygap=2, texttemplate=text if written else "",
-        hovertemplate=hover, showscale=not written, hoverongaps=False,
+        z=z, x=list(columns), y=list(rows), xgap=gap, ygap=gap, zmin=0, zmax=most or 1,
+        texttemplate=text if written else "", hovertemplate=hover, showscale=not written,
+        hoverongaps=False,
     )  # fmt: skip
     figure.update_layout(
         xaxis={"type": "category", "showgrid": False, "ticks": ""},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 from fedshot.reports.runs import Run
 
@@ -92,7 +93,7 @@ class Series:
         return cls.measured(label, means, runs, "training")
 
 
-def _common(seen: Sequence[dict[int, object]]) -> list[int]:
+def _common(seen: Sequence[Mapping[int, Any]]) -> list[int]:
     """Return the rounds that are in all of them, in order."""
     return sorted(set(seen[0]).intersection(*seen[1:])) if seen else []
 

@@ -100,7 +100,7 @@
     // Paper is light, and as wide as it is.
     window.addEventListener("beforeprint", () => {
       root.classList.add("printing");
-      figures.forEach((figure) => draw(figure, 640));
+      figures.forEach((figure) => draw(figure, 600));
     });
     window.addEventListener("afterprint", () => {
       root.classList.remove("printing");

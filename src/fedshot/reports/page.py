@@ -17,24 +17,14 @@ from pathlib import Path
 from plotly.offline import get_plotlyjs
 
 from fedshot import __version__, storage
-from fedshot.reports import charts, ledgers
+from fedshot.reports import ledgers, sights
 from fedshot.reports.curves import Series
-from fedshot.reports.looks import Holdings, Look, Map
-from fedshot.reports.markup import e, figure, section
+from fedshot.reports.looks import Look
+from fedshot.reports.markup import e, section
 from fedshot.reports.runs import Groups, Run
 from fedshot.reports.standing import standing
 from fedshot.reports.summary import summary
 from fedshot.reports.verdict import Row
-from fedshot.reports.words import joined, printable
-
-_CURVES = {
-    "test": "Accuracy on the test episodes.",
-    "validation": "Accuracy on episodes of the validation classes: what the round is chosen by, "
-    "not what the table reports.",
-    "training": "Accuracy of the clients on their own training episodes, mean over the round's "
-    "cohort, of classes that they train on. It shows that training runs, not how well new classes "
-    "are told apart; for that, see the table.",
-}
 
 
 def write_page(
@@ -63,13 +53,15 @@ def write_page(
     if curves is None:
         made = (Series.of_runs(label, group) for label, group in groups.items())
         curves = [series for series in made if series]
+    labels = dict.fromkeys([*groups, *(series.label for series in curves)])
+    places = {label: i for i, label in enumerate(labels)}
     body = [
         section("comparison", "Comparison", [standing(rows)] if rows else ()),
-        section("accuracy", "Accuracy on the way", _curves(curves, rows)),
-        section("clients", "Clients apart", _spread(groups)),
-        section("holdings", "What the clients hold", _holdings(looks)),
-        section("confusion", "What was taken for what", _confusion(groups)),
-        section("map", "New classes as the model sees them", _map(looks)),
+        section("accuracy", "Accuracy on the way", sights.curves(curves, rows, places)),
+        section("clients", "Clients apart", sights.spread(groups, places)),
+        section("holdings", "What the clients hold", sights.holdings(looks)),
+        section("confusion", "What was taken for what", sights.confusion(groups)),
+        section("map", "New classes as the model sees them", sights.novel(looks)),
         section("faults", "Refused and lost replies", ledgers.faults(runs) if runs else ()),
         section("ledger", "Bytes", ledgers.ledger(groups)),
         section("episodes", "Test episodes", ledgers.episodes(rows)),
@@ -141,132 +133,6 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
                 f'<p class="warning">{e(run.label)} is unfinished: it stands at round '
                 f"{run.rounds} of {run.planned} and has no test result.</p>"
             )
-
-
-def _curves(curves: Sequence[Series], rows: Sequence[Row]) -> Iterator[str]:
-    shown = [series for series in curves if len(series.rounds) > 1]
-    for kind, words in _CURVES.items():
-        some = [series for series in shown if series.episodes == kind]
-        if not some:
-            continue
-        floors = {r.label: r.accuracy for r in rows if r.floor} if kind == "test" else {}
-        known = [axis for axis in charts.AXES if all(getattr(s, axis) is not None for s in some)]
-        names = joined([printable(s.label) for s in some])
-        band = any(s.intervals is not None for s in some)
-        yield figure(
-            f"curves-{kind}",
-            f"Accuracy on {kind} episodes: {names}",
-            f"{words}{' Shaded: the 95 % interval over episodes.' if band else ''}",
-            [(axis, charts.curves(some, floors, axis)) for axis in known],
-        )
-
-
-def _spread(groups: Groups) -> Iterator[str]:
-    clients, worst = {}, {}
-    for label, runs in groups.items():
-        tests = [run.result["test"] for run in runs if run.result]
-        found = [float(a) for test in tests for a in test.get("clients", {}).values()]
-        if found:
-            clients[label] = found
-            tenths = [t["worst_tenth"] for t in tests if t.get("worst_tenth") is not None]
-            worst[label] = sum(tenths) / max(len(tenths), 1)
-    if clients:
-        names = joined([printable(label) for label in clients])
-        yield figure(
-            "spread",
-            f"Accuracy of each client: {names}",
-            "Each dot is a client's mean accuracy over the test episodes that it answered; seeds "
-            "are put together. The diamond is the mean of the worst tenth.",
-            [("clients", charts.spread(clients, worst))],
-        )
-    alone = [label for label in groups if label not in clients and _tested(groups[label])]
-    if alone:
-        names = joined([printable(label) for label in alone])
-        yield (
-            f"<p>{e(names)}: the server's one model answered the test for everybody, so there is "
-            "no accuracy of single clients.</p>"
-        )
-
-
-def _tested(runs: Sequence[Run]) -> bool:
-    return any(run.result for run in runs)
-
-
-def _holdings(looks: Mapping[str, Look]) -> Iterator[str]:
-    found = {k: seen.holdings for k, seen in looks.items() if isinstance(seen.holdings, Holdings)}
-    alike: dict[Holdings, list[str]] = {}
-    for label, held in found.items():
-        alike.setdefault(held, []).append(printable(label))
-    if alike:
-        choices = [
-            (joined(labels) if len(alike) > 1 else "", charts.who_holds(held))
-            for held, labels in alike.items()
-        ]
-        yield figure(
-            "holdings-plot",
-            "How many examples of each base class each client holds",
-            "Training examples of each base class at each client; blank: none. The test uses other "
-            "classes.",
-            choices,
-            "square",
-        )
-    yield from _missing({k: v.holdings for k, v in looks.items() if isinstance(v.holdings, str)})
-
-
-def _confusion(groups: Groups) -> Iterator[str]:
-    choices = []
-    for label, runs in groups.items():
-        counts = _sum([run.result["test"].get("confusion", {}) for run in runs if run.result])
-        if counts:
-            choices.append((label, charts.confusion(counts)))
-    if choices:
-        yield figure(
-            "confusion-plot",
-            "Which share of the queries of each class was taken for which class",
-            "Test queries of each class (rows), and the share of them that was taken for each "
-            "class (columns). An episode asks for some of the classes only, so a class is told "
-            "apart from those it met. Seeds are put together.",
-            choices,
-            "square",
-        )
-    elif any(_tested(runs) for runs in groups.values()):
-        yield ("<p>Not recorded: confusions are kept for tests of at most 30 classes.</p>")
-
-
-def _sum(seeds: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    total: dict[str, dict[str, int]] = {}
-    for counts in seeds:
-        for y, row in counts.items():
-            mine = total.setdefault(y, {})
-            for said, n in row.items():
-                mine[said] = mine.get(said, 0) + n
-    return total
-
-
-def _map(looks: Mapping[str, Look]) -> Iterator[str]:
-    found = {label: seen.map for label, seen in looks.items() if isinstance(seen.map, Map)}
-    if found:
-        choices = [(label, charts.new_classes(seen)) for label, seen in found.items()]
-        cut = next((m for m in found.values() if len(m.points) < m.classes), None)
-        some = f" {len(cut.points)} of the {cut.classes} novel classes are shown." if cut else ""
-        yield figure(
-            "map-plot",
-            "Examples of novel classes by the features of the chosen round",
-            "Examples of classes that no client trained on, placed by the features of the chosen "
-            "round (first seed): neighbours look alike to the model. Two axes leave much out; the "
-            f"accuracy is in the table, not here.{some}",
-            choices,
-            "square",
-        )
-    yield from _missing({k: v.map for k, v in looks.items() if isinstance(v.map, str)})
-
-
-def _missing(reasons: Mapping[str, str]) -> Iterator[str]:
-    alike: dict[str, list[str]] = {}
-    for label, reason in reasons.items():
-        alike.setdefault(reason, []).append(printable(label))
-    for reason, labels in alike.items():
-        yield f'<p class="small">Not shown for {e(joined(labels))}: {e(reason)}</p>'
 
 
 def _unbroken(text: str) -> str:

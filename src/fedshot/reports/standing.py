@@ -81,7 +81,8 @@ def _bar(row: Row, rows: Sequence[Row], scale: tuple[int, int]) -> str:
 
 
 def _scale(rows: Sequence[Row]) -> tuple[int, int]:
-    """Return whole percents that hold all intervals."""
-    low = min((row.accuracy - row.interval for row in rows), default=0.0)
-    high = max((row.accuracy + row.interval for row in rows), default=1.0)
-    return max(math.floor(100 * low), 0), max(min(math.ceil(100 * high), 100), 1)
+    """Return whole percents that hold all intervals, and differ."""
+    lows = (100 * (row.accuracy - row.interval) for row in rows)
+    highs = (100 * (row.accuracy + row.interval) for row in rows)
+    low = min(max(math.floor(min(lows)), 0), 99)
+    return low, max(min(math.ceil(max(highs)), 100), low + 1)
