@@ -33,7 +33,7 @@ def report(options: argparse.Namespace) -> int:
         options.folders[0] / "report.html" if len(options.folders) == 1 else Path("report.html")
     )
     names = joined([printable(label) for label in groups])
-    title = options.title or (names if len(groups) < 4 else f"{len(groups)} runs compared")
+    title = options.title or (names if len(groups) < 4 else f"{len(options.folders)} runs compared")
     reports.write_page(path, title, rows, groups, looks=looks)
     say(str(path))
     return 0

@@ -192,3 +192,14 @@ def test_on_paper_the_page_is_light_and_fits(browser: Any, path: Path) -> None:
     visit.page.wait_for_function(f"{ink} === '{SOFT['dark']}'")
     assert visit.page.locator("#curves-test svg.main-svg").first.bounding_box()["width"] > 600
     visit.is_well()
+
+
+def test_a_figure_can_be_kept_as_a_picture(browser: Any, path: Path) -> None:
+    visit = Visit(browser, path, 1200)
+    place = visit.page.locator("#curves-test")
+    place.hover()
+    with visit.page.expect_download() as kept:
+        place.locator(".modebar-btn").first.click()
+    assert kept.value.suggested_filename.endswith(".png")
+    assert place.locator(".modebar-btn").count() == 2  # the other brings the whole range back
+    visit.is_well()

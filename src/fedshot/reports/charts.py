@@ -104,7 +104,7 @@ def spread(
         hovertemplate="worst tenth %{x:.2f} %<extra></extra>",
     )  # fmt: skip
     figure.update_layout(
-        xaxis={"title": {"text": "accuracy of a client"}, "ticksuffix": " %"},
+        xaxis={"title": {"text": "accuracy of a client"}, "ticksuffix": " %", "nticks": 6},
         yaxis={"autorange": "reversed", "showgrid": False}, showlegend=True, legend=_LEGEND,
     )  # fmt: skip
     height = 190 + 74 * len(clients)

@@ -124,7 +124,10 @@ def _stories(runs: Sequence[Run]) -> str:
     for run in runs:
         alike.setdefault(plain(run.environment), []).append(run)
     machines = [
-        pairs(joined([printable(run.label) for run in same]), dict(flat(same[0].environment)))
+        pairs(
+            "All runs" if len(alike) == 1 else joined([printable(run.label) for run in same]),
+            dict(flat(same[0].environment)),
+        )
         for same in alike.values()
     ]
     told = f"{count(len(runs), 'run')}, {count(len(alike), 'machine')}"

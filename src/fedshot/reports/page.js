@@ -47,6 +47,7 @@
         font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: soft },
         xaxis: axis, yaxis: axis,
         legend: { font: { color: ink, size: 13 } },
+        modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
         hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: ink } },
       },
       data: { heatmap: [{ colorscale: heat, colorbar: { outlinewidth: 0, thickness: 12 } }] },
@@ -67,9 +68,8 @@
     // A finger that drags over a figure means to scroll the page.
     Object.assign(layout, { template: template(), dragmode: touch.matches ? false : "zoom" });
     if (width) Object.assign(layout, { width, autosize: false });
-    const bar = ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "pan2d"];
     return Plotly.react(figure.place, data, layout, {
-      displaylogo: false, responsive: !width, modeBarButtonsToRemove: bar,
+      displaylogo: false, responsive: !width, modeBarButtons: [["toImage", "resetScale2d"]],
       displayModeBar: touch.matches ? false : "hover",
     });
   };
