@@ -21,8 +21,6 @@ from fedshot.trackers.notes import MARK
 from fedshot.trackers.tensorboard import TensorBoard
 from fedshot.trackers.wandb import Wandb
 
-_SINKS = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
-
 
 class Sink(Protocol):
     """Where figures go. `last` is the last round that it has, -1 for none."""
@@ -40,6 +38,13 @@ class Sink(Protocol):
     def close(self) -> None:
         """Make sure that everything is where it belongs."""
         ...
+
+
+_SINKS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "mlflow": MLflow,
+}
 
 
 def check(kind: str) -> None:
@@ -81,7 +86,7 @@ class Tracker:
         held = Recorder(folder).records()
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            sink: Sink = _SINKS[kind](folder, name, dict(flat(settings)))
+            sink = _SINKS[kind](folder, name, dict(flat(settings)))
             for record in held:
                 _send(sink, record)
         except Exception as error:  # each package has errors of its own
