@@ -3,16 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow test-data check format bench bench-peers clean
+.PHONY: demo test test-slow test-flower test-data check format bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py --out runs/demo
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not data"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not data and not flower"
 
 test-slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "slow and not data"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "slow and not data and not flower"
+
+# Real processes on loopback, and in network namespaces where it is root that asks.
+test-flower: .venv/.flower
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower
 
 test-data: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m data
@@ -47,8 +51,12 @@ bench-peers: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"fedshot needs Python 3.11 or newer; this is {v.major}.{v.minor}. Run make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,onnx]'
 	touch $(STAMP)
+
+.venv/.flower: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flower]'
+	touch .venv/.flower
 
 clean:
 	rm -rf .venv $(PEERS) .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -20,6 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import answers
+import decoupled
+import episodes
 import exams
 import exchange
 import memory
@@ -34,7 +37,8 @@ from fedshot.recipes import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
-    *rounds.CASES, *meta.CASES, *exams.CASES, *steps.CASES, *exchange.CASES, *memory.CASES
+    *rounds.CASES, *meta.CASES, *decoupled.CASES, *episodes.CASES, *exams.CASES, *steps.CASES,
+    *exchange.CASES, *memory.CASES, *answers.CASES,
 ]  # fmt: skip
 
 

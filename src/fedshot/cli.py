@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedshot import __version__
+from fedshot.deploy.flower.arguments import add_flower
 from fedshot.errors import ConfigError, FedshotError
 from fedshot.printing import tell
 
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rest and not options.takes_settings:
             raise ConfigError(f"{options.command} does not take {' '.join(rest)!r}.")
         options.settings = rest
+        if options.command == "resume" and (options.folder / "flower.json").exists():
+            options.module = "deploy.flower.commands"  # its clients live on nodes
         module = importlib.import_module(f"fedshot.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
         return command(options)
@@ -114,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot", "query", "episodes", "seed"):
         evaluate.add_argument(f"--{name}", help="as in the run's test, if not given")
+    evaluate.add_argument(
+        "--rounds", help="rounds that the clients of a question learn for, if not the method's"
+    )
     for command in (run, resume, evaluate):
         _add_data_dir(command)
         command.add_argument("--quiet", action="store_true", help="print the result alone")
@@ -127,8 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     methods = _add(commands, "methods", "list the methods, or the options of one")
     methods.add_argument("method", nargs="?", help="a method's name")
+    _add_use(commands)
     _add_data(commands)
     _add_reproduce(commands)
+    add_flower(commands, _add, _add_data_dir)
     return parser
 
 
@@ -152,6 +160,43 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             metavar="RUN",
             help="folders of runs; those that differ in the seed alone become one row",
         )
+
+
+def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "answer a folder of files from a few labelled ones, with the chosen round of a run"
+    predict = _add(commands, "predict", text, "use")
+    predict.add_argument(
+        "--support", type=Path, required=True, help="folder with one for each class"
+    )
+    predict.add_argument("--query", type=Path, required=True, help="folder of files to answer")
+    predict.add_argument("--to", type=Path, help="file to write; without it, stdout")
+    predict.add_argument("--json", action="store_true", help="JSON lines instead of CSV")
+    predict.add_argument("--page", type=Path, help="HTML page to write, with every picture")
+    predict.add_argument(
+        "--none-of-these", metavar="SHARE",
+        help="turn away what is none of the classes, accepting this share of such files, as 0.05",
+    )  # fmt: skip
+    text = "measure how far a run's confidence can be trusted, on its validation classes"
+    calibrate = _add(commands, "calibrate", text, "use")
+    calibrate.add_argument("folder", type=Path, help="folder of the run")
+    for name in ("way", "shot"):
+        calibrate.add_argument(f"--{name}", help="as in the run's test, if not given")
+    calibrate.add_argument("--episodes", help="half to fit, half to measure (400)")
+    calibrate.add_argument("--json", action="store_true", help="print JSON")
+    text = "write the encoder of a run for other programs, with a model card"
+    export = _add(commands, "export", text, "use")
+    export.add_argument(
+        "--to", required=True, choices=("safetensors", "torch-export", "onnx"), help="format"
+    )
+    export.add_argument("--out", type=Path, help="folder to write (RUN/export)")
+    export.add_argument("--licence", help="licence of the training data, for the card")
+    for command in (predict, export):
+        command.add_argument("--run", type=Path, required=True, help="folder of the run")
+    for command in (predict, calibrate, export):
+        command.add_argument("--client", help="whose model, where the method leaves them there")
+        _add_data_dir(command)
+    for command in (predict, calibrate):
+        command.add_argument("--quiet", action="store_true", help="print the result alone")
 
 
 def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -234,7 +279,8 @@ def _add_data_dir(command: argparse.ArgumentParser) -> None:
     )
 
 
-_FUNCTIONS = {"list": "list_sources"}  # `list` is a word of Python
+# `list` is a word of Python, and `export` that of what the command calls.
+_FUNCTIONS = {"list": "list_sources", "export": "export_run"}
 _SETTINGS = """\
 Any setting can be given as --section.key VALUE, and wins over the file:
   fedshot run --data.name digits --method.name fl_proto --method.local_steps 5

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import Experiment, exists
 from fedshot.methods import METHODS
+from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
 from fedshot.setting import Setting
+from fedshot.settings import parse
 from fedshot.trackers import Tracker, check
 
 _OWN = ("config", "out", "data-dir", "quiet", "json", "tracker")
@@ -33,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
             "another --name."
         )
     options.run_folder = folder
-    return _train(Experiment(Setting(chosen, data_dir(options)), folder), options)
+    return finish(Experiment(Setting(chosen, data_dir(options)), folder), options)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -42,10 +45,11 @@ def resume(options: argparse.Namespace) -> int:
         check(options.tracker)
     options.run_folder = options.folder
     held = _held(options)
-    return _train(Experiment(Setting(held, data_dir(options)), options.folder), options)
+    return finish(Experiment(Setting(held, data_dir(options)), options.folder), options)
 
 
-def _train(experiment: Experiment, options: argparse.Namespace) -> int:
+def finish(experiment: Experiment, options: argparse.Namespace) -> int:
+    """Train the rounds that are left, test, and print what came of it."""
     for text in experiment.setting.notices():
         tell(text)
     tracker = _tracker(experiment, options)
@@ -76,8 +80,21 @@ def evaluate(options: argparse.Namespace) -> int:
     experiment = Experiment(Setting(held, data_dir(options)), options.folder)
     if experiment.round < held.run.rounds:
         tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
+    if options.rounds is not None:
+        experiment.method = _for_rounds(experiment.method, options.rounds)
     say_score(experiment.answer(experiment.setting.exam(asked)), options, experiment)
     return 0
+
+
+def _for_rounds(method: Any, text: str) -> Any:
+    """Return the method with another number of rounds at test."""
+    known = [field.name for field in fields(method)]
+    if "test_rounds" not in known:
+        raise ConfigError(
+            f"--rounds is {text}, and {method.name} learns in no rounds at test. Leave it out."
+        )
+    value = parse(text, lambda _: False, origin="the value of --rounds")
+    return replace(method, test_rounds=settled(Option("--rounds", int), value))
 
 
 def methods(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fedshot import settings as trees
 from fedshot import storage
-from fedshot.data import Dealer, EpisodeSpec, Source
+from fedshot.data import Dealer, EpisodeSpec, Redealt, Source
 from fedshot.errors import ConfigError, nearest
 from fedshot.evaluation import ExamOptions
 from fedshot.kinds import (
@@ -60,6 +60,10 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+# Of the model, the base classes, and the number of clients.
+MethodMaker = Callable[[Model, tuple[int, ...], int], Method[Any]]
+
+
 @dataclass(frozen=True)
 class Config:
     """A checked configuration. `settings` is the whole tree, defaults included."""
@@ -72,7 +76,7 @@ class Config:
     partition: Dealer
     episode: EpisodeSpec
     model: ModelOptions
-    method: Callable[[Model, tuple[int, ...]], Method[Any]]  # of the model and the base classes
+    method: MethodMaker
     run: RunOptions
     test: ExamOptions
 
@@ -227,21 +231,27 @@ def _read(settings: Mapping[str, Any]) -> Config:
         partition=made.partition,
         episode=made.episode,
         model=ModelOptions(**(vars(made.model) | {"head": vars(made.model).get("head")})),
-        method=_method(names["method"], vars(made.method), made.episode),
+        method=_method(names["method"], vars(made.method), made.episode, made.partition),
         run=made.run,
         test=made.test,
     )
 
 
 def _method(
-    name: str, chosen: Mapping[str, Any], episode: EpisodeSpec
-) -> Callable[[Model, tuple[int, ...]], Method[Any]]:
-    """Return what makes the method once the data is known; a field `classes` gets its classes."""
-    cls = METHODS[name]
-    asks = any(field.name == "classes" for field in fields(cls))
+    name: str, chosen: Mapping[str, Any], episode: EpisodeSpec, partition: Dealer
+) -> MethodMaker:
+    """Return what makes the method once the data is known.
 
-    def make(model: Model, classes: tuple[int, ...]) -> Method[Any]:
-        known: dict[str, Any] = {"classes": classes} if asks else {}
+    Fields `classes` and `clients` get the base classes and the number of clients, `redealt` whether
+    images are dealt anew in each round.
+    """
+    cls = METHODS[name]
+    asks = {field.name for field in fields(cls)} & {"classes", "clients", "redealt"}
+
+    def make(model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
+        redealt = isinstance(partition, Redealt)
+        told = {"classes": classes, "clients": clients, "redealt": redealt}
+        known: dict[str, Any] = {name: told[name] for name in asks}
         made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
         return made
 

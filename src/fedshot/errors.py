@@ -24,6 +24,10 @@ class DataError(FedshotError):
     """Data that is missing, unreadable, or too small for what was asked of it."""
 
 
+class InputError(DataError, ValueError):
+    """Examples or labels that a classifier cannot take; scikit-learn expects a ValueError."""
+
+
 class CheckpointError(FedshotError):
     """A checkpoint that is missing, damaged, or of another run."""
 

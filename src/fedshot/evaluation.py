@@ -2,28 +2,40 @@
 
 The episodes are drawn once from (dataset, classes, shape, seed) and named by a hash. A method gets
 `Question`s, never the labels of the queries; the examiner compares.
+
+Where clients are tested on images of their own classes, question k belongs to one client: its
+support is what the client trains on, its queries are what the partition set aside.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedshot.data import Dataset, EpisodeSpec, Tasks
+from fedshot.data import (
+    Dataset,
+    EpisodeSpec,
+    GatheredTasks,
+    Gathering,
+    Partition,
+    Tasks,
+    own_tasks,
+)
 from fedshot.data.dataset import Ints
-from fedshot.data.episodes import examples
-from fedshot.errors import ConfigError
+from fedshot.data.episodes import check_counts, examples
+from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
-from fedshot.nn import Question, Sheet, class_means, prototype_logits
+from fedshot.nn import Held, Question, Sheet, class_means, prototype_logits
 from fedshot.protocol import Answer
 from fedshot.tree import form
 
@@ -35,23 +47,38 @@ class ExamOptions:
     """What the tests look like.
 
     Args:
-        way: classes of an episode.
-        shot: labelled examples of each class.
-        query: queries of each class.
+        way: classes of an episode; a pair such as [3, 7] for a random number of them.
+        shot: labelled examples of each class, of all clients of a group together.
+        query: queries of each class, likewise.
         episodes: test episodes, from the novel classes.
         validation_episodes: episodes that choose the round, from the validation classes.
         seed: of the episodes. It is not the seed of training, so that every training seed sits the
             same test.
+        group: how the examples of an episode are dealt to a group of clients that learns from them
+            together; without clients, they are in one hand.
+        pool: "shared", every test episode from all novel examples; "clients", episode u from those
+            of client u mod K, to whom the partition deals them as it does those of training.
+        first_client_only: no client but the first answers, as in some published code: no honest
+            result, and marked as none wherever it is shown.
     """
 
-    way: int = 5
+    way: int | tuple[int, int] = 5
     shot: int = 1
     query: int = 15
     episodes: int = 1000
     validation_episodes: int = 200
     seed: int = 0
+    group: Gathering = Gathering()
+    pool: Literal["shared", "clients"] = "shared"
+    first_client_only: bool = False
 
     def __post_init__(self) -> None:
+        check_word("test.pool", self.pool, ("shared", "clients"))
+        if self.pool == "clients" and self.group.clients:
+            raise ConfigError(
+                f"test.pool is 'clients' and test.group.clients is {self.group.clients}: an "
+                "episode is of one client's examples, or dealt to a group. Leave one of them out."
+            )
         for name in ("episodes", "validation_episodes"):
             if getattr(self, name) < 2:
                 raise ConfigError(
@@ -67,12 +94,19 @@ class ExamOptions:
 class Questions(Sequence[Question]):
     """The questions of an exam, made when asked for; the labels of the queries are not here."""
 
-    def __init__(self, dataset: Dataset, tasks: Tasks, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        tasks: Tasks,
+        device: str = "cpu",
+        owners: tuple[int, ...] | None = None,
+    ) -> None:
         self._dataset, self._tasks, self._device = dataset, tasks, torch.device(device)
+        self.owners = owners
 
     def on(self, device: str) -> Questions:
         """Return the same questions on a device."""
-        return Questions(self._dataset, self._tasks, device)
+        return Questions(self._dataset, self._tasks, device, self.owners)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -88,7 +122,20 @@ class Questions(Sequence[Question]):
             raise IndexError(u)
         episode = self._tasks.episode(self._dataset, u)
         parts = (episode.support_x, episode.support_y, episode.query_x, episode.classes)
-        return Question(*(part.to(self._device) for part in parts))
+        x, y, query, classes = (part.to(self._device) for part in parts)
+        return Question(x, y, query, classes, self._held(u))
+
+    def _held(self, u: int) -> Held | tuple[()]:
+        """Return who holds what of question u, or () where it is in one hand."""
+        tasks = self._tasks
+        if not isinstance(tasks, GatheredTasks):
+            return ()
+        rows, classes = tasks.spare[u], tasks.classes[u]
+        labels = torch.from_numpy((self._dataset.y[rows][:, None] == classes).argmax(axis=1))
+        holders = (torch.from_numpy(part[u]) for part in
+                   (tasks.support_held, tasks.query_held, tasks.spare_held))  # fmt: skip
+        parts = (*holders, examples(self._dataset, rows), labels)
+        return Held(*(part.to(self._device) for part in parts))
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
@@ -120,12 +167,22 @@ class Questions(Sequence[Question]):
 
 
 class Exam:
-    """Fixed episodes: the questions for a method, the labels for the examiner."""
+    """Fixed episodes: the questions for a method, the labels for the examiner.
 
-    def __init__(self, dataset: Dataset, tasks: Tasks) -> None:
-        self._dataset, self._tasks = dataset, tasks
-        self.questions = Questions(dataset, tasks)
+    Args:
+        dataset: what the tasks are made of.
+        tasks: the episodes.
+        owners: the client that each question belongs to; None where they belong to nobody.
+    """
+
+    def __init__(
+        self, dataset: Dataset, tasks: Tasks, owners: tuple[int, ...] | None = None
+    ) -> None:
+        self._dataset, self._tasks, self.owners = dataset, tasks, owners
+        self.questions = Questions(dataset, tasks, owners=owners)
         self.digest = tasks.digest(dataset)
+        if owners is not None:
+            self.digest = hashlib.sha256(f"{self.digest} of {owners}".encode()).hexdigest()
 
     @classmethod
     def draw(
@@ -136,15 +193,37 @@ class Exam:
         episodes: int,
         key: Key,
         rows: Ints | None = None,
+        group: Gathering = Gathering(),
     ) -> Exam:
-        """Draw an exam from classes, or from some rows of theirs.
+        """Draw an exam from classes, or from some rows of theirs, dealt to a group of clients.
 
         Raises DataError when they cannot fill an episode.
         """
-        return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
+        if not group.clients:
+            return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
+        rows = dataset.images_of(classes) if rows is None else rows
+        check_counts(dataset, rows, classes, group.needs(spec))
+        return cls(dataset, GatheredTasks.gather(dataset, rows, spec, group, episodes, key))
+
+    @classmethod
+    def own(
+        cls,
+        dataset: Dataset,
+        train: Partition,
+        held: Partition,
+        clients: Sequence[int],
+        key: Key,
+    ) -> Exam:
+        """Return the exam of clients on images of their own classes, a question for each."""
+        return cls(dataset, own_tasks(dataset, train, held, clients, key), tuple(clients))
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    @property
+    def widest(self) -> int:
+        """The most classes of a question."""
+        return max(len(classes) for classes in self._tasks.classes)
 
     def labels(self, u: int) -> Tensor:
         """Return the answers of question u, int64 [queries]; for the examiner alone."""
@@ -173,12 +252,13 @@ class Score:
         diverged: answers with logits that are not finite; such queries count as wrong.
         tasks: hash of the episodes.
         transductive: whether predictions may depend on other queries.
-        clients: mean accuracy of each client over the episodes it answered, by client id; empty
-            when the server's model answered.
+        clients: mean accuracy of each client over the episodes it answered or owns, by client id;
+            empty when the server's model answered questions that nobody owns.
         worst_tenth: mean over the tenth of the clients with the lowest accuracy.
         per_episode: accuracy of each episode, for paired comparisons; NaN-free, in order.
         confusion: by the name of a class, and of what it was called, the number of queries; without
             diverged answers. Empty where there are more than 30 classes.
+        spread: standard deviation of the accuracy over clients, where there are two at least.
     """
 
     accuracy: float
@@ -192,6 +272,7 @@ class Score:
     worst_tenth: float | None
     per_episode: tuple[float, ...]
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)
+    spread: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the score as JSON-able values."""
@@ -225,8 +306,9 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
         right = float(((chosen == truth[u]) & sound).double().mean())
         called.append(exam.classes(u)[torch.stack([truth[u], chosen])[:, sound]])
         by_episode[u].append(right)
-        if client is not None:
-            by_client[client].append(right)
+        whose = client if exam.owners is None else exam.owners[u]
+        if whose is not None:
+            by_client[whose].append(right)
     marks = [statistics.fmean(by_episode[u]) for u in sorted(by_episode)]
     if len(marks) < 2:
         raise ValueError(f"{len(marks)} episodes were answered; an interval needs at least 2")
@@ -243,6 +325,7 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
         worst_tenth=worst_tenth(list(clients.values())) if clients else None,
         per_episode=tuple(marks),
         confusion=_confusion(called, exam.class_names),
+        spread=statistics.stdev(clients.values()) if len(clients) > 1 else None,
     )
 
 

@@ -9,16 +9,16 @@ the disk: a run can be tested while it is under way.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from fedshot import tree
+from fedshot import facts, tree
 from fedshot.checkpoint import Checkpoints
-from fedshot.config import Chances, difference
+from fedshot.config import Chances, Config, RunOptions, difference
 from fedshot.errors import CheckpointError, QuorumError
 from fedshot.evaluation import Exam, Score, score
 from fedshot.fleets import (
@@ -37,6 +37,7 @@ from fedshot.locks import only_one
 from fedshot.machine import arithmetic, keep_freed_memory
 from fedshot.protocol import Clients, Fleet
 from fedshot.recorder import Record, Recorder
+from fedshot.sections import not_honest
 from fedshot.setting import Setting
 from fedshot.tree import Tree
 
@@ -53,13 +54,20 @@ class Experiment:
     Args:
         setting: what is fixed before round 1.
         folder: where the run lives; made when the run starts.
+        elsewhere: makes of the fleet on this machine the one that clients are asked by, where they
+            do not live here.
 
     Raises:
         CheckpointError: the folder holds a run of another configuration or other data, or a
             damaged checkpoint.
     """
 
-    def __init__(self, setting: Setting, folder: Path) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        folder: Path,
+        elsewhere: Callable[[Fleet], Fleet] = lambda here: here,
+    ) -> None:
         self.setting, self.folder = setting, folder
         self.config, self.method = setting.config, setting.method
         self.recorder = Recorder(folder)
@@ -75,7 +83,7 @@ class Experiment:
         threads = self.config.run.threads
         assert threads is not None, "the setting has said how many"
         self._threads = threads
-        self.meter = Meter(_fleet(host, setting, threads))
+        self.meter = Meter(elsewhere(fleet_for(host, self.config.run, setting.workers)))
         self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
@@ -107,6 +115,7 @@ class Experiment:
     def result(self) -> Score:
         """Answer the test with the chosen round, and write result.json."""
         found = self.answer(self.setting.test)
+        marks = not_honest(self.config.settings)
         self.recorder.write(
             "result.json",
             {
@@ -116,14 +125,22 @@ class Experiment:
                 "bytes_down": self.meter.total("train", "down"),
                 "bytes_up": self.meter.total("train", "up"),
                 "seed": self.config.seed,
+                **({"not_honest": marks} if marks else {}),
             },
         )
         return found
 
     @property
     def _chosen_by(self) -> str:
-        by_validation = self.setting.validation and self.config.run.choose == "validation"
-        return "validation" if by_validation else "last round"
+        if self.config.run.choose == "last" or self._judge is None:
+            return "last round"
+        return "test classes" if self._judge is self.setting.test else "validation"
+
+    @property
+    def _judge(self) -> Exam | None:
+        """What the model sits while it trains, and what may choose the round."""
+        peeks = self.config.run.choose == "best_on_test_classes"
+        return self.setting.test if peeks else self.setting.validation
 
     def answer(self, exam: Exam) -> Score:
         """Let the chosen round sit an exam: the best on validation, else the last saved one.
@@ -177,11 +194,11 @@ class Experiment:
 
     def _close(self, record: Record, seconds: float) -> Record:
         """Validate where it is due, and make the round last."""
-        run, round, exam = self.config.run, record.round, self.setting.validation
+        run, round, exam = self.config.run, record.round, self._judge
         last = round == run.rounds
         due = round % run.checkpoint_every == 0 or last or round == 0
         validation, faults = None, record.faults
-        choosing = exam is not None and run.choose == "validation"
+        choosing = exam is not None and run.choose != "last"
         if due and not choosing:
             self.best_round = round
         if exam is not None and (round % run.validate_every == 0 or last):
@@ -208,6 +225,8 @@ class Experiment:
     def _begin(self) -> None:
         """Take the folder over: drop what lies after the last complete round."""
         self.config.write(self.folder / "config.yaml")
+        if not (self.folder / facts.FILE).exists():
+            self.setting.facts().write(self.folder)
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
@@ -234,17 +253,7 @@ class Experiment:
         """Read the last checkpoint; change nothing on the disk."""
         self.round = self.checkpoints.rounds()[-1]
         notes = self.checkpoints.notes(self.round)
-        changed = difference(
-            notes["config"],
-            self.config.settings,
-            except_for=MAY_CHANGE,
-            later=defaults(self.config.settings),
-        )
-        if changed:
-            raise CheckpointError(
-                f"{self.folder} was started with another configuration: {changed}. Put it back, "
-                f"or start a new run under another name. ({', '.join(MAY_CHANGE)} may change.)"
-            )
+        check_belongs(self.folder, notes, self.config)
         if notes["dataset"] != self.setting.dataset.digest:
             raise CheckpointError(
                 f"{self.folder} was started on other data: the hash of dataset "
@@ -266,10 +275,11 @@ class Experiment:
         return found, _faults(clients)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
-        run = self.config.run
+        run, everyone = self.config.run, self.setting.clients
+        alone = phase == "evaluate" and self.config.test.first_client_only
         return Clients(
             self.fleet,
-            self.setting.clients,
+            everyone[:1] if alone else everyone,
             cohort=run.cohort,
             quorum=run.quorum if phase == "train" else 0.0,  # the score says what is unanswered
             round=round,
@@ -277,12 +287,29 @@ class Experiment:
         )
 
 
-def _fleet(host: Host, setting: Setting, threads: int) -> Fleet:
-    if setting.config.run.fleet == "vectorised":
-        return Vectorised(host, setting.config.run.chunk, setting.workers, threads)
-    if setting.workers > 1:
-        return Threads(host, setting.workers, threads)
+def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
+    """Return the fleet that a run asks for, with so many workers."""
+    assert run.threads is not None, "the setting has said how many"
+    if run.fleet == "vectorised":
+        return Vectorised(host, run.chunk, workers, run.threads)
+    if workers > 1:
+        return Threads(host, workers, run.threads)
     return Sequential(host)
+
+
+def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
+    """Raise CheckpointError unless a checkpoint is of a run with this configuration."""
+    changed = difference(
+        notes["config"],
+        config.settings,
+        except_for=MAY_CHANGE,
+        later=defaults(config.settings),
+    )
+    if changed:
+        raise CheckpointError(
+            f"{folder} was started with another configuration: {changed}. Put it back, "
+            f"or start a new run under another name. ({', '.join(MAY_CHANGE)} may change.)"
+        )
 
 
 def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:

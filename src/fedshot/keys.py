@@ -30,6 +30,17 @@ class Key:
         """Return the key further down the path."""
         return Key(self.root, self.path + parts)
 
+    def above(self, part: str | int) -> Key:
+        """Return the key above the last `part` of the path: what all keys below it share.
+
+        >>> Key(0).at("round", 3, "step", 1, "client", 17).above("step") == Key(0).at("round", 3)
+        True
+        """
+        if part not in self.path:
+            raise ValueError(f"there is no {part!r} in the path {self.path}")
+        last = len(self.path) - 1 - self.path[::-1].index(part)
+        return Key(self.root, self.path[:last])
+
     @property
     def seed(self) -> int:
         """A whole number in [0, 2**63), the same for the same path on every machine."""

@@ -32,8 +32,10 @@ SECTIONS: dict[str, type[Any]] = {
     "run": RunOptions,
     "test": ExamOptions,
 }
-# What a method is given besides its options; `classes` are the base classes of the data.
-NOT_OPTIONS = {"method": {"model", "episode", "classes"}, "model": {"backbone", "head"}}
+# What a method is given besides its options: the base classes of the data, the number of clients,
+# whether their images are dealt anew in each round.
+_TOLD = {"classes", "clients", "redealt"}
+NOT_OPTIONS = {"method": {"model", "episode"} | _TOLD, "model": {"backbone", "head"}}
 NO_HEAD = "none"
 _CLIENTS = 10  # of a partition that needs a number and is given none
 # The largest whole numbers that are no slip: width of a net, examples, threads.

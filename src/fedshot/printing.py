@@ -86,12 +86,19 @@ def _facts(record: Record) -> str:
 
 def say_score(score: Score, options: argparse.Namespace, experiment: Experiment) -> None:
     """Print a result as a sentence or as JSON."""
+    from fedshot.sections import not_honest
+
+    dishonest = not_honest(experiment.config.settings)
     if options.json:
-        say(json.dumps({"result": score.to_json(), "round": experiment.best_round}))
+        found = {"result": score.to_json(), "round": experiment.best_round}
+        say(json.dumps(found | ({"not_honest": dishonest} if dishonest else {})))
         return
-    marks = " (transductive)" if score.transductive else ""
-    facts = [f"{experiment.method.name}: {score}{marks} on novel classes"]
-    facts.append(f"{score.episodes} episodes")
+    marks = "".join(f" ({text})" for text in dishonest)
+    marks += " (transductive)" if score.transductive else ""
+    own = experiment.setting.own_tests
+    where = "on the clients' own classes" if own else "on novel classes"
+    facts = [f"{experiment.method.name}: {score}{marks} {where}"]
+    facts.append(f"{score.episodes} {'clients' if own else 'episodes'}")
     if score.unanswered:
         facts.append(f"{score.unanswered} unanswered")
     if score.diverged:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from fedshot import settings as trees
 from fedshot.data import ClassSplit, Dataset
 from fedshot.data.tokens import Tokens
 from fedshot.errors import ConfigError
@@ -85,21 +87,25 @@ class ModelOptions:
     bf16: bool = False
 
     def build(self, dataset: Dataset) -> Model:
-        """Return the model for the images of a dataset, or for its texts and their vectors.
+        """Return the model for the images of a dataset, or for its texts and their vectors."""
+        x = dataset.x
+        return self.of(dataset.shape, torch.tensor(x.table) if isinstance(x, Tokens) else None)
+
+    def of(self, shape: tuple[int, ...], table: torch.Tensor | None) -> Model:
+        """Return the model for examples of a shape, texts if there is a table of word vectors.
 
         A configuration has put a method's choice in the place of "method"; without one, "running".
         """
-        x = dataset.x
         return Model(
             self.backbone,
             self.head,
-            dataset.shape,
+            shape,
             "running" if self.norm_policy == "method" else self.norm_policy,
             self.dtype,
             self.pixel_mean,
             self.pixel_std,
             self.bf16,
-            torch.tensor(x.table) if isinstance(x, Tokens) else None,
+            table,
         )
 
 
@@ -138,6 +144,8 @@ class RunOptions:
         unable: clients that cannot form an episode: "refuse" the run, or "leave_out" the clients.
         validate_every: rounds between two looks at the validation classes; the last round always.
         choose: the round that is tested: that of the best "validation" accuracy, or the "last" one.
+            "best_on_test_classes" looks at the test itself instead of the validation, as some
+            published code does: no honest result, and marked as none wherever it is shown.
         checkpoint_every: rounds between two checkpoints; the best and the last round always.
         threads: intra-op threads of torch. Bits may differ between two values, never within one.
             null: 1, or all cores where one training step is 100 GFLOP or more (a ResNet-12); what
@@ -161,7 +169,7 @@ class RunOptions:
     below_quorum: Literal["stop", "skip"] = "stop"
     unable: Literal["refuse", "leave_out"] = "refuse"
     validate_every: int = 10
-    choose: Literal["validation", "last"] = "validation"
+    choose: Literal["validation", "last", "best_on_test_classes"] = "validation"
     checkpoint_every: int = 1
     threads: int | None = None
     fleet: Literal["threads", "sequential", "vectorised"] = "threads"
@@ -207,3 +215,13 @@ class RunOptions:
             raise ConfigError(f"run.cohort is {self.cohort}; expected at least 1, or null for all.")
         if not 0 <= self.quorum <= 1:
             raise ConfigError(f"run.quorum is {self.quorum}; expected a share in [0, 1].")
+
+
+def not_honest(settings: Mapping[str, Any]) -> list[str]:
+    """Return what makes a result of these settings no honest one, to be told beside its number."""
+    found = []
+    if trees.at(settings, "run.choose") == "best_on_test_classes":
+        found.append("NOT HONEST: the test classes chose the round")
+    if trees.at(settings, "test.first_client_only"):
+        found.append("NOT HONEST: the first client alone was scored")
+    return found

@@ -14,19 +14,21 @@ from fedshot.config import Config
 from fedshot.data import (
     ClassSplit,
     Deal,
-    EpisodeSpec,
+    Partition,
     Rows,
+    Tasks,
     find_data_dir,
     split_users,
     unable,
 )
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam, ExamOptions
+from fedshot.facts import Facts
 from fedshot.keys import Key
 from fedshot.machine import cores
 from fedshot.nn.cost import step_flops
 from fedshot.protocol import Method
-from fedshot.sections import RunOptions
+from fedshot.sections import RunOptions, not_honest
 
 _BIG = 10**11  # FLOPs of a step that is given all cores: some half a second on one of them
 _SMALL = 3 * 10**8  # of a step as short as the Python around it, which one thread runs at a time
@@ -36,7 +38,8 @@ class Arrangement:
     """The data, its split, and who holds what.
 
     `rows` are the dataset's rows to train, choose and test on, by `split`, or by user where that is
-    None. `clients` can form an episode; `left_out` cannot, with the reason.
+    None. `clients` can form an episode; `left_out` cannot, with the reason. Where nothing is novel,
+    clients are tested on images of their own classes, which the partition sets aside: `own_tests`.
 
     Raises:
         DataError: the data is missing or too small for what is asked.
@@ -46,6 +49,10 @@ class Arrangement:
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         self.config = config
         self.key = Key(config.seed)
+        self._arrange(config, data_dir)
+
+    def _arrange(self, config: Config, data_dir: str | None) -> None:
+        """Load, split and deal."""
         self.dataset = config.data.load(find_data_dir(data_dir))
         # The test's seed, not training's, draws a random split: all training seeds sit one test.
         drawn = Key(config.test.seed)
@@ -57,26 +64,58 @@ class Arrangement:
             self.split = config.split.of(self.dataset, config.data.split(self.dataset), drawn)
             self.split.check(self.dataset)
             self.rows = Rows.of_classes(self.dataset, self.split)
+        # Who holds what is the test, too, where that is the clients' own: one for all seeds.
+        self.own_tests = not len(self.rows.novel)
+        self.deal_key = (drawn if self.own_tests else self.key).at("partition")
         self.deal: Deal = config.partition.deal(
-            self.dataset, self.rows.base, self.key.at("partition"), config.episode
+            self.dataset, self.rows.base, self.deal_key, config.episode
         )
+        if self.own_tests:
+            self._check_own_tests()
         self.left_out = unable(self.dataset, self.deal.train, config.episode)
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
 
+    @property
+    def base_classes(self) -> tuple[int, ...]:
+        """The numbers of the classes to train on."""
+        return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
+
+    def facts(self) -> Facts:
+        """Return what a run keeps of its data."""
+        return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
+
     def notices(self) -> list[str]:
         """Return what a person should know before round 1."""
-        found = []
+        found = not_honest(self.config.settings)
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
-        if not len(self.rows.validation):
+        if self.own_tests and self.deal.validation is None:
+            found.append("no images are set aside for validation: the last round is tested")
+        asks = self.config.run.choose == "validation"
+        if asks and not self.own_tests and not len(self.rows.validation):
             found.append("no validation classes: the last round is tested")
-        if self.deal.test is not None:
+        if not self.own_tests and self.deal.test is not None:
             held = sum(len(rows) for rows in self.deal.test)
             found.append(
-                f"the partition sets {held} images aside as the clients' own tests, which no "
-                "method uses yet"
+                f"the partition sets {held} images aside as the clients' own tests, which have no "
+                "part: the split has novel classes"
             )
         return found
+
+    def _check_own_tests(self) -> None:
+        kind = self.config.settings["partition"]["name"]
+        if self.deal.test is None:
+            raise DataError(
+                f"the split has no novel classes, and partition {kind!r} sets no images aside to "
+                "test clients on; name a novel class at least, or set partition.name to "
+                "'pathological' or 'clusters'."
+            )
+        if len(self.rows.validation):
+            raise DataError(
+                "the split has validation classes and no novel ones: clients are tested on images "
+                "of their own classes, and a round is chosen by others of these. Take the classes "
+                "to split.base, and set partition.validation."
+            )
 
 
 class Setting(Arrangement):
@@ -93,8 +132,7 @@ class Setting(Arrangement):
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
-        base = np.unique(self.dataset.y[self.rows.base])
-        self.method: Method[Any] = config.method(model, tuple(base.tolist()))
+        self.method: Method[Any] = config.method(model, self.base_classes, len(self.deal.train))
         if config.run.fleet == "vectorised" and not model.backbone.vmappable:
             kind = config.settings["model"]["backbone"]["name"]
             raise ConfigError(
@@ -102,29 +140,80 @@ class Setting(Arrangement):
                 f"backbone {kind!r} cannot be stacked: its torch kernel takes the weights of one "
                 "model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
             )
+        if not self.own_tests and getattr(self.method, "knows_base_alone", False):
+            raise ConfigError(
+                f"method {config.settings['method']['name']!r} tells apart classes that it has "
+                "trained on, and the split has novel ones to test on. Name base classes alone in "
+                "split.base, and set partition.name to 'pathological' or 'clusters'."
+            )
         self._check_way("episode.way", config.episode.max_way)
         self._check_clients()
-        self.validation = (
-            self._exam("validation", self.rows.validation, config.test.validation_episodes)
-            if len(self.rows.validation)
-            else None
-        )
+        self.validation: Exam | None = None
+        if self.own_tests:
+            assert self.deal.test is not None
+            self.test = self._own_exam("test", self.deal.test)
+            if self.deal.validation is not None:
+                self.validation = self._own_exam("validation", self.deal.validation)
+            return
+        if len(self.rows.validation):
+            rows, episodes = self.rows.validation, config.test.validation_episodes
+            self.validation = self._exam("validation", rows, episodes)
         self.test = self._exam("novel", self.rows.novel, config.test.episodes)
 
     def exam(self, options: ExamOptions) -> Exam:
         """Draw a test of another shape from what is novel."""
-        self._check_way("way", options.way)
+        if self.own_tests:
+            if options != self.config.test:
+                raise ConfigError(
+                    "clients are tested on images of their own classes, and the partition has "
+                    "dealt these: the test has no other shape or seed. Leave the options out."
+                )
+            return self.test
+        self._check_way("way", options.spec.max_way)
+        return self._novel_exam(options)
+
+    def _novel_exam(self, options: ExamOptions) -> Exam:
         key = Key(options.seed).at("exam", "novel")
-        return _draw(self, self.rows.novel, options.spec, options.episodes, key)
+        if options.pool == "shared":
+            return _draw(self, self.rows.novel, options, options.episodes, key)
+        spec = replace(options.spec, labels=self.config.episode.labels)
+        held = self.config.partition.deal(
+            self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
+        ).train
+        if len(held) != len(self.deal.train):
+            raise ConfigError(
+                f"test.pool is 'clients', and the partition deals the novel examples to "
+                f"{len(held)} clients, those of training to {len(self.deal.train)}. Set "
+                "partition.clients, or test.pool to 'shared'."
+            )
+        lacking = {c: text for c, text in unable(self.dataset, held, spec).items()
+                   if c in self.clients}  # fmt: skip
+        if lacking:
+            raise DataError(
+                f"test.pool is 'clients', and some hold too little of the novel classes for a test "
+                f"of their own: {_first(lacking)}. Lower test.way, test.shot or test.query, use "
+                "fewer clients, or set test.pool to 'shared'."
+            )
+        pools = [held[c] for c in self.clients]
+        return Exam(self.dataset, Tasks.draw_in_turns(
+            self.dataset, pools, spec, options.episodes, key))  # fmt: skip
 
     def _exam(self, part: str, rows: Any, episodes: int) -> Exam:
         options = self.config.test
-        self._check_way("test.way", options.way)
+        self._check_way("test.way", options.spec.max_way)
         try:
+            if part == "novel":
+                return self._novel_exam(options)
             key = Key(options.seed).at("exam", part)
-            return _draw(self, rows, options.spec, episodes, key)
+            return _draw(self, rows, options, episodes, key)
         except DataError as error:
             raise DataError(f"the {part} classes cannot fill the test: {error}") from None
+
+    def _own_exam(self, part: str, held: Partition) -> Exam:
+        key = Key(self.config.test.seed).at("exam", "own", part)
+        exam = Exam.own(self.dataset, self.deal.train, held, self.clients, key)
+        self._check_way("the most classes of a client", exam.widest)
+        return exam
 
     def _check_way(self, option: str, way: int) -> None:
         widest = self.method.max_way
@@ -173,10 +262,10 @@ def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
     return max(1, cores() // run.threads)
 
 
-def _draw(setting: Setting, rows: Any, spec: EpisodeSpec, episodes: int, key: Key) -> Exam:
+def _draw(setting: Setting, rows: Any, options: ExamOptions, episodes: int, key: Key) -> Exam:
     classes = np.unique(setting.dataset.y[rows]).tolist()
-    spec = replace(spec, labels=setting.config.episode.labels)
-    return Exam.draw(setting.dataset, classes, spec, episodes, key, rows)
+    spec = replace(options.spec, labels=setting.config.episode.labels)
+    return Exam.draw(setting.dataset, classes, spec, episodes, key, rows, options.group)
 
 
 def _first(left_out: dict[int, str]) -> str:

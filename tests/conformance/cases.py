@@ -3,31 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from conformance.letters import by_letter
 from conformance.patchwork import Patchwork
 from conformance.small import CLASSES, CLIENTS, SHAPE, Home
 from fedshot.data import ClientData, EpisodeSpec
 from fedshot.fleets import Sequential, Threads, Vectorised
 from fedshot.keys import Key
 from fedshot.methods import (
+    F2L,
+    FRL,
+    Ditto,
+    FedAvg,
     FedAvgProbe,
     FedBABU,
+    FedFomo,
     FedFSLMI,
     FedFSLMIAdv,
     FedFSLNaive,
     FedFSLProx,
     FedMeta,
+    FedProto,
+    FedProx,
+    FedRep,
     FLProto,
+    FRLFedAvg,
+    FRLFinetune,
+    FRLFrozen,
+    FRLOneShot,
+    FRLPersonal,
     FSLLocal,
+    HeurFedAMP,
+    PerFedAvg,
+    PFedFSL,
+    PFedMe,
 )
-from fedshot.nn import Conv4, InnerLoop, Lessons, LinearHead, Model, Optimizer, draw_lessons
+from fedshot.nn import (
+    Conv4,
+    InnerLoop,
+    Lessons,
+    LinearHead,
+    Model,
+    Optimizer,
+    SetTransformer,
+    draw_lessons,
+)
 from fedshot.protocol import Fleet, Method
 
 EPISODE = EpisodeSpec(way=3, shot=1, query=2)
 BODY = Model(Conv4(width=16, dropout=0.1), None, SHAPE)  # norm_policy "running"
 HEADED = Model(Conv4(width=16, dropout=0.1), LinearHead(way=3), SHAPE)
+WIDE = Model(Conv4(width=16, dropout=0.1), LinearHead(way=CLASSES), SHAPE)
+SUPPORTED = replace(HEADED, norm_policy="support")
+HALVES = EpisodeSpec(way=3, shot=1, query=1)  # how a client of few-round learning divides its data
+PAIRS = EpisodeSpec(way=3, shot=2, query=1)  # for what compares one shot with the next
+SMALL = SetTransformer(heads=2, hidden=8)
+OWN = replace(BODY, norm_policy="support")
 INNER = InnerLoop(steps=1, test_steps=2)
 BASE = tuple(range(CLASSES))
 
@@ -90,18 +123,79 @@ METHODS: dict[str, Method[Any]] = {
     "fedbabu": FedBABU(BODY, EPISODE, BASE, local_steps=2, batch=6, finetune_steps=5),
     "fedmeta": FedMeta(HEADED, EPISODE, INNER, episodes=2),
     "fedmeta, learned steps": FedMeta(HEADED, EPISODE, INNER, learned_steps=True, episodes=2),
+    "frl": FRL(BODY, HALVES, BASE, inner_rounds=2),
+    "frl, linear": FRL(WIDE, HALVES, BASE, variant="linear", inner_rounds=1),
+    "frl, official": FRL(BODY, HALVES, BASE, mode="official", inner_rounds=2),
+    "frl_finetune": FRLFinetune(SUPPORTED, EPISODE, BASE, test_rounds=1, batch=6),
+    "frl_frozen": FRLFrozen(BODY, EPISODE, BASE, batch=6),
+    "frl_one_shot": FRLOneShot(
+        SUPPORTED, EPISODE, BASE, test_rounds=1, batch=6, candidates=0, keep=1
+    ),
+    "frl_personal": FRLPersonal(BODY, HALVES, BASE, test_rounds=1),
+    "frl_personal, linear": FRLPersonal(WIDE, HALVES, BASE, variant="linear", test_rounds=1),
+    "f2l": F2L(HEADED, EPISODE, BASE, local_steps=2, transformer=SMALL),
+    "f2l, official": F2L(
+        HEADED, PAIRS, BASE, "official", evaluated="client", local_steps=1, transformer=SMALL
+    ),
+    "f2l, all averaged": F2L(
+        HEADED,
+        EPISODE,
+        BASE,
+        "paper",
+        personal=False,
+        head_start="prototypes",
+        local_steps=1,
+        transformer=SMALL,
+    ),
     "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
     "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
+    "fedavg": FedAvg(BODY, EPISODE, BASE, local_steps=2),
+    "fedprox, batches": FedProx(BODY, EPISODE, BASE, mu=0.1, local_steps=1, batch=10),
+    "pfedfsl": PFedFSL(OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=2),
+    "pfedfsl, literally": PFedFSL(
+        BODY,
+        EPISODE,
+        BASE,
+        CLIENTS,
+        mode="paper",
+        m=2,
+        delay=1,
+        local_steps=1,
+        batch=10,
+        noise=0.001,
+    ),
+    "per_fedavg": PerFedAvg(BODY, EPISODE, BASE, local_steps=1, beta=0.05),
+    "per_fedavg, first order": PerFedAvg(
+        OWN, EPISODE, BASE, order="first", local_steps=2, batch=6, beta=0.05
+    ),
+    "pfedme": PFedMe(BODY, EPISODE, BASE, local_steps=1, inner_steps=2, beta=0.5),
+    "ditto": Ditto(BODY, EPISODE, BASE, local_steps=1, personal_steps=1),
+    "fedrep": FedRep(BODY, EPISODE, BASE, local_steps=1, head_steps=2),
+    "fedfomo": FedFomo(BODY, EPISODE, BASE, CLIENTS, m=2, local_steps=1),
+    "heur_fedamp": HeurFedAMP(OWN, EPISODE, BASE, local_steps=1),
+    "fedproto": FedProto(OWN, EPISODE, BASE, local_steps=1),
     "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
 }
 
+UNTRAINED: dict[type[Any], str] = {
+    FRLFedAvg: "its rounds exchange nothing; see tests/oracles/test_frl_baselines.py",
+}
+
 SECOND_FORMS = {
+    "f2l, official",
+    "f2l, all averaged",
     "fl_proto, unequal weights",
     "fedfsl_mi, exclusive",
     "fedfsl_mi_adv, first version",
     "fedavg_probe, then prototypes",
     "fedmeta, learned steps",
     "fsl_local, proto",
+    "frl, linear",
+    "frl, official",
+    "frl_personal, linear",
+    "fedprox, batches",
+    "per_fedavg, first order",
+    "pfedfsl, literally",
 }
 assert METHODS.keys() > SECOND_FORMS
 
@@ -110,5 +204,6 @@ FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     FleetCase("threads", lambda home: Threads(home.host, 2)),
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
+    FleetCase("by letter", by_letter),
     FleetCase("vectorised", lambda home: Vectorised(home.host, 3, 2), False, 1e-6, 1e-9),
 )

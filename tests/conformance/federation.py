@@ -175,6 +175,11 @@ class Federation:
         """Return what the client remembers now."""
         return self.home.host.private(client, LATE)
 
+    def banked(self, client: int) -> Tree:
+        """Return what the server keeps of the client now."""
+        held = self.fleet.bank.load(client, LATE) or {}
+        return {name.replace("/", "."): leaf for name, leaf in held.items()}
+
     def privates(self) -> dict[int, str]:
         """Return a hash of what each client remembers now."""
         return {c: tree.digest(self.private(c)) for c in range(CLIENTS)}
@@ -184,6 +189,7 @@ class Federation:
         whole = {
             "server": self.server,
             "private": {str(c): self.private(c) for c in range(CLIENTS)},
+            "bank": {str(c): self.banked(c) for c in range(CLIENTS)},
             "outcomes": {str(i): _as_tree(outcome) for i, outcome in enumerate(self.outcomes)},
         }
         numbers = {f"metrics/{k}": torch.tensor(v).double() for k, v in self.metrics.items()}

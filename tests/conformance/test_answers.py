@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import METHODS, REFERENCE
+from conformance.cases import METHODS, REFERENCE, UNTRAINED
 from conformance.conftest import Begin
 from conformance.federation import COHORT, Everything, Federation, Shuffled, assert_same
 from conformance.small import exam
@@ -20,7 +20,8 @@ from fedshot.protocol import Accumulator, Method
 
 
 def test_every_method_of_the_registry_is_tried() -> None:
-    assert set(methods.METHODS.values()) <= {type(case) for case in METHODS.values()}
+    tried = {type(case) for case in METHODS.values()} | UNTRAINED.keys()
+    assert set(methods.METHODS.values()) <= tried
 
 
 def test_a_fleet_equals_the_reference(begin: Begin, undisturbed: Federation) -> None:

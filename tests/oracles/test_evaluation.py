@@ -150,9 +150,10 @@ def test_only_the_queries_that_diverged_count_as_wrong() -> None:
 
 def test_a_question_has_no_answers_and_the_examiner_has_them() -> None:
     e = exam()
-    assert Question._fields == ("support_x", "support_y", "query_x", "classes")
+    assert Question._fields == ("support_x", "support_y", "query_x", "classes", "held")
     for u, q in enumerate(e.questions):
         assert type(q) is Question
+        assert q.held == ()
         assert q.support_x.shape == (6, 5, 5, 1)
         assert q.query_x.shape == (12, 5, 5, 1)
         assert torch.bincount(e.labels(u)).tolist() == [4, 4, 4]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -105,21 +105,23 @@ def test_whole_nets_have_right_first_and_second_derivatives(
     assert torch.autograd.gradgradcheck(loss, at, eps=1e-6, fast_mode=True)
 
 
-def usual_conv4(width: int) -> nn.Sequential:
+def usual_conv4(width: int, order: str) -> nn.Sequential:
     blocks: list[nn.Module] = []
     for c_in in (3, width, width, width):
-        blocks += [nn.Conv2d(c_in, width, 3, padding=1), nn.BatchNorm2d(width)]
-        blocks += [nn.ReLU(), nn.MaxPool2d(2)]
+        two = [nn.BatchNorm2d(width), nn.ReLU()]
+        two = two if order == "norm_relu" else two[::-1]
+        blocks += [nn.Conv2d(c_in, width, 3, padding=1), *two, nn.MaxPool2d(2)]
     return nn.Sequential(*blocks, nn.Flatten()).to(torch.float64)
 
 
-def test_conv4_equals_the_usual_modules_with_the_relu_before_the_pool() -> None:
-    model = Model(Conv4(4), None, (20, 20, 3), dtype="float64")
+@pytest.mark.parametrize("order", ["norm_relu", "relu_norm"])
+def test_conv4_equals_the_usual_modules_with_the_relu_before_the_pool(order: Any) -> None:
+    model = Model(Conv4(4, order=order), None, (20, 20, 3), dtype="float64")
     params, stats = model.init(Key(1))
-    module = usual_conv4(4)
+    module, at = usual_conv4(4, order), 1 if order == "norm_relu" else 2
     for i in range(4):
         module[4 * i].load_state_dict(params["body"][f"conv{i + 1}"])
-        module[4 * i + 1].load_state_dict(params["body"][f"norm{i + 1}"], strict=False)
+        module[4 * i + at].load_state_dict(params["body"][f"norm{i + 1}"], strict=False)
     x = images(5, 20, 20, 3)
     want = module(model.prepare(x))
     direction = torch.randn(want.shape, generator=Key(2).torch(), dtype=torch.float64)
@@ -127,14 +129,14 @@ def test_conv4_equals_the_usual_modules_with_the_relu_before_the_pool() -> None:
     w = tree.map(lambda leaf: leaf.clone().requires_grad_(), params)
     got, after = model.features(w, stats, x, Mode(train=True, norm="batch"))
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(after["norm4"]["mean"], module[13].running_mean)
-    torch.testing.assert_close(after["norm4"]["var"], module[13].running_var)
+    torch.testing.assert_close(after["norm4"]["mean"], module[12 + at].running_mean)
+    torch.testing.assert_close(after["norm4"]["var"], module[12 + at].running_var)
 
     grads = torch.autograd.grad((got * direction).sum(), tree.leaves(w))
     (want * direction).sum().backward()
     for (name, _), g in zip(tree.items(w), grads, strict=True):
         _, layer, part = name.split("/")
-        index = 4 * (int(layer[-1]) - 1) + layer.startswith("norm")
+        index = 4 * (int(layer[-1]) - 1) + at * layer.startswith("norm")
         torch.testing.assert_close(g, getattr(module[index], part).grad, rtol=1e-9, atol=1e-10)
 
 

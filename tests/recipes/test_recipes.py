@@ -29,6 +29,8 @@ EXPECTED = {
     *(f"f2l-{n}" for n in ("20news", "huffpost", "fc100", "mini", "fig4", "fig5", "fig6")),
     "f2l-fig4-huffpost",
     "f2l-fig6-5shot",
+    "f2l-fig6-huffpost",
+    "f2l-official",
     *(f"frl-{n}" for n in ("table1", "table2", "table3", "a1", "b1", "b2", "c1", "c2", "d1")),
     *(f"frl-{n}" for n in ("e1", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),
@@ -143,7 +145,8 @@ def test_published_numbers_agree_with_a_second_transcription(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SPREADS))
 def test_published_spreads_agree_with_a_second_transcription(name: str) -> None:
     rows = Recipe.load(name).rows
-    assert {key: list(row.spread) for key, row in rows.items()} == SPREADS[name]
+    printed = {key: list(row.spread) for key, row in rows.items() if any(row.published)}
+    assert printed == SPREADS[name]
 
 
 def test_tables_have_as_many_numbers_as_the_papers_print() -> None:

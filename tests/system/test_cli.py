@@ -286,7 +286,15 @@ def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[st
     printing.say_score(
         found,
         argparse.Namespace(json=False),
-        cast(Any, SimpleNamespace(method=FLProto, best_round=4)),
+        cast(
+            Any,
+            SimpleNamespace(
+                method=FLProto,
+                best_round=4,
+                config=SimpleNamespace(settings={}),
+                setting=SimpleNamespace(own_tests=False),
+            ),
+        ),
     )
     assert capsys.readouterr().out == (
         "fl_proto: 50.00 ± 10.00 % on novel classes, 18 episodes, 2 unanswered, 3 diverged "

@@ -54,7 +54,7 @@ def refusal(
             {"method": {"name": "fl_proto", "local_stps": 3}},
             ["there is no option 'method.local_stps'", "Did you mean 'method.local_steps'?"],
         ),
-        ({"method": {"name": "fed_proto"}}, ["method.name is 'fed_proto'", "'fl_proto'"]),
+        ({"method": {"name": "fl_prot"}}, ["method.name is 'fl_prot'", "'fl_proto'"]),
         ({"data": {"name": "didgits"}}, ["data.name is 'didgits'", "Did you mean 'digits'?"]),
         ({"episode": {"shot": "one"}}, ["episode.shot", "one"]),
         ({"run": {"rounds": 0}}, ["run.rounds is 0", "expected at least 1"]),

@@ -321,7 +321,7 @@ def test_batch_norm_at_test_is_the_methods_choice_and_is_written_down(
     config = Config.of({"method": method})
     assert config.settings["model"]["norm_policy"] == policy
     images = Dataset("i", np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), ("a", "b"))
-    made: Any = config.method(config.model.build(images), (0, 1))
+    made: Any = config.method(config.model.build(images), (0, 1), 3)
     assert made.model.norm_policy == policy
     assert getattr(made, "classes", (0, 1)) == (0, 1)
     config.write(tmp_path / "config.yaml")
@@ -348,6 +348,6 @@ def test_ways_to_split_exclude_each_other() -> None:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_methods_help_lists_options_alone(method: str) -> None:
     text = method_help(method)
-    assert "--method.optimizer.lr" in text
+    assert ("--method.inner_lr" if method == "frl_fedavg" else "--method.optimizer.lr") in text
     assert "configuration file" not in text
     assert "CONFIG" not in text

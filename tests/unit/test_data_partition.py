@@ -14,6 +14,7 @@ from fedshot.data import (
     Iid,
     Partition,
     Pathological,
+    Redealt,
     Shards,
     Users,
     WholeClasses,
@@ -63,12 +64,17 @@ def test_a_partition_repeats_under_its_key_and_changes_with_it(name):
         "clusters": Clusters(4, 2, 3, 2),
         "users": Users(3),
         "classes": WholeClasses(4),
+        "redealt": Redealt(2),
     }[name]
     assert type(options) is PARTITIONS[name]
     dataset = made([40] * 8, users=True)
-    one, same, other = (deal(options, dataset, Key(seed)) for seed in (0, 0, 1))
+    spec = EpisodeSpec(2, 4, 4) if name == "redealt" else SPEC  # of all clients together
+    one, same, other = (deal(options, dataset, Key(seed), spec) for seed in (0, 0, 1))
     assert (one.train.indices == same.train.indices).all()
     assert (one.train.offsets == same.train.offsets).all()
+    if name == "redealt":  # all see everything: the deal of an episode is drawn later
+        assert one.train.indices.tolist() == other.train.indices.tolist() == [*range(320)] * 2
+        return
     assert one.train.indices.tolist() != other.train.indices.tolist()
     assert (one.test is not None) == (name in ("pathological", "clusters"))
 

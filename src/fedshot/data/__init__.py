@@ -4,18 +4,22 @@ from fedshot.data.augment import Augment
 from fedshot.data.cifar import Cifar10, Cifar100
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset
-from fedshot.data.deals import PARTITIONS, Dirichlet, Iid, Shards, Users, WholeClasses
-from fedshot.data.episodes import ClientData, Episode, Tasks
+from fedshot.data.deals import Dirichlet, Iid, Shards, Users, WholeClasses
+from fedshot.data.episodes import ClientData, Episode, Hand, Tasks
 from fedshot.data.folder import ImageFolder
+from fedshot.data.gathering import GatheredTasks, Gathering
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
 from fedshot.data.mini_imagenet import MiniImageNet
 from fedshot.data.mnist import FashionMnist, Mnist
 from fedshot.data.news import News20
 from fedshot.data.omniglot import Omniglot
+from fedshot.data.own import own_tasks
 from fedshot.data.partition import Deal, Dealer, Partition, unable
+from fedshot.data.partitions import PARTITIONS
 from fedshot.data.personal import Clusters, Pathological
 from fedshot.data.places import find_data_dir
+from fedshot.data.redealt import Redealt
 from fedshot.data.rows import Rows
 from fedshot.data.sent140 import Sent140, split_users
 from fedshot.data.sources import SOURCES, Digits, Npz, Source
@@ -42,6 +46,9 @@ __all__ = [
     "Episode",
     "EpisodeSpec",
     "FashionMnist",
+    "GatheredTasks",
+    "Gathering",
+    "Hand",
     "HuffPost",
     "Iid",
     "ImageFolder",
@@ -52,6 +59,7 @@ __all__ = [
     "Omniglot",
     "Partition",
     "Pathological",
+    "Redealt",
     "Rows",
     "Sent140",
     "Shards",
@@ -63,6 +71,7 @@ __all__ = [
     "Users",
     "WholeClasses",
     "find_data_dir",
+    "own_tasks",
     "split_users",
     "unable",
 ]

@@ -14,13 +14,11 @@ from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.dirichlet import check_alpha, counts, shares
 from fedshot.data.partition import (
     Deal,
-    Dealer,
     Partition,
     check_deal,
     check_least,
     shuffled_classes,
 )
-from fedshot.data.personal import Clusters, Pathological
 from fedshot.data.spec import EpisodeSpec
 from fedshot.errors import DataError
 from fedshot.keys import Key
@@ -200,14 +198,3 @@ def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key
     owner = np.empty(groups, dtype=np.int64)
     owner[key.at(what).numpy().permutation(groups)] = np.arange(groups) % clients
     return Deal(Partition.by_owner(indices, owner[group], clients))
-
-
-PARTITIONS: dict[str, type[Dealer]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "shards": Shards,
-    "pathological": Pathological,
-    "clusters": Clusters,
-    "users": Users,
-    "classes": WholeClasses,
-}

@@ -23,7 +23,7 @@ from fedshot.data.tokens import Tokens
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
-__all__ = ["ClientData", "Episode", "EpisodeSpec", "Tasks"]
+__all__ = ["ClientData", "Episode", "EpisodeSpec", "Hand", "Tasks"]
 
 # One block where all episodes have the same shape, else one array for each.
 Rows: TypeAlias = Ints | tuple[Ints, ...]
@@ -37,6 +37,13 @@ class Episode(NamedTuple):
     query_x: Tensor  # uint8 [queries, H, W, C], or int32 [queries, L]
     query_y: Tensor  # int64 [queries]
     classes: Tensor  # int64 [way]: the dataset's number of class 0, 1, ...
+
+
+class Hand(NamedTuple):
+    """One client's share of an episode, as row numbers in random order."""
+
+    support: Ints
+    query: Ints
 
 
 class ClientData:
@@ -73,6 +80,24 @@ class ClientData:
             query_x=spec.augment.apply(episode.query_x, key.at("query")),
         )
 
+    def hand(self, spec: EpisodeSpec, key: Key) -> tuple[Ints, Hand]:
+        """Return all rows divided in support and queries, and the classes: none, for no episode.
+
+        Where clients hold what they hold, an episode's classes are those of whoever takes part.
+        """
+        rng = key.at("halves").numpy()
+        return np.zeros(0, dtype=np.int64), halves(self.dataset, self.indices, spec, rng)
+
+    def rows_of_episode(
+        self, spec: EpisodeSpec, rng: np.random.Generator
+    ) -> tuple[Ints, list[Ints]]:
+        """Return classes for an episode, and shot + query rows of each in random order."""
+        chosen = self._choose(spec, rng)
+        classes, rows, counts = self._by_class
+        n = spec.shot + spec.query
+        drawn = [rows[c][rng.choice(int(counts[c]), n, replace=False)] for c in chosen.tolist()]
+        return classes[chosen], drawn
+
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and their labels (int64 [n]).
 
@@ -84,6 +109,10 @@ class ClientData:
             )
         rows = self.indices[rng.choice(self.n, n, replace=n > self.n)]
         return examples(self.dataset, rows), torch.from_numpy(self.dataset.y[rows])
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Return all images or texts and their labels, the dataset's, in the order of the rows."""
+        return examples(self.dataset, self.indices), torch.from_numpy(self.dataset.y[self.indices])
 
     @cached_property
     def _by_class(self) -> tuple[Ints, list[Ints], Ints]:
@@ -100,16 +129,7 @@ class ClientData:
         The order of the queries must not tell their labels.
         """
         classes, rows, counts = self._by_class
-        able = (counts >= spec.needed).nonzero()[0]
-        if len(able) < spec.max_way:
-            raise DataError(
-                f"client data {spec.shortage(len(able))}. Lower `way`, `shot` or `query`, or give "
-                "each client more images."
-            )
-        way = int(rng.integers(spec.min_way, spec.max_way, endpoint=True))
-        chosen = rng.choice(able, way, replace=False)
-        if spec.labels == "fixed":
-            chosen.sort()
+        chosen = self._choose(spec, rng)
         support, query = [], []
         for c in chosen.tolist():
             n = min(int(counts[c]), spec.shot + spec.query)
@@ -117,6 +137,38 @@ class ClientData:
             support.append(drawn[: spec.shot])
             query.append(drawn[spec.shot :])
         return classes[chosen], np.concatenate(support), rng.permutation(np.concatenate(query))
+
+    def _choose(self, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
+        """Return the places of an episode's classes among those held, in the order of labels."""
+        able = (self._by_class[2] >= spec.needed).nonzero()[0]
+        if len(able) < spec.max_way:
+            raise DataError(
+                f"client data {spec.shortage(len(able))}. Lower `way`, `shot` or `query`, or give "
+                "each client more images."
+            )
+        way = int(rng.integers(spec.min_way, spec.max_way, endpoint=True))
+        chosen: Ints = rng.choice(able, way, replace=False)
+        if spec.labels == "fixed":
+            chosen.sort()
+        return chosen
+
+
+def halves(dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator) -> Hand:
+    """Divide every class of `rows` in the proportion shot to query, the rest to the queries."""
+    order = rng.permutation(rows)
+    order = order[np.argsort(dataset.y[order], kind="stable")]
+    found, starts = np.unique(dataset.y[order], return_index=True)
+    support, query = [], []
+    for held in np.split(order, starts[1:]) if len(found) else []:
+        n = len(held) * spec.shot // (spec.shot + spec.query)
+        support.append(held[:n])
+        query.append(held[n:])
+    if sum(map(len, support)) == 0:
+        raise DataError(
+            f"a client has {len(rows)} images, none of them a support: too few of each class to "
+            f"divide {spec.shot} to {spec.query}. Give each client more images."
+        )
+    return Hand(*(rng.permutation(np.concatenate(part)) for part in (support, query)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,14 +201,24 @@ class Tasks:
                 f"{len(classes)}. Lower `way`, or give more classes."
             )
         rows = dataset.images_of(classes) if rows is None else rows
-        _check_counts(dataset, rows, classes, spec)
-        pool = ClientData(dataset, rows)
+        check_counts(dataset, rows, classes, spec)
+        return cls.draw_in_turns(dataset, [rows], spec, n, key)
+
+    @classmethod
+    def draw_in_turns(
+        cls, dataset: Dataset, pools: Sequence[Ints], spec: EpisodeSpec, n: int, key: Key
+    ) -> Tasks:
+        """Draw n episodes, number u from the rows of pool u mod K.
+
+        Raises DataError when a pool has too few classes that can fill an episode.
+        """
+        every = [ClientData(dataset, rows) for rows in pools]
         rng = key.numpy()
-        drawn = [pool._draw(spec, rng) for _ in range(n)]
+        drawn = [every[u % len(every)]._draw(spec, rng) for u in range(n)]
         return cls(
-            _block([support for _, support, _ in drawn]),
-            _block([query for _, _, query in drawn]),
-            _block([chosen for chosen, _, _ in drawn]),
+            block([support for _, support, _ in drawn]),
+            block([query for _, _, query in drawn]),
+            block([chosen for chosen, _, _ in drawn]),
         )
 
     def __len__(self) -> int:
@@ -170,13 +232,17 @@ class Tasks:
         """SHA-256 of the dataset and of the rows of every episode, as hex."""
         sha = hashlib.sha256(dataset.digest.encode())
         for i in range(len(self)):
-            for rows in (self.classes[i], self.support[i], self.query[i]):
+            for rows in self._hashed(i):
                 sha.update(len(rows).to_bytes(8, "little"))
                 sha.update(np.ascontiguousarray(rows, dtype="<i8").data)
         return sha.hexdigest()
 
+    def _hashed(self, i: int) -> tuple[Ints, ...]:
+        return self.classes[i], self.support[i], self.query[i]
 
-def _check_counts(dataset: Dataset, rows: Ints, classes: Iterable[int], spec: EpisodeSpec) -> None:
+
+def check_counts(dataset: Dataset, rows: Ints, classes: Iterable[int], spec: EpisodeSpec) -> None:
+    """Refuse a class that has too few images for an episode."""
     there = np.bincount(dataset.y[rows], minlength=dataset.n_classes)
     for c in classes:
         if 0 <= c < dataset.n_classes and there[c] < spec.needed:
@@ -186,9 +252,10 @@ def _check_counts(dataset: Dataset, rows: Ints, classes: Iterable[int], spec: Ep
             )
 
 
-def _block(arrays: list[Ints]) -> Rows:
+def block(arrays: Sequence[Ints]) -> Rows:
+    """Return one array where all are as long, else a tuple."""
     if all(len(array) == len(arrays[0]) for array in arrays):
-        return np.stack(arrays)
+        return np.stack(list(arrays))
     return tuple(arrays)
 
 

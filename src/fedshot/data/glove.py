@@ -158,7 +158,7 @@ def embed(
         ids, offsets = _kept(ids, offsets, ids >= FIRST_WORD)
     place = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
     ids, offsets = _kept(ids, offsets, place < cut)
-    return Tokens(ids, offsets, table, cut)
+    return Tokens(ids, offsets, table, cut, tuple(found))
 
 
 class Coverage(NamedTuple):

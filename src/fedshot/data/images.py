@@ -108,27 +108,45 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
 
 def decode(source: Path | bytes, name: object, channels: int, size: int | None) -> Pixels:
     """Return the picture as uint8 [H, W, channels]; `size` squeezes it to a square."""
+    with picture(source, name) as image:
+        return plain(image, name, channels, None if size is None else (size, size))
+
+
+@contextmanager
+def picture(source: Path | bytes, name: object) -> Iterator[Image.Image]:
+    """Open a picture file; what cannot be read in it is refused by name, also later on."""
     with (
         readable(name),
         Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image,
     ):
-        limit = Image.MAX_IMAGE_PIXELS
-        if limit is not None and image.width * image.height > limit:
-            raise DataError(
-                f"image {name} has {image.width}x{image.height} pixels, more than Pillow's safety "
-                f"limit of {limit}. Remove it, or scale it down first."
-            )
-        if image.mode.startswith(("I", "F")):
-            raise DataError(
-                f"image {name} has pixels of mode {image.mode}, deeper than 8 bits. Convert it to "
-                "8 bits first, so that the scaling is your choice."
-            )
-        # Cameras store a turned picture as it is, with a note; viewers and we follow the note.
-        upright = ImageOps.exif_transpose(image)
-        if "transparency" in upright.info:
-            upright = upright.convert("RGBA")
-        plain = upright.convert("RGB" if channels == 3 else "L")
-        if size is not None:
-            plain = plain.resize((size, size), Image.Resampling.BILINEAR)  # antialiased
-        pixels = np.asarray(plain)
+        yield image
+
+
+def plain(
+    image: Image.Image,
+    name: object,
+    channels: int,
+    size: tuple[int, int] | None,
+    resample: Image.Resampling = Image.Resampling.BILINEAR,  # antialiased
+) -> Pixels:
+    """Return the picture as uint8 [H, W, channels]; `size` (width, height) squeezes it."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise DataError(
+            f"image {name} has {image.width}x{image.height} pixels, more than Pillow's safety "
+            f"limit of {limit}. Remove it, or scale it down first."
+        )
+    if image.mode.startswith(("I", "F")):
+        raise DataError(
+            f"image {name} has pixels of mode {image.mode}, deeper than 8 bits. Convert it to "
+            "8 bits first, so that the scaling is your choice."
+        )
+    # Cameras store a turned picture as it is, with a note; viewers and we follow the note.
+    upright = ImageOps.exif_transpose(image)
+    if "transparency" in upright.info:
+        upright = upright.convert("RGBA")
+    flat = upright.convert("RGB" if channels == 3 else "L")
+    if size is not None:
+        flat = flat.resize(size, resample)
+    pixels = np.asarray(flat)
     return pixels.reshape(*pixels.shape[:2], channels)

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes import ClientData
 from fedshot.data.spec import EpisodeSpec
 from fedshot.errors import DataError
 from fedshot.keys import Key
@@ -44,6 +45,10 @@ class Partition:
     def __iter__(self) -> Iterator[Ints]:
         return (self[k] for k in range(len(self)))
 
+    def data(self, dataset: Dataset, k: int) -> ClientData:
+        """Return what client k holds of a dataset."""
+        return ClientData(dataset, self[k])
+
     @property
     def sizes(self) -> Ints:
         """The number of images of each client."""
@@ -73,10 +78,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Deal:
-    """What every client trains on and, where a partition provides it, is tested on."""
+    """What every client trains on and, where a partition provides it, is tested on.
+
+    `validation` chooses the round, where the test is the clients' own.
+    """
 
     train: Partition
     test: Partition | None = None
+    validation: Partition | None = None
 
 
 class Dealer(Protocol):

@@ -1,7 +1,8 @@
 """Partitions for personalised methods: each client is tested on images of its own classes.
 
 Source: pFedFSL, the "pathological" and the "realistic" setting. Test images are twice the training
-images, class by class, and no image goes to two clients.
+images, class by class, and no image goes to two clients. The paper sets no images aside to choose
+the round by; `validation` does, so many for each training image.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ class Pathological:
     clients: int = 30
     way: int = 5
     shot: int = 5
+    validation: int = 0
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients, way=self.way, shot=self.shot)
+        check_least(0, validation=self.validation)
 
     def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
         """Deal without replacement; a class that runs out is an error, not a smaller client."""
@@ -44,13 +47,13 @@ class Pathological:
                 f"{len(pool.classes)}. Lower `way` to {len(pool.classes) - 1} or fewer."
             )
         rng = key.at("pathological").numpy()
-        hands = _Hands()
+        hands, each = _Hands(), 3 + self.validation
         for i in range(self.clients):
             n_i = int(rng.integers(max(1, self.way - 1), self.way + 2))
             k_i = int(rng.integers(max(1, self.shot - 2), self.shot + 3))
             for c in rng.choice(pool.classes, n_i, replace=False).tolist():
-                hands.give(i, pool.take(c, 3 * k_i, "`clients`, `way` or `shot`"), k_i)
-        return hands.deal(self.clients)
+                hands.give(i, pool.take(c, k_i, each, "`clients`, `way` or `shot`"), k_i)
+        return hands.deal(self.clients, bool(self.validation))
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ class Clusters:
     way: int = 5
     shot: int = 5
     alpha: float = 1.0
+    validation: int = 0
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients, clusters=self.clusters, way=self.way, shot=self.shot)
+        check_least(0, validation=self.validation)
         check_alpha(self.alpha)
         if self.clusters > self.clients:
             raise DataError(
@@ -87,16 +92,16 @@ class Clusters:
             )
         rng = key.at("clusters").numpy()
         deck = rng.permutation(pool.classes)
-        hands = _Hands()
+        hands, each = _Hands(), 3 + self.validation
         for g, members in enumerate(np.array_split(np.arange(self.clients), self.clusters)):
             for place in range(g * self.way, (g + 1) * self.way):
                 c, n = int(deck[place % len(deck)]), self.shot * len(members)
-                rows = pool.take(c, 3 * n, "`clients`, `clusters`, `way` or `shot`")
+                rows = pool.take(c, n, each, "`clients`, `clusters`, `way` or `shot`")
                 got = counts(shares(len(members), self.alpha, rng), n)
-                ends = np.cumsum(3 * got)
+                ends = np.cumsum(each * got)
                 for i, k, end in zip(members.tolist(), got.tolist(), ends.tolist(), strict=True):
-                    hands.give(i, rows[end - 3 * k : end], k)
-        return hands.deal(self.clients)
+                    hands.give(i, rows[end - each * k : end], k)
+        return hands.deal(self.clients, bool(self.validation))
 
 
 class _Pool:
@@ -108,13 +113,14 @@ class _Pool:
         self._used = dict.fromkeys(self._rows, 0)
         self.classes = list(self._rows)
 
-    def take(self, c: int, n: int, fix: str) -> Ints:
-        start = self._used[c]
+    def take(self, c: int, n_train: int, each: int, fix: str) -> Ints:
+        """Take `each` images of a class for every one to train on."""
+        start, n = self._used[c], each * n_train
         there = len(self._rows[c]) - start
         if n > there:
             raise DataError(
-                f"class {self._names[c]!r} has run out: a client needs {n} more images (a third of "
-                f"them to train) and {there} of {len(self._rows[c])} are left. Lower {fix}."
+                f"class {self._names[c]!r} has run out: a client needs {n} more images ({n_train} "
+                f"of them to train) and {there} of {len(self._rows[c])} are left. Lower {fix}."
             )
         self._used[c] = start + n
         return self._rows[c][start : start + n]
@@ -126,16 +132,19 @@ class _Hands:
 
     train: list[Ints] = field(default_factory=list)
     test: list[Ints] = field(default_factory=list)
+    validation: list[Ints] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
 
     def give(self, client: int, rows: Ints, n_train: int) -> None:
         self.train.append(rows[:n_train])
-        self.test.append(rows[n_train:])
+        self.test.append(rows[n_train : 3 * n_train])
+        self.validation.append(rows[3 * n_train :])
         self.owners.append(client)
 
-    def deal(self, clients: int) -> Deal:
+    def deal(self, clients: int, validated: bool) -> Deal:
         def partition(parts: list[Ints]) -> Partition:
             owners = np.repeat(np.array(self.owners), [len(part) for part in parts])
             return Partition.by_owner(np.concatenate(parts), owners, clients)
 
-        return Deal(partition(self.train), partition(self.test))
+        held = partition(self.validation) if validated else None
+        return Deal(partition(self.train), partition(self.test), held)

@@ -32,13 +32,16 @@ class Numbers(dict[str, int]):
 class Tokens:
     """Text i is `ids[offsets[i]:offsets[i + 1]]`, and word w has the vector `table[w]`.
 
-    A text may be empty. `cut` is the longest a text may be, and part of a model's shape.
+    A text may be empty. `cut` is the longest a text may be, and part of a model's shape. `words`
+    are those with a row of their own, from row FIRST_WORD on, where they are still known; they are
+    no part of the hash.
     """
 
     ids: Words  # [m], each PADDING < id < V
     offsets: Ints  # [n + 1]
     table: Table  # [V, d]
     cut: int
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ids, o, table = self.ids, self.offsets, self.table
@@ -56,6 +59,11 @@ class Tokens:
             raise DataError(
                 f"offsets are {o.dtype}{list(o.shape)} and do not cut {len(ids)} words into texts; "
                 f"expected int64 from 0 to {len(ids)}, for at least one text"
+            )
+        if self.words and len(self.words) != len(table) - FIRST_WORD:
+            raise DataError(
+                f"there are {len(self.words)} words for {len(table) - FIRST_WORD} vectors; "
+                "expected one for each row after the first two. Use fedshot.data.glove.embed."
             )
         lengths = np.diff(o)
         if lengths.min() < 0 or not lengths.max() <= self.cut or self.cut < 1:
@@ -107,7 +115,7 @@ class Tokens:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths(indices))])
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
         ids = self.ids[np.repeat(self.offsets[indices], np.diff(offsets)) + within]
-        return Tokens(ids, offsets, self.table, self.cut)
+        return Tokens(ids, offsets, self.table, self.cut, self.words)
 
     def hash_into(self, sha: hashlib._Hash) -> None:
         """Feed shapes, cut, words and vectors to a hash."""

@@ -55,7 +55,7 @@ class Host:
 
     def data(self, client: int) -> ClientData:
         """Return the client's samples."""
-        return ClientData(self._dataset, self._partition[client])
+        return self._partition.data(self._dataset, client)
 
     def private(self, client: int, upto: tuple[int, int]) -> Tree:
         """Return the client's private state as of `upto` (round, exchange), or its first one."""

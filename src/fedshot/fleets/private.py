@@ -66,10 +66,13 @@ class Index:
 
 
 class PrivateStore:
-    """Versions of private trees below one folder, which is made when the first one is written."""
+    """Versions of private trees below one folder, which is made when the first one is written.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `holds` is what messages call a tree of a client.
+    """
+
+    def __init__(self, folder: Path, holds: str = "private state") -> None:
+        self.folder, self.holds = folder, holds
         self._now = Index()
         self._sealed = -1
         self._opened: dict[int, Index] = {}
@@ -96,7 +99,7 @@ class PrivateStore:
         flat, _, sha = self._read(client, version)
         if not index.fits(client, sha):
             raise CheckpointError(
-                f"the private state of client {client} at {self._path(client, version)} is not the "
+                f"the {self.holds} of client {client} at {self._path(client, version)} is not the "
                 "one that this run sealed. Restore the folder from a copy, or start a new run."
             )
         return flat
@@ -185,6 +188,30 @@ class PrivateStore:
             if path.name.endswith(storage.PARTIAL) or (index and int(index[1]) > round):
                 path.unlink()
 
+    def recover(self) -> None:
+        """Take up the versions that a process wrote after the last sealed round and then died.
+
+        Whether they count is for the server to say, by `drop` and `seal`. What was being written is
+        deleted.
+        """
+        for path in sorted(self.folder.glob("*/*")):
+            state = _STATE.fullmatch(path.name)
+            if state and int(state[1]) > self._sealed:
+                version = (int(state[1]), int(state[2]))
+                try:
+                    self._pending[int(path.parent.name), version] = storage.read(path)[2]
+                    continue
+                except CheckpointError:
+                    pass  # its last bytes did not reach the disk
+            elif not path.name.endswith(storage.PARTIAL):
+                continue
+            path.unlink()
+
+    def sealed_rounds(self) -> list[int]:
+        """Return the sealed rounds of which there still is an index, in order."""
+        found = (_INDEX.fullmatch(path.name) for path in self.folder.glob("index-*"))
+        return sorted(int(name[1]) for name in found if name)
+
     def _prune(self, clients: Collection[int], keep: Collection[int]) -> None:
         """Delete indexes that nobody returns to, and the versions of `clients` that none needs."""
         for path in self.folder.glob("index-*"):
@@ -204,7 +231,7 @@ class PrivateStore:
             return storage.read(self._path(client, version))
         except CheckpointError as error:
             raise CheckpointError(
-                f"the private state of client {client} is lost: {error}. Restore the folder from a "
+                f"the {self.holds} of client {client} is lost: {error}. Restore the folder from a "
                 "copy, or start a new run."
             ) from None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from threading import Lock
 from typing import TypeVar
 
 from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
 from fedshot.protocol import Arrival, Exchange
 
 T = TypeVar("T")
@@ -17,6 +19,20 @@ class Sequential:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self._bank: PrivateStore | None = None
+        self._opening = Lock()  # messages are made by several threads
+
+    @property
+    def bank(self) -> PrivateStore:
+        """What the server itself keeps of each client, versioned as private states are.
+
+        For methods whose server holds a model of every client: on its disk, beside the clients'.
+        """
+        with self._opening:
+            if self._bank is None:
+                folder = self.host.store.folder.with_name("bank")
+                self._bank = PrivateStore(folder, "model in the server's bank")
+            return self._bank
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""
@@ -32,17 +48,23 @@ class Sequential:
         self.host.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Drop the private states of a round that does not count."""
+        """Drop the private states and the bank of a round that does not count."""
         self.host.store.void(round)
+        self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make this round's private states last."""
-        return self.host.store.seal(round, keep)
+        """Make this round's private states and bank last."""
+        private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
+        return f"{private}/{bank}" if bank else private
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states of a sealed round readable."""
-        self.host.store.open(round, sha)
+        """Make the private states and the bank of a sealed round readable."""
+        private, _, bank = sha.partition("/")
+        self.host.store.open(round, private)
+        self.bank.open(round, bank)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states of a sealed round."""
-        self.host.store.rewind(round, sha)
+        """Go back to the private states and the bank of a sealed round."""
+        private, _, bank = sha.partition("/")
+        self.host.store.rewind(round, private)
+        self.bank.rewind(round, bank)

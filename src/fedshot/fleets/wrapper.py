@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from fedshot.protocol import Exchange, Fleet
+from fedshot.protocol import Bank, Exchange, Fleet
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -16,6 +16,11 @@ class Wrapper:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+
+    @property
+    def bank(self) -> Bank:
+        """What the server keeps of each client."""
+        return self.fleet.bank
 
     def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item, in their order."""

@@ -127,6 +127,11 @@ class FedBABU:
         """None: an episode may have any number of classes."""
         return None
 
+    @property
+    def adds_examples(self) -> bool:
+        """Whether an answer is made of the support's examples one by one: means and ridges are."""
+        return self.readout.adds_examples
+
     def init(self, key: Key) -> Server:
         """Return a fresh body, and the classifier for good."""
         params, stats = self.learner.init(key)

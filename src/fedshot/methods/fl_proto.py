@@ -100,6 +100,11 @@ class FLProto:
         """The most classes an episode may have; None for any number."""
         return self.learner.max_way
 
+    @property
+    def adds_examples(self) -> bool:
+        """Whether an answer is made of the support's examples one by one: prototypes are."""
+        return True
+
     def init(self, key: Key) -> Server:
         """Return a fresh encoder."""
         return Server(*self.learner.init(key))

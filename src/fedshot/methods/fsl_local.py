@@ -95,6 +95,11 @@ class FSLLocal:
         """The most classes an episode may have; None for any number."""
         return self.learner.max_way
 
+    @property
+    def adds_examples(self) -> bool:
+        """Whether an answer is made of the support's examples one by one: prototypes are."""
+        return self.learner_name == "proto"
+
     def init(self, key: Key) -> Tree:
         """Return `{}`: the server remembers nothing."""
         del key

@@ -1,23 +1,56 @@
 """Networks as pure functions on parameter trees: no modules, no hidden state, no global seeds."""
 
+from fedshot.nn.affinity import check_others, first_affinity, mixture, most_affine
+from fedshot.nn.average_distance import AverageDistance, OwnSample, average_distance_logits
 from fedshot.nn.backbones import BACKBONES, MLP, Backbone, Conv4
 from fedshot.nn.classification import (
     Batch,
     Batches,
     Classifier,
+    base_numbers,
     check_batches,
     draw_batches,
+    draw_passes,
 )
+from fedshot.nn.client_model import ClientModel
 from fedshot.nn.common_questions import (
     answer_common,
     common_forms,
     divergence,
     draw_common,
 )
+from fedshot.nn.contrast import contrast, shut
+from fedshot.nn.decoupled import (
+    F2LDefaults,
+    F2LMode,
+    F2LReading,
+    InnerChoice,
+    OptimizerChoice,
+    chosen,
+    f2l_defaults,
+)
+from fedshot.nn.few_round import (
+    Local,
+    Prototypes,
+    Variant,
+    check_slots,
+    fresh_head,
+    learning_mode,
+)
 from fedshot.nn.gallery import Gallery, Sheet, features_of, pays
 from fedshot.nn.gradients import descend, value_and_grad
 from fedshot.nn.heads import HEADS, CosineHead, Head, LinearHead, TwoLayerHead
-from fedshot.nn.learners import InnerLoop, Learner, Lesson, Maml, Proto, Question
+from fedshot.nn.learners import (
+    Held,
+    InnerLoop,
+    Learner,
+    Lesson,
+    Maml,
+    Proto,
+    Question,
+    question_features,
+    test_modes,
+)
 from fedshot.nn.losses import (
     Clip,
     accuracy,
@@ -33,7 +66,7 @@ from fedshot.nn.meta_sgd import MetaSgd
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model, count_parameters
 from fedshot.nn.nearness import Nearness, Reading
-from fedshot.nn.optim import Optimizer, OptState, shortened
+from fedshot.nn.optim import Optimizer, OptState, Steps, shortened
 from fedshot.nn.others import (
     Reference,
     first_pool,
@@ -47,6 +80,7 @@ from fedshot.nn.others import (
     reference_model,
 )
 from fedshot.nn.outlook import PREDICTIONS, Outlook, Predictions, outlook, reference_logits
+from fedshot.nn.personal import base_labels, first_own, next_own, own_or_sent
 from fedshot.nn.prototypes import (
     class_means,
     cosine_logits,
@@ -59,8 +93,19 @@ from fedshot.nn.readout import PROBES, Probe, Readout
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
+from fedshot.nn.shares import Share, draw_share, in_order, shares_of, spare_shares
+from fedshot.nn.sparse import (
+    Packed,
+    SoftThreshold,
+    l1_norm,
+    pack,
+    packing_flaw,
+    share_below,
+    unpack,
+)
 from fedshot.nn.training import (
     Lessons,
+    Taught,
     Trained,
     check_budget,
     check_not_negative,
@@ -69,6 +114,12 @@ from fedshot.nn.training import (
     mean_gradient,
     mean_metrics,
 )
+from fedshot.nn.transfer import (
+    distillation_loss,
+    temperatures,
+    transfer_loss,
+)
+from fedshot.nn.two_models import TwoModels
 from fedshot.nn.visits import (
     Moments,
     Weighing,
@@ -87,21 +138,29 @@ __all__ = [
     "MLP",
     "PREDICTIONS",
     "PROBES",
+    "AverageDistance",
     "Backbone",
     "Batch",
     "Batches",
     "BiLSTM",
     "Classifier",
+    "ClientModel",
     "Clip",
     "Conv4",
     "CosineHead",
+    "F2LDefaults",
+    "F2LMode",
+    "F2LReading",
     "Gallery",
     "Head",
+    "Held",
+    "InnerChoice",
     "InnerLoop",
     "Learner",
     "Lesson",
     "Lessons",
     "LinearHead",
+    "Local",
     "Maml",
     "MetaSgd",
     "Mode",
@@ -110,10 +169,14 @@ __all__ = [
     "Nearness",
     "OptState",
     "Optimizer",
+    "OptimizerChoice",
     "Outlook",
+    "OwnSample",
+    "Packed",
     "Predictions",
     "Probe",
     "Proto",
+    "Prototypes",
     "Queries",
     "Question",
     "Reading",
@@ -121,57 +184,95 @@ __all__ = [
     "Reference",
     "ResNet12",
     "SetTransformer",
+    "Share",
     "Sheet",
+    "SoftThreshold",
+    "Steps",
+    "Taught",
     "Trained",
     "TwoLayerHead",
+    "TwoModels",
+    "Variant",
     "Weighing",
     "accuracy",
     "answer_common",
+    "average_distance_logits",
+    "base_labels",
+    "base_numbers",
     "check_batches",
     "check_budget",
     "check_not_negative",
+    "check_others",
+    "check_slots",
     "check_visits",
+    "chosen",
     "class_means",
     "clipped_kl",
     "common_forms",
+    "contrast",
     "cosine_logits",
     "count_parameters",
     "cross_entropy",
     "descend",
+    "distillation_loss",
     "divergence",
     "draw_batches",
     "draw_common",
     "draw_lessons",
+    "draw_passes",
+    "draw_share",
+    "f2l_defaults",
     "features_of",
+    "first_affinity",
     "first_moments",
+    "first_own",
     "first_pool",
     "first_share",
     "floored_kl",
+    "fresh_head",
     "heaviest_of",
+    "in_order",
     "init_share",
     "jensen_shannon",
     "keep_moments",
     "keep_share",
     "kl",
+    "l1_norm",
+    "learning_mode",
     "local_sgd",
     "mean_gap",
     "mean_gradient",
     "mean_metrics",
+    "mixture",
     "moments_of",
+    "most_affine",
     "nearest_prototypes",
+    "next_own",
     "next_pool",
     "next_share",
     "others",
     "outlook",
+    "own_or_sent",
+    "pack",
+    "packing_flaw",
     "pays",
     "pool_message",
     "prototype_logits",
     "proximal",
+    "question_features",
     "reference_logits",
     "reference_model",
+    "share_below",
+    "shares_of",
     "shortened",
+    "shut",
+    "spare_shares",
     "squared_distances",
+    "temperatures",
+    "test_modes",
+    "transfer_loss",
     "unit_rows",
+    "unpack",
     "value_and_grad",
     "weight_of",
 ]

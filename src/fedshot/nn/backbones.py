@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn import fused
 from fedshot.nn.layers import (
@@ -119,6 +119,8 @@ class Conv4:
     The ReLU comes after the pool: maximum and ReLU commute, and a quarter of the elements is left.
     A pool is left out where the map is already narrower than 2 pixels. 84 px give 5x5 x width.
     `features` above 0 makes so many of these by a last linear layer, such as 2 for a picture.
+    With `order="relu_norm"` the ReLU comes before batch norm, as some papers list it, and the pool
+    last; the fused kernels do not know that order.
     It runs under `vmap`, slower than in a loop on a CPU; see `batch_norm` for what that needs.
     """
 
@@ -129,8 +131,10 @@ class Conv4:
     width: int = 64
     dropout: float = 0.0
     features: int = 0
+    order: Literal["norm_relu", "relu_norm"] = "norm_relu"
 
     def __post_init__(self) -> None:
+        check_word("order", self.order, ("norm_relu", "relu_norm"))
         if self.width < 1:
             raise ConfigError(f"width is {self.width}; expected at least 1 channel.")
         if self.features < 0:
@@ -155,6 +159,10 @@ class Conv4:
         """Return width times the pixels left after the pools, or `features`."""
         return self.features or self._flat(shape)
 
+    def positions(self, shape: Shape) -> int:
+        """Return the pixels of the last map, which a feature row holds channel by channel."""
+        return 1 if self.features else self._flat(shape) // self.width
+
     def _flat(self, shape: Shape) -> int:
         h, w, _ = shape
         for _ in range(4):
@@ -168,7 +176,8 @@ class Conv4:
         x = channels_last(x)  # 1.8 times as quick as the plain layout; the weights' does not matter
         for i in range(1, 5):
             norm = f"norm{i}"
-            x, kept = _block(params[f"conv{i}"], params[norm], stats.get(norm, {}), x, mode)
+            block = _block if self.order == "norm_relu" else _relu_first
+            x, kept = block(params[f"conv{i}"], params[norm], stats.get(norm, {}), x, mode)
             if kept:  # no statistics in, none out: `{}` keeps its structure
                 after[norm] = kept
             x = dropout(x, self.dropout, mode, site=i)
@@ -193,6 +202,12 @@ def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[
     if min(h.shape[-2:]) >= 2:
         h = F.max_pool2d(h, 2)
     return F.relu(h), kept
+
+
+def _relu_first(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+    """Return (pool(norm(relu(conv(x)))), statistics)."""
+    h, kept = batch_norm(norm_p, s, F.relu(conv(conv_p, x)), mode)
+    return F.max_pool2d(h, 2) if min(h.shape[-2:]) >= 2 else h, kept
 
 
 def _without_bias_gradient(p: Tree) -> Tree:

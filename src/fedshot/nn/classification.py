@@ -6,6 +6,7 @@ number for good, its place among the base classes in rising order, the same at e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -17,7 +18,7 @@ from fedshot.data import ClientData
 from fedshot.data.augment import Augment
 from fedshot.errors import ConfigError, DataError, check_word
 from fedshot.keys import Key
-from fedshot.nn.heads import CosineHead, Head, LinearHead
+from fedshot.nn.heads import CosineHead, Head, LinearHead, MLPClassifier
 from fedshot.nn.learners import Lesson, Question, check_body, question_features
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.mode import Mode
@@ -51,25 +52,63 @@ def draw_batches(
     Raises DataError for an example of another class.
     """
     rng = key.at("batches").numpy()
-    known = torch.tensor(sorted(classes), dtype=torch.int64)
     drawn: list[tuple[Batch, ...]] = []
     for step in range(steps):
         x, labels = data.batch(size, rng)
-        if augment.active:
-            if data.dataset.is_text:
-                raise DataError(
-                    "episode.augment changes images; this dataset has texts. Leave it out."
-                )
-            x = augment.apply(x, key.at("augment", step))
-        y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
-        strange = labels[known[y] != labels]
-        if len(strange):
-            raise DataError(
-                f"the client has an example of class {int(strange[0])}, which is none of the "
-                f"{len(known)} base classes; a classifier over them has no place for it."
-            )
-        drawn.append((Batch(x, y),))
+        x = _augmented(x, data, augment, key.at("augment", step))
+        drawn.append((Batch(x, base_numbers(labels, classes)),))
     return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
+
+
+def draw_passes(
+    data: ClientData,
+    classes: Sequence[int],
+    passes: int,
+    size: int | None,
+    augment: Augment,
+    key: Key,
+) -> Batches:
+    """Draw passes over all examples of a client: one step each, or several of about `size`.
+
+    A pass of several steps goes through the examples in an order of chance and cuts them evenly.
+    `classes` are the dataset's numbers of the base classes.
+
+    Raises DataError for an example of another class.
+    """
+    rng = key.at("passes").numpy()
+    x, labels = data.all()
+    y = base_numbers(labels, classes)
+    cuts = 1 if size is None else math.ceil(data.n / size)
+    drawn: list[tuple[Batch, ...]] = []
+    for i in range(passes):
+        seen = _augmented(x, data, augment, key.at("augment", i))
+        if cuts == 1:
+            drawn.append((Batch(seen, y),))
+            continue
+        order = torch.from_numpy(rng.permutation(data.n))
+        drawn += [(Batch(seen[rows], y[rows]),) for rows in order.tensor_split(cuts)]
+    return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
+
+
+def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
+    """Return the places of class numbers among the base classes, in rising order."""
+    known = torch.tensor(sorted(classes), dtype=torch.int64, device=labels.device)
+    y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
+    strange = labels[known[y] != labels]
+    if len(strange):
+        raise DataError(
+            f"the client has an example of class {int(strange[0])}, which is none of the "
+            f"{len(known)} base classes; a classifier over them has no place for it."
+        )
+    return y
+
+
+def _augmented(x: Tensor, data: ClientData, augment: Augment, key: Key) -> Tensor:
+    if not augment.active:
+        return x
+    if data.dataset.is_text:
+        raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+    return augment.apply(x, key)
 
 
 @dataclass(frozen=True)
@@ -81,17 +120,18 @@ class Classifier:
     Args:
         model: the encoder.
         classes: how many classes there are.
-        kind: "linear" has weights and biases, "cosine" a weight row for each class.
+        kind: "linear" has weights and biases, "cosine" a weight row for each class, "mlp" three
+            layers.
         scale: of the cosines.
     """
 
     model: Model
     classes: int
-    kind: Literal["linear", "cosine"] = "linear"
+    kind: Literal["linear", "cosine", "mlp"] = "linear"
     scale: float = 10.0
 
     def __post_init__(self) -> None:
-        check_word("classifier", self.kind, ("linear", "cosine"))
+        check_word("classifier", self.kind, ("linear", "cosine", "mlp"))
         if self.classes < 2:
             raise ConfigError(
                 f"the number of base classes is {self.classes}; a classifier needs at least 2. "
@@ -104,6 +144,8 @@ class Classifier:
         """The classifier itself."""
         if self.kind == "cosine":
             return CosineHead(self.classes, self.scale)
+        if self.kind == "mlp":
+            return MLPClassifier(self.classes)
         return LinearHead(self.classes)
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
@@ -119,6 +161,22 @@ class Classifier:
         logits = self.head.logits(params["classifier"], h)
         found = accuracy(logits.detach(), batch.y)
         return Lesson(cross_entropy(logits, batch.y), stats, found)
+
+    def answer_among(
+        self, params: Tree, stats: Tree, question: Question, classes: Sequence[int]
+    ) -> Tensor:
+        """Return the classifier's logits for the classes of a question, by the dataset's numbers.
+
+        `classes` are the base classes; others have no logit. The support says nothing but, under
+        the batch-norm policy "support", its statistics.
+        """
+        _, query = self.encode(params, stats, question)
+        with torch.no_grad():
+            logits = self.head.logits(params["classifier"], query)
+        known = torch.tensor(sorted(classes), device=logits.device)
+        column = torch.searchsorted(known, question.classes).clamp(max=len(known) - 1)
+        there = known[column] == question.classes
+        return torch.where(there, logits[:, column], -torch.inf)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
         """Return features under running statistics: they do not depend on the rest of the batch."""

@@ -24,9 +24,13 @@ from fedshot.tree import Tree
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels take this map: float32 on a CPU, channels last, some, not under vmap."""
+    """Whether the kernels take this map: float32 on a CPU, channels last, some, not under vmap.
+
+    An exporter, which follows torch's own operations alone, has none of them.
+    """
     return (
-        x.numel() > 0
+        not torch.compiler.is_exporting()
+        and x.numel() > 0
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and x.shape[1] <= kernels.MOST_CHANNELS

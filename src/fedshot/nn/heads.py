@@ -77,6 +77,30 @@ class TwoLayerHead:
 
 
 @dataclass(frozen=True)
+class MLPClassifier:
+    """A hidden layer as wide as the features, with ReLU, then two linear layers without.
+
+    The server-model's classifier in the code of F2L's authors.
+    """
+
+    way: int
+    narrow: int = 256
+
+    def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
+        """Draw `linear1`, `linear2` (narrow) and `linear3` (logits)."""
+        return {
+            "linear1": init_linear(key.at("linear1"), n_features, n_features, dtype),
+            "linear2": init_linear_head(key.at("linear2"), n_features, self.narrow, dtype),
+            "linear3": init_linear_head(key.at("linear3"), self.narrow, self.way, dtype),
+        }
+
+    def logits(self, params: Tree, h: Tensor) -> Tensor:
+        """Return the logits of the three layers."""
+        h = linear(params["linear2"], F.relu(linear(params["linear1"], h)))
+        return linear(params["linear3"], h)
+
+
+@dataclass(frozen=True)
 class CosineHead:
     """Logits are `scale` times the cosine between the features and a weight row per class."""
 

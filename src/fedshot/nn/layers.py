@@ -111,7 +111,8 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
 
     Under `vmap` it takes another way: torch 2.13 on CPU gives wrong second derivatives, silently,
     for `grad(vmap(grad))` when the scale and shift are inside `F.batch_norm`, and fills buffers in
-    place, which all clients of a stack would share.
+    place, which all clients of a stack would share. Exporters to ONNX lose such buffers, and take
+    that way too.
     """
     if mode.norm == "given":
         if not s:
@@ -121,7 +122,7 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     n = x.numel() // x.shape[1]
     if n < 2:
         raise ConfigError(too_few(n, x))
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
         return _batch_norm_stacked(p, s, x, mode)
     if mode.norm == "batch" and not s:
         return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s

@@ -45,6 +45,20 @@ class Lesson(NamedTuple):
     extra: Mapping[str, Tensor] = {}  # other scalars to report, such as terms of the loss
 
 
+class Held(NamedTuple):
+    """Who holds the examples of a question that a group of clients answers together.
+
+    Spare clients are further ones, with supports of the same classes and no queries: only a method
+    that chooses among more clients than the group has looks at them.
+    """
+
+    support: Tensor  # int64 [supports], the number of a client from 0
+    query: Tensor  # int64 [queries]
+    spare: Tensor  # int64 [spare supports]; numbers go on from those of the group
+    spare_x: Tensor  # uint8 [spare supports, height, width, channels]
+    spare_y: Tensor  # int64 [spare supports]
+
+
 class Question(NamedTuple):
     """An episode without the answers: the labels of the queries stay with the examiner."""
 
@@ -52,6 +66,7 @@ class Question(NamedTuple):
     support_y: Tensor  # int64 [way * shot], 0..way-1
     query_x: Tensor  # uint8 [queries, height, width, channels]
     classes: Tensor  # int64 [way], the dataset's class numbers
+    held: Held | tuple[()] = ()  # by whom, where a group of clients holds it
 
 
 class Learner(Protocol):

@@ -7,7 +7,7 @@ included, but nothing is changed in place and the state is a tree that can be se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,18 @@ class OptState(NamedTuple):
     step: Tensor  # int64 scalar, steps taken
     first: Tree  # Adam's mean of gradients, or SGD's momentum buffer
     second: Tree  # Adam's mean of squared gradients
+
+
+class Steps(Protocol):
+    """What makes a step of a gradient: an `Optimizer`, or one with something added."""
+
+    def init(self, params: Tree) -> OptState:
+        """Return the state before the first step."""
+        ...
+
+    def update(self, grads: Tree, state: OptState, params: Tree) -> tuple[Tree, OptState]:
+        """Return (parameters, state) one step further."""
+        ...
 
 
 @dataclass(frozen=True)

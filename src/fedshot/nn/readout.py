@@ -58,6 +58,11 @@ class Readout:
                 f"finetune_steps is {self.finetune_steps}; expected a whole number from 1."
             )
 
+    @property
+    def adds_examples(self) -> bool:
+        """Whether more examples only add terms: to the sums of a mean, or of X^T X and X^T Y."""
+        return self.probe in ("mean", "ridge")
+
     def __call__(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
         """Return logits [queries, way]; support is [n, d], y int64 [n], query [queries, d]."""
         support, query = unit_rows(support), unit_rows(query)

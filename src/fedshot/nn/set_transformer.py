@@ -51,13 +51,17 @@ class SetTransformer:
             )
         check_rate(self.dropout)
 
-    def init(self, key: Key, d: int, dtype: torch.dtype) -> Tree:
-        """Draw the layer for d features, from the distributions that torch uses."""
+    def check(self, d: int) -> None:
+        """Refuse a number of features that the heads cannot share."""
         if d % self.heads:
             raise ConfigError(
                 f"{d} features do not divide by {self.heads} heads; set `heads` to a divisor, or "
                 "change the backbone's width."
             )
+
+    def init(self, key: Key, d: int, dtype: torch.dtype) -> Tree:
+        """Draw the layer for d features, from the distributions that torch uses."""
+        self.check(d)
         inward = init_uniform(key.at("qkv"), d, 3 * d, math.sqrt(6.0 / (4 * d)), dtype)
         outward = init_linear_head(key.at("out"), d, d, dtype)
         zero = torch.zeros_like

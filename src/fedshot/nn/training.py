@@ -16,7 +16,7 @@ from fedshot.keys import Key
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.learners import Lesson
 from fedshot.nn.mode import Mode
-from fedshot.nn.optim import Optimizer, OptState, shortened
+from fedshot.nn.optim import OptState, Steps, shortened
 from fedshot.tree import Tree
 
 E = TypeVar("E")
@@ -122,7 +122,7 @@ def mean_metrics(told: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def local_sgd(
     lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
-    optimizer: Optimizer,
+    optimizer: Steps,
     params: Tree,
     stats: Tree,
     lessons: Drawn[E],

@@ -1,9 +1,10 @@
 """How a method and a fleet meet: `exchange`, and the values around it."""
 
-from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.averaging import OF_EXAMPLES, average, changes
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import (
     Arrival,
+    Bank,
     ClientWork,
     Exchange,
     Fault,
@@ -13,6 +14,23 @@ from fedshot.protocol.exchange import (
     Reply,
     client_work,
 )
+from fedshot.protocol.few_round import (
+    Adapted,
+    Asked,
+    answer_group,
+    census_reply,
+    check_decay,
+    check_rounds,
+    few_rounds,
+    in_group,
+    message,
+    predict,
+    query_maps,
+    slowed,
+    told_by,
+    update_reply,
+)
+from fedshot.protocol.group import Group
 from fedshot.protocol.method import (
     Answer,
     Method,
@@ -21,19 +39,30 @@ from fedshot.protocol.method import (
     answer_at_server,
     answer_from_features,
 )
-from fedshot.protocol.reading import answer_by_readout
-from fedshot.protocol.reducers import Accumulator, Gather, Mean, Reducer, Sum
+from fedshot.protocol.reading import answer_by_readout, embedded
+from fedshot.protocol.reducers import LIGHTEST, Accumulator, Gather, Mean, Reducer, Sum
+from fedshot.protocol.through_rounds import (
+    pull_census_reply,
+    pull_update_reply,
+    through_rounds,
+)
 
 __all__ = [
+    "LIGHTEST",
+    "OF_EXAMPLES",
     "Accumulator",
+    "Adapted",
     "Answer",
     "Arrival",
+    "Asked",
+    "Bank",
     "ClientWork",
     "Clients",
     "Exchange",
     "Fault",
     "Fleet",
     "Gather",
+    "Group",
     "Mean",
     "Method",
     "Outcome",
@@ -46,8 +75,24 @@ __all__ = [
     "answer_at_server",
     "answer_by_readout",
     "answer_from_features",
+    "answer_group",
     "average",
+    "census_reply",
     "changes",
+    "check_decay",
+    "check_rounds",
     "client_work",
+    "embedded",
+    "few_rounds",
+    "in_group",
+    "message",
+    "predict",
+    "pull_census_reply",
+    "pull_update_reply",
+    "query_maps",
     "reduce_replies",
+    "slowed",
+    "through_rounds",
+    "told_by",
+    "update_reply",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal, TypeVar
 
+from fedshot import tree
 from fedshot.errors import QuorumError
 from fedshot.keys import Key
 from fedshot.protocol.exchange import (
@@ -69,6 +70,19 @@ class Clients:
     def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item: the server's own work, on as many cores as the fleet has."""
         return self._fleet.spread(fn, items)
+
+    def recall(self, client: int, first: Tree) -> Tree:
+        """Return what the server keeps of a client; `first`, of the same form, before there is any.
+
+        During a round it is what earlier rounds left, whoever has answered already.
+        """
+        last = self._round - (self._phase == "train")
+        flat = self._fleet.bank.load(client, (last, LAST))
+        return first if flat is None else tree.rebuild(first, flat)
+
+    def remember(self, client: int, content: Tree) -> None:
+        """Keep a tree of a client at the server, on its disk, from the next round on."""
+        self._fleet.bank.save(client, (self._round, 0), content)
 
     def exchange(
         self,

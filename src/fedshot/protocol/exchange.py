@@ -132,8 +132,25 @@ class Arrival(NamedTuple):
     fault: Fault | None = None
 
 
+class Bank(Protocol):
+    """Trees that the server keeps, one for each client, on its disk; versions are (round, n)."""
+
+    def load(self, client: int, upto: tuple[int, int]) -> dict[str, Tensor] | None:
+        """Return the leaves of the newest version that is not after `upto`; None if none is."""
+        ...
+
+    def save(self, client: int, version: tuple[int, int], state: object) -> None:
+        """Write a version; it lasts once its round is sealed."""
+        ...
+
+
 class Fleet(Protocol):
     """Where clients run. A fleet never knows the name of a method."""
+
+    @property
+    def bank(self) -> Bank:
+        """What the server keeps of each client; sealed and rewound with the private states."""
+        ...
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield one arrival per client asked, in any order, as they come in."""

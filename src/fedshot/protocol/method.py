@@ -111,6 +111,7 @@ def answer_at_clients(
     key: Key,
     *,
     by: str = "turns",
+    down: Callable[[int], Mapping[str, Tree]] = lambda _: {},
 ) -> list[Answer]:
     """Send the questions to where the models are.
 
@@ -121,11 +122,16 @@ def answer_at_clients(
         questions: the questions, without answers.
         key: of this evaluation.
         by: "turns" gives question u to client u mod K; "all" gives every question to every client.
+            Questions that have owners go to their owners.
+        down: what a client is sent beside its questions.
     """
     check_word("by", by, ("turns", "all"))
     n = len(questions)
     everyone = list(clients.ids)
-    if by == "all":
+    owners: tuple[int, ...] | None = getattr(questions, "owners", None)
+    if owners is not None:
+        asked = {c: [u for u in range(n) if owners[u] == c] for c in dict.fromkeys(owners)}
+    elif by == "all":
         asked = {client: list(range(n)) for client in everyone}
     else:
         asked = {c: list(range(i, n, len(everyone))) for i, c in enumerate(everyone[:n])}
@@ -135,7 +141,7 @@ def answer_at_clients(
     def message(client: int) -> Tree:
         sent = {str(u): questions[u] for u in asked[client]}
         sizes.update({int(u): (len(q.query_x), len(q.classes)) for u, q in sent.items()})
-        return {"questions": sent}
+        return {"questions": sent, **down(client)}
 
     def logits_of(client: int) -> Tree:
         return {str(u): torch.empty(sizes[u], device="meta") for u in asked[client]}

@@ -1,13 +1,15 @@
-"""Answers read out of features: the encoder is the server's, the readout is made for a question."""
+"""Questions as features of the server's encoder, and answers read out of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import overload
 
+import torch
 from torch import Tensor
 
-from fedshot.nn import Classifier, Question, Readout, pays
+from fedshot.nn import Classifier, Gallery, Question, Readout, features_of, pays
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.method import Answer, answer_at_server, answer_from_features
 from fedshot.tree import Tree
@@ -34,3 +36,49 @@ def answer_by_readout(
         return readout(support, question.support_y, query, len(question.classes))
 
     return answer_at_server(answer, questions, clients)
+
+
+def embedded(
+    learner: Classifier,
+    params: Tree,
+    stats: Tree,
+    questions: Sequence[Question],
+    clients: Clients,
+) -> Sequence[Question]:
+    """Return the questions with features of the server's encoder in the place of examples.
+
+    Any client that has the encoder would find the same. Each example is embedded once, where its
+    features do not depend on its company; classes are then numbered from 0.
+    """
+    if learner.model.norm_policy == "running" and pays(questions):
+        embed = partial(learner.embed, params, stats)
+        return _Embedded(questions, features_of(questions, embed, clients.spread))
+
+    def one(u: int) -> Question:
+        support, query = learner.encode(params, stats, questions[u])
+        return questions[u]._replace(support_x=support, query_x=query)
+
+    return clients.spread(one, range(len(questions)))
+
+
+class _Embedded(Sequence[Question]):
+    """Questions made of the rows of one block of features when they are asked for."""
+
+    def __init__(self, gallery: Gallery, h: Tensor) -> None:
+        self._gallery, self._h = gallery, h
+
+    def __len__(self) -> int:
+        return len(self._gallery)
+
+    @overload
+    def __getitem__(self, u: int) -> Question: ...
+    @overload
+    def __getitem__(self, u: slice) -> list[Question]: ...
+    def __getitem__(self, u: int | slice) -> Question | list[Question]:
+        if isinstance(u, slice):
+            return [self[i] for i in range(*u.indices(len(self)))]
+        if not 0 <= u < len(self):
+            raise IndexError(u)
+        sheet, h = self._gallery.sheet(u), self._h
+        numbers = torch.arange(sheet.way)
+        return Question(h[sheet.support], sheet.support_y, h[sheet.query], numbers)

@@ -130,21 +130,27 @@ class Gather:
             client; None to take any tree.
         limit: the largest |x| that is admitted; None admits what is not finite, too, for a caller
             that judges values itself.
+        put_away: given (client, part) as a part comes in; what it returns is held in the part's
+            place. With a function that writes to the disk, memory does not grow with the senders.
+        flaw: says what else is wrong with a part; None for nothing.
     """
 
     like: Tree | Callable[[int], Tree] | None = None
     limit: float | None = 2.0**32
+    put_away: Callable[[int, Tree], Tree] | None = None
+    flaw: Callable[[Tree], str | None] | None = None
 
     def start(self, cohort: int) -> _Gathered:
         """Begin a collection."""
         del cohort
-        return _Gathered()
+        return _Gathered(self.put_away)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be kept."""
         del weight
         like = self.like(client) if callable(self.like) else self.like
-        return _fault(part if like is None else like, part, self.limit)
+        found = _fault(part if like is None else like, part, self.limit)
+        return found or (self.flaw(part) if self.flaw else None)
 
 
 def _bits(limit: float, cohort: int) -> int:
@@ -229,12 +235,13 @@ class _FixedPoint:
 class _Gathered:
     """Parts by sender."""
 
-    def __init__(self) -> None:
+    def __init__(self, put_away: Callable[[int, Tree], Tree] | None) -> None:
         self.parts: dict[int, Tree] = {}
+        self._put_away = put_away
 
     def add(self, client: int, part: Tree, weight: float) -> None:
         del weight
-        self.parts[client] = part
+        self.parts[client] = self._put_away(client, part) if self._put_away else part
 
     def merge(self, other: Accumulator) -> None:
         if not isinstance(other, _Gathered):

@@ -112,7 +112,8 @@ class Bench:
                 if self.request.tune and state.seen and not state.seen["validated"]:
                     raise ConfigError(
                         f"{state.cell.key} has no validation classes that could judge a trial; "
-                        "leave out --tune."
+                        "leave out --tune. Where clients are tested on their own classes, "
+                        "partition.validation would set images aside for that."
                     )
 
     def prepare(self) -> None:

@@ -49,7 +49,10 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
                     label=f"{row.label}, published",
                 )  # fmt: skip
         axes.set_xlabel(recipe.axis or "setting")
-        axes.set_ylabel("accuracy on novel classes, %")
+        split = recipe.settings.get("split", {})
+        own = bool(split.get("base")) and not split.get("novel")
+        whose = "the clients' own" if own else "novel"
+        axes.set_ylabel(f"accuracy on {whose} classes, %")
         axes.set_xticks([column.x for column in recipe.columns.values() if column.x is not None])
         axes.grid(visible=True, axis="y")
         axes.legend(labelcolor=INK)

@@ -81,6 +81,7 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
         *lines,
         "",
+        *_clients(states),
         *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
         *[f"- **{printable(text)}**" for text in unfair(states)],
         *_figure(recipe, variant),
@@ -125,6 +126,23 @@ def _line(state: State, letters: Marks) -> str:
         letters.of(marks(state.cell, result)),
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _clients(states: Sequence[State]) -> list[str]:
+    """Return a table of how clients fared who were tested on their own; none of other tests."""
+    lines = []
+    for state in states:
+        result = state.result
+        if result is None or result.first["queries"]:
+            continue
+        tests = [one["test"] for one in result.seeds.values()]
+        spread, worst = (100 * mean([t[name] for t in tests]) for name in ("spread", "worst_tenth"))
+        cells = (state.cell.row.label, state.cell.column.label, f"{spread:.2f}", f"{worst:.2f}")
+        lines.append(f"| {' | '.join(printable(c).replace('|', chr(92) + '|') for c in cells)} |")
+    if not lines:
+        return []
+    head = "| method | setting | standard deviation over clients | worst tenth of the clients |"
+    return [head, "|---|---|---:|---:|", *lines, ""]
 
 
 def _validation(result: Result) -> str:

@@ -16,6 +16,7 @@ from fedshot.methods import METHODS
 from fedshot.recipes.provenance import kind
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import Result
+from fedshot.sections import not_honest
 from fedshot.setting import Setting
 
 _SAID_ELSEWHERE = ("name", "seed", "run.rounds", "run.threads", "run.validate_every")
@@ -80,7 +81,7 @@ def marks(
         result: what is finished of it.
         seen: the facts of its data, while nothing is finished.
     """
-    found = [*cell.recipe.departs, *budget_marks(cell)]
+    found = [*not_honest(cell.settings()), *cell.recipe.departs, *budget_marks(cell)]
     if result is None:
         return found + (data_marks([seen]) if seen else [])
     every = list(result.seeds.values())

@@ -130,11 +130,12 @@ def outdated(result: Result, cell: Cell, chosen: Mapping[str, Any] | None) -> st
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a worker told, with accuracies of episodes as counts of right answers.
 
-    Where several clients answered an episode its accuracy is their mean, no count, and stays.
+    Where several clients answered an episode its accuracy is their mean, no count, and stays; so it
+    does where questions differ in their number of queries, which `queries` of 0 says.
     """
     test, queries = dict(facts["test"]), facts["queries"]
     counts = [accuracy * queries for accuracy in test["per_episode"]]
-    if any(abs(count - round(count)) > 1e-6 for count in counts):
+    if not queries or any(abs(count - round(count)) > 1e-6 for count in counts):
         return {**facts, "test": test}
     del test["per_episode"]
     return {**facts, "test": test, "right": [round(count) for count in counts]}

@@ -176,6 +176,8 @@ def _values(state: State) -> dict[str, Any]:
         "published_percent": state.cell.published,
         "accuracy": score.get("accuracy"),
         "interval": score.get("interval"),
+        "worst_tenth": score.get("worst_tenth"),
+        "spread": score.get("spread"),
         "seeds": sorted(state.result.seeds) if state.result else [],
         "marks": remarks(state),
         "obstacle": state.obstacle and state.obstacle.kind,

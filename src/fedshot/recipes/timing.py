@@ -38,6 +38,9 @@ def seconds(cell: Cell) -> float | None:
     visits = config.run.cohort or int(cell.settings()["partition"].get("clients", found["clients"]))
     looks = 1 + -(-rounds // config.run.validate_every)
     questions = config.test.episodes + looks * config.test.validation_episodes
+    if found.get("own"):  # a question for each client
+        validated = cell.settings()["partition"].get("validation", 0) > 0
+        questions = found["clients"] * (1 + looks * validated)
     work = rounds * visits * _steps(cell.settings()) * found["step"]
     total: float = _START + work + questions * found["question"]
     return total
@@ -80,7 +83,7 @@ def keep(job: Job, facts: Mapping[str, Any]) -> float:
     step: float = facts["round"] / _steps(job.settings)
     path = cache.default_folder() / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"step": step} | {k: facts[k] for k in ("question", "clients", "peak")}
+    found = {"step": step} | {k: facts[k] for k in ("question", "clients", "own", "peak")}
     held = _held() | {job.key: found}
     storage.write_bytes(path, json.dumps(held, indent=1).encode(), sync=False)
     return step

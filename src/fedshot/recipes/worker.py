@@ -62,9 +62,11 @@ def _train(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, An
         _advance(run)
         run.result()
     found = json.loads(result.read_text(encoding="utf-8"))
+    options = setting.config.test
     return facts(setting) | {
         "test": found["test"],
-        "queries": setting.config.test.way * setting.config.test.query,
+        # Questions of the clients' own have as many queries as each has images.
+        "queries": 0 if setting.own_tests else options.spec.max_way * options.query,
         "round": found["round"],
         "bytes_down": found["bytes_down"],
         "bytes_up": found["bytes_up"],
@@ -101,6 +103,7 @@ def _measure(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, 
         "round": records[-1].seconds / (setting.config.run.cohort or len(setting.clients)),
         "question": test / len(setting.test),
         "clients": len(setting.clients),
+        "own": setting.own_tests,
         "peak": _peak(),
     }
 

@@ -1,9 +1,11 @@
 """Tables, figures and pages made from runs."""
 
+from fedshot.reports.affinity import affinity_groups, affinity_picture
 from fedshot.reports.curves import Series
 from fedshot.reports.holdings import class_histogram, partition_picture
 from fedshot.reports.inspect import facts, pictures
 from fedshot.reports.looks import Look, look
+from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
 from fedshot.reports.runs import Groups, Run, apart, grouped
 from fedshot.reports.sheet import contact_sheet
@@ -18,6 +20,8 @@ __all__ = [
     "Run",
     "Series",
     "Verdict",
+    "affinity_groups",
+    "affinity_picture",
     "apart",
     "as_json",
     "as_text",
@@ -26,8 +30,10 @@ __all__ = [
     "comparison",
     "contact_sheet",
     "facts",
+    "features_picture",
     "grouped",
     "look",
+    "own_features",
     "partition_picture",
     "pictures",
     "summary",

@@ -100,7 +100,7 @@ def _dealt(arrangement: Arrangement, clients: int) -> Deal:
     return replace(dealer, clients=clients).deal(  # type: ignore[no-any-return]
         arrangement.dataset,
         arrangement.rows.base,
-        arrangement.key.at("partition"),
+        arrangement.deal_key,
         arrangement.config.episode,
     )
 

@@ -128,7 +128,7 @@ def _body(server: Any) -> Tree | None:
     if "body" in fields:
         found: Tree = fields["body"]
         return found
-    inner = next((name for name in ("theta", "w", "start") if name in fields), None)
+    inner = next((name for name in ("theta", "w", "phi", "start") if name in fields), None)
     return None if inner is None else _body(fields[inner])
 
 

@@ -74,14 +74,19 @@ def write_page(
         *_unfinished(runs),
     ]
     foot = f"<footer>Written by fedshot {e(__version__)}. Figures: plotly.js, MIT licence.</footer>"
-    text = _document(title, "\n".join([*head, *filter(None, body), foot]))
+    parts = "\n".join([*head, *filter(None, body), foot])
+    text = document(title, parts, figures=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_bytes(path, text.encode("utf-8"), sync=False)
 
 
-def _document(title: str, body: str) -> str:
-    style, script = _file("page.css"), _file("page.js")
-    packed, plotly = _plotly()
+def document(title: str, body: str, extra_style: str = "", *, figures: bool = False) -> str:
+    """Return the whole HTML of a page; `body` is markup, `title` is text.
+
+    With `figures` the page carries the scripts that draw them; without, nothing in it runs.
+    """
+    style = _file("page.css") + extra_style
+    allowed, scripts = _scripts() if figures else ("'none'", "")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -89,7 +94,7 @@ def _document(title: str, body: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-style-src 'unsafe-inline'; img-src data: blob:; script-src '{_hash(script)}' '{plotly}'; \
+style-src 'unsafe-inline'; img-src data: blob:; script-src {allowed}; \
 base-uri 'none'; form-action 'none'">
 <title>{e(title)}</title>
 <style>
@@ -99,13 +104,22 @@ base-uri 'none'; form-action 'none'">
 <main>
 {body}
 </main>
-<noscript><p class="warning">Figures are drawn by a script in this file, which is switched off \
-here. The tables are whole.</p></noscript>
-<script type="application/octet-stream" id="plotly">{packed}</script>
-<script>{script}</script>
-</body>
+{scripts}</body>
 </html>
 """
+
+
+def _scripts() -> tuple[str, str]:
+    """Return what the policy lets run, and the scripts as they stand in the page."""
+    script, (packed, plotly) = _file("page.js"), _plotly()
+    return (
+        f"'{_hash(script)}' '{plotly}'",
+        f"""<noscript><p class="warning">Figures are drawn by a \
+script in this file, which is switched off here. The tables are whole.</p></noscript>
+<script type="application/octet-stream" id="plotly">{packed}</script>
+<script>{script}</script>
+""",
+    )
 
 
 def _file(name: str) -> str:

@@ -12,6 +12,7 @@ from fedshot.errors import ConfigError
 from fedshot.evaluation import Score
 from fedshot.reports.runs import Run
 from fedshot.reports.words import points, printable
+from fedshot.sections import not_honest
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Row:
         """
         _check_seeds(label, runs)
         tests = [run.test for run in runs]
-        notes = ["transductive"] if any(t.get("transductive") for t in tests) else []
+        notes = list(dict.fromkeys(text for run in runs for text in not_honest(run.settings)))
+        notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
         if len(tests) > 1:
             spread = statistics.stdev(t["accuracy"] for t in tests)
             notes.append(f"std over seeds {100 * spread:.2f} points")
@@ -180,6 +182,10 @@ def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         "unanswered": max(t.get("unanswered", 0) for t in tests),
         "transductive": any(t.get("transductive") for t in tests),
     }
+    for name in ("worst_tenth", "spread"):
+        told = [t.get(name) for t in tests]
+        if all(value is not None for value in told):
+            score[name] = statistics.fmean(float(value or 0) for value in told)
     marks = [t.get("per_episode", ()) for t in tests]
     n = score["episodes"]
     if n > 1 and not score["unanswered"] and all(len(m) == n for m in marks):

@@ -1,0 +1,96 @@
+"""Images dealt anew for every episode: the partition of simulated few-round learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes import ClientData, Hand
+from fedshot.data.gathering import Gathered, Gathering
+from fedshot.data.partition import Deal, Partition, check_deal, check_least
+from fedshot.data.spec import EpisodeSpec
+from fedshot.errors import DataError
+from fedshot.keys import Key
+
+_HELD = 8  # episodes whose hands are remembered, so that a client's next exchange finds its own
+
+
+@dataclass(frozen=True)
+class Redealt:
+    """Every episode deals images of its own to the clients, all from one pool: a simulation.
+
+    Real clients keep what they hold; for them there are the other partitions. Here each client sees
+    the whole pool, and a method that learns in episodes gets the client's hand of each.
+    """
+
+    clients: int
+    by: Literal["iid", "shards"] = "iid"
+    per_client: int = 2
+    shards: int | None = None
+
+    def __post_init__(self) -> None:
+        check_least(1, clients=self.clients)
+        _ = self.gathering  # which checks the rest
+
+    @property
+    def gathering(self) -> Gathering:
+        """How the images of an episode are dealt."""
+        return Gathering(self.clients, self.by, self.per_client, self.shards)
+
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+        """Let every client see all rows; an episode is dealt once to see whether it can be."""
+        check_deal(dataset, indices, self.clients)
+        needed = self.clients * (self.per_client if self.by == "shards" else 1)
+        if spec.min_way * (spec.shot + spec.query) < needed:
+            raise DataError(
+                f"an episode has {spec.min_way * (spec.shot + spec.query)} images ({spec}) for "
+                f"{self.clients} clients. With partition 'redealt', episode.shot and episode.query "
+                "count the images of a class that all clients hold together; raise them, or lower "
+                "`clients`."
+            )
+        self.gathering.gather(ClientData(dataset, indices), spec, key.at("trial"))
+        return Deal(Pool.shared(dataset, indices, self.gathering))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool(Partition):
+    """All rows at every client, and hands dealt anew for every episode."""
+
+    table: _Table
+
+    @classmethod
+    def shared(cls, dataset: Dataset, indices: Ints, gathering: Gathering) -> Pool:
+        """Return the pool of so many clients."""
+        whole = Partition.of([indices] * gathering.clients)
+        return cls(whole.indices, whole.offsets, _Table(ClientData(dataset, indices), gathering))
+
+    def data(self, dataset: Dataset, k: int) -> ClientData:
+        """Return the pool as client k sees it."""
+        del dataset
+        return PoolData(self.table, k)
+
+
+class _Table:
+    """Where the hands of an episode lie; the last few episodes stay on it."""
+
+    def __init__(self, pool: ClientData, gathering: Gathering) -> None:
+        self.pool, self.gathering = pool, gathering
+        self.episode = lru_cache(_HELD)(self._gather)
+
+    def _gather(self, spec: EpisodeSpec, key: Key) -> Gathered:
+        return self.gathering.gather(self.pool, spec, key)
+
+
+class PoolData(ClientData):
+    """The pool as one client sees it."""
+
+    def __init__(self, table: _Table, client: int) -> None:
+        super().__init__(table.pool.dataset, table.pool.indices)
+        self._table, self._client = table, client
+
+    def hand(self, spec: EpisodeSpec, key: Key) -> tuple[Ints, Hand]:
+        """Return the classes of the episode, and this client's share of their images."""
+        classes, hands = self._table.episode(spec, key)
+        return classes, hands[self._client]

@@ -1,0 +1,147 @@
+"""Trees as bytes: arrays, names and numbers, and nothing that could run.
+
+The leaves travel as one safetensors block, named by their paths. The containers travel beside it as
+a form, a tree of plain values: 0 for a leaf, a dict for a dict, a list for a tuple, whose first
+entry names the class of a named tuple and is "" for a plain one. A class is looked up among the
+named tuples of fedshot's modules that are loaded here already; nothing is imported for a name.
+
+Sizes, numbers of leaves and depth are checked before anything is made from what came in.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.tree import Tree
+
+Form: TypeAlias = Any
+_MB = 1 << 20
+
+
+class CodecError(Exception):
+    """What came in is not what the other side may send; the text says why."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that is taken in.
+
+    Args:
+        message: bytes of a whole message.
+        head: bytes of its names and numbers.
+        leaves: arrays in one tree.
+        depth: containers within each other.
+    """
+
+    message: int = 512 * _MB
+    head: int = 4 * _MB
+    leaves: int = 100_000
+    depth: int = 32
+
+
+LIMITS = Limits()
+
+
+def pack(content: Tree) -> tuple[Form, bytes]:
+    """Return the form of a tree and the bytes of its leaves."""
+    flat = {
+        path: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for path, leaf in tree.items(content)
+    }
+    return form_of(content), save(flat)
+
+
+def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
+    """Return the tree of a form and the bytes of its leaves. Raises CodecError."""
+    if len(data) > limits.message:
+        raise CodecError(f"{len(data)} bytes; at most {limits.message} are taken")
+    header = int.from_bytes(data[:8], "little")
+    if header > min(limits.head, len(data)):
+        raise CodecError(f"a header of {header} bytes; at most {limits.head} are taken")
+    if data.count(b'"dtype"', 8, 8 + header) > limits.leaves:
+        raise CodecError(f"more than {limits.leaves} arrays")
+    try:
+        flat = load(data)  # which compares every shape with the bytes that are there
+    except (SafetensorError, ValueError, KeyError, OverflowError) as error:
+        raise CodecError(f"arrays that cannot be read: {error}") from None
+    made = _build(form, flat, "", limits.depth)
+    if flat:
+        raise CodecError(f"arrays that no form names: {sorted(flat)[:3]}")
+    return made
+
+
+def form_of(content: Tree) -> Form:
+    """Return the containers of a tree."""
+    if isinstance(content, Tensor):
+        return 0
+    if isinstance(content, tuple):
+        kind = type(content)
+        name = "" if kind is tuple else f"{kind.__module__}:{kind.__qualname__}"
+        return [name, *(form_of(child) for child in content)]
+    if isinstance(content, Mapping):
+        return {name: form_of(child) for name, child in content.items()}
+    raise TypeError(f"{type(content).__name__} is no tree")
+
+
+def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
+    if depth < 0:
+        raise CodecError("containers nested too deeply")
+    if type(form) is int and form == 0:
+        leaf = flat.pop(path or ".", None)
+        if leaf is None:
+            raise CodecError(f"{path or 'the root'} is missing")
+        return leaf
+    if isinstance(form, dict):
+        if any("/" in name or not name for name in form):
+            raise CodecError(f"a part below {path or 'the root'} has a name with '/' or none")
+        return {
+            name: _build(child, flat, _below(path, name), depth - 1) for name, child in form.items()
+        }
+    if not isinstance(form, list) or not form or not isinstance(form[0], str):
+        raise CodecError(f"{path or 'the root'} has no form")
+    kind = _named_tuple(form[0]) if form[0] else None
+    names = kind._fields if kind else [str(i) for i in range(len(form) - 1)]
+    if len(names) != len(form) - 1:
+        raise CodecError(f"{path or 'the root'} has {len(form) - 1} parts, {form[0]} {len(names)}")
+    parts = [
+        _build(child, flat, _below(path, name), depth - 1)
+        for name, child in zip(names, form[1:], strict=True)
+    ]
+    return kind(*parts) if kind else tuple(parts)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _named_tuple(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module) if module.startswith("fedshot.") else None
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+        raise CodecError(f"{name[:100]!r} is no named tuple that is known here")
+    return found
+
+
+def read_head(text: str, limits: Limits) -> dict[str, Any]:
+    """Return the names and numbers of a message. Raises CodecError."""
+    if len(text) > limits.head:
+        raise CodecError(f"a head of {len(text)} characters; at most {limits.head} are taken")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"a head that is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CodecError("a head that holds no names")
+    return found

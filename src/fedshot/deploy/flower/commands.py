@@ -1,0 +1,239 @@
+"""The commands of `fedshot flower`: each takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedshot import config
+from fedshot.commands import chosen_config, data_dir, finish
+from fedshot.config import Config
+from fedshot.deploy.flower import require_flower
+from fedshot.errors import CheckpointError, ConfigError
+from fedshot.experiment import exists
+from fedshot.printing import say, tell
+from fedshot.setting import Arrangement, Setting
+
+if TYPE_CHECKING:
+    from fedshot.deploy.flower.runs import Place
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train on the nodes of a server."""
+    return _begin(options, server=str(options.folder.resolve()), nodes=0)
+
+
+def up(options: argparse.Namespace) -> int:
+    """Train on a federation of this machine's own."""
+    if not 1 <= options.nodes <= 100:
+        raise ConfigError(f"--nodes is {options.nodes}; expected 1 to 100.")
+    return _begin(options, server="", nodes=options.nodes)
+
+
+def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
+    require_flower()
+    from fedshot.deploy.flower.runs import Place
+
+    chosen = chosen_config(options)
+    folder = options.out / chosen.name
+    if exists(folder):
+        raise ConfigError(
+            f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or choose "
+            "another --name."
+        )
+    options.run_folder = folder
+    tests = str(options.tests.resolve()) if server and options.tests else ""
+    place = Place.new(server, nodes, options.deadline, tests)
+    return _train(options, _setting(chosen, place, options), folder, place)
+
+
+def _setting(chosen: Config, place: Place, options: argparse.Namespace) -> Setting:
+    if not place.tests:
+        return Setting(chosen, data_dir(options))
+    from fedshot.deploy.flower.exams import ExamSetting
+
+    return ExamSetting(chosen, place.tests)
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Go on with a run whose clients live on nodes."""
+    require_flower()
+    from fedshot.deploy.flower.runs import Place
+
+    folder = options.run_folder = options.folder
+    if not exists(folder):
+        raise CheckpointError(f"{folder} holds no run: it has no config.yaml.")
+    held = Config.of(config.load(folder / "config.yaml"))
+    options.wait = 60.0
+    place = Place.read(folder)
+    return _train(options, _setting(held, place, options), folder, place)
+
+
+def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: Place) -> int:
+    from fedshot.deploy.flower import local
+    from fedshot.deploy.flower.home import Home
+    from fedshot.deploy.flower.runs import opened
+
+    _refuse_rehearsal(setting.config)
+    said = _silent if options.quiet else tell
+    signal.signal(signal.SIGTERM, _ended)
+    with ExitStack() as stack:
+        if place.server:
+            home = Home(Path(place.server))
+        else:
+            own = folder / "flower"
+            local.prepare(own, setting, place.nodes)
+            home, _ = stack.enter_context(local.federation(own, place.nodes, said))
+        experiment = stack.enter_context(
+            opened(setting, folder, place, home, said, wait=options.wait)
+        )
+        return finish(experiment, options)
+
+
+def _refuse_rehearsal(chosen: Config) -> None:
+    if chosen.run.device != "cpu":
+        raise ConfigError(
+            f"run.device is {chosen.run.device!r}; nodes compute on their CPUs. Set it to 'cpu'."
+        )
+    if chosen.run.fleet == "vectorised":
+        raise ConfigError(
+            "run.fleet is 'vectorised', whose bits a node would not give. Set it to 'threads'."
+        )
+
+
+def deal(options: argparse.Namespace) -> int:
+    """Write the files of clients, a folder for each node."""
+    require_flower()
+    from fedshot.deploy.flower.exams import write_exams
+    from fedshot.deploy.flower.shards import write_shards
+
+    arranged = Arrangement(chosen_config(options), data_dir(options))
+    for i in range(options.nodes):
+        clients = [c for c in arranged.clients if c % options.nodes == i]
+        write_shards(options.to / f"node-{i}", arranged.dataset, arranged.deal.train, clients)
+        say(f"{options.to / f'node-{i}'}: {len(clients)} clients")
+    write_exams(options.to / "server", arranged)
+    say(f"{options.to / 'server'}: the tests, for a server without the training data")
+    return 0
+
+
+def keys(options: argparse.Namespace) -> int:
+    """Make the certificates of a server, or the key of a node."""
+    require_flower()
+    from fedshot.deploy.flower.keys import CA, make_node_key, make_server_keys
+
+    if bool(options.server) == bool(options.node):
+        raise ConfigError("say --server with its names, or --node with the file of its key.")
+    if options.node:
+        public = make_node_key(options.node)
+        say(f"{options.node}: keep it on this machine")
+        say(f"{public}: copy it into nodes/ of the server's folder, named after the node")
+        return 0
+    hosts = [*options.server, "localhost", "127.0.0.1"]
+    make_server_keys(options.folder, list(dict.fromkeys(hosts)), options.days)
+    (options.folder / "nodes").mkdir(exist_ok=True)
+    say(f"{options.folder / CA}: copy it to every node; the rest stays here")
+    return 0
+
+
+def server(options: argparse.Namespace) -> int:
+    """Run a server until it is stopped."""
+    require_flower()
+    from fedshot.deploy.flower.codec import Limits
+    from fedshot.deploy.flower.home import Home, check_secure
+    from fedshot.deploy.flower.keys import CA, load_public_keys
+    from fedshot.deploy.flower.local import operator_of, start_server
+    from fedshot.deploy.flower.processes import Children, heed_leash
+
+    heed_leash()
+    home, limits = Home(options.folder), Limits(message=options.most_mb << 20)
+    secure = not options.insecure
+    check_secure(options.host, secure=secure, insecure=options.insecure)
+    if secure and not (home.folder / CA).exists():
+        raise ConfigError(
+            f"{home.ca} does not exist. Make it with `fedshot flower keys --server "
+            f"{options.host} --folder {options.folder}`; --insecure does without, on loopback or "
+            "where the network itself is safe."
+        )
+    signal.signal(signal.SIGTERM, _ended)
+    with Children() as children:
+        log = home.folder / "server.log"
+        child = start_server(children, home, options.host, options.port, limits, log=log,
+                             secure=secure)  # fmt: skip
+        known = load_public_keys(home.nodes)
+        say(f"listening on {options.host}:{options.port}, {len(known)} nodes known; log in {log}")
+        while not child.ended:
+            time.sleep(1)
+            if secure and (now := load_public_keys(home.nodes)) != known:
+                operator_of(home).register(now)
+                tell(f"nodes known: {', '.join(now) or 'none'}")
+                known = now
+    tell(f"the server has ended. Its log ends with:\n{child.tail}")
+    return 1
+
+
+def node(options: argparse.Namespace) -> int:
+    """Serve the clients of this machine until it is stopped."""
+    require_flower()
+    from fedshot.deploy.flower.codec import Limits
+    from fedshot.deploy.flower.home import check_secure, joined, split
+    from fedshot.deploy.flower.keys import load_node_key, new_key
+    from fedshot.deploy.flower.link import Link
+    from fedshot.deploy.flower.node import serve
+    from fedshot.deploy.flower.processes import heed_leash
+    from fedshot.deploy.flower.shards import read_shards
+    from fedshot.deploy.flower.wire import be_quiet
+    from fedshot.deploy.flower.worker import Worker
+    from fedshot.locks import only_one
+
+    heed_leash()
+    be_quiet()
+    host, port = split(options.server)
+    check_secure(host, secure=bool(options.ca and options.key), insecure=options.insecure)
+    if options.ca and not options.key:
+        raise ConfigError("--ca without --key: make a key with `fedshot flower keys --node FILE`.")
+    if options.ca and not options.ca.is_file():
+        raise ConfigError(f"{options.ca} is no file. Bring ca.pem from the server's folder.")
+    limits = Limits(message=options.most_mb << 20)
+    name = options.name or (options.key.stem if options.key else socket.gethostname())
+    key = load_node_key(options.key) if options.key else new_key()
+    clients = parse_clients(options.clients) if options.clients else None
+    holdings = read_shards(options.data, clients)
+    options.state.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, _ended)
+    with only_one(options.state / ".lock"):
+        worker = Worker(name, holdings, options.state, limits=limits, workers=options.workers,
+                        tell=tell)  # fmt: skip
+        tell(f"node {name}: {len(holdings.clients)} clients of {holdings.dataset.name}")
+        link = Link(joined(host, port), key, options.ca, options.state / "node.json", limits)
+        try:
+            serve(link, worker, limits, tell, joined(host, port))
+        finally:
+            link.close()
+    return 0
+
+
+def parse_clients(text: str) -> list[int]:
+    """Return the clients of a text such as `0-3,7`. Raises ConfigError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or len(last or first) > 9:
+            raise ConfigError(f"--clients is {text!r}; expected numbers and ranges such as 0-3,7.")
+        found |= set(range(int(first), int(last or first) + 1))
+    return sorted(found)
+
+
+def _ended(*_: object) -> None:
+    """Take everything down when asked to end, as on Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _silent(text: str) -> None:
+    del text

@@ -1,0 +1,107 @@
+"""A server without the training data: the tests, and who there is.
+
+    tests.safetensors   the rows to choose the round and to test on, with their samples and labels
+
+Its notes tell the classes, the number of clients, and those that cannot form an episode. Rows keep
+their numbers, so tests have the episodes and the hash that they have on the whole dataset; in the
+place of what the clients hold stand black images or empty texts that nothing looks at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedshot import storage
+from fedshot.config import Config
+from fedshot.data import Dataset, Deal, Partition, Rows, Tokens
+from fedshot.deploy.flower.shards import notes_of, samples_of
+from fedshot.errors import DataError
+from fedshot.setting import Arrangement, Setting
+
+_FILE = "tests.safetensors"
+_NONE = np.zeros(0, np.int64)
+
+
+def write_exams(folder: Path, arranged: Arrangement) -> None:
+    """Write the part of a dataset that a server needs.
+
+    Raises DataError where clients are tested on images of their own, which no server has.
+    """
+    if arranged.own_tests:
+        raise DataError(
+            "the split has no novel classes: clients are tested on images of their own, and a "
+            "server without these can ask nothing. Start it on the whole dataset, with --data-dir."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    dataset, rows = arranged.dataset, arranged.rows
+    seen = np.union1d(rows.validation, rows.novel)
+    arrays = samples_of(dataset, seen)
+    arrays |= {"rows": seen, "validation": rows.validation, "novel": rows.novel}
+    notes = notes_of(dataset, arranged.deal.train) | {
+        "samples": len(dataset),
+        "base": list(arranged.base_classes),
+        "clients": len(arranged.deal.train),
+        "left_out": {str(client): reason for client, reason in arranged.left_out.items()},
+    }
+    if isinstance(dataset.x, Tokens):
+        notes["cut"] = dataset.x.cut
+    content = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    storage.write(folder / _FILE, content, notes, sync=True)
+
+
+class ExamSetting(Setting):
+    """A setting whose training data are elsewhere.
+
+    Raises:
+        DataError: the folder does not hold the tests.
+        ConfigError: as `Setting`.
+    """
+
+    def __init__(self, config: Config, folder: str) -> None:
+        super().__init__(config, folder)
+
+    def _arrange(self, config: Config, data_dir: str | None) -> None:
+        del config
+        path = Path(data_dir or ".") / _FILE
+        if not path.is_file():
+            raise DataError(f"{path} does not exist. `fedshot flower deal` writes it.")
+        flat, notes, _ = storage.read(path)
+        found = {name: leaf.numpy() for name, leaf in flat.items()}
+        try:
+            self._base = tuple(int(c) for c in notes["base"])
+            self.dataset = _whole(found, notes)
+            self.rows = Rows(_NONE, found["validation"], found["novel"])
+            self.deal = Deal(Partition.of([_NONE] * int(notes["clients"])))
+            self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{path} lacks what it must hold: {error!r}. Deal again.") from None
+        self.split, self.own_tests = None, False
+        self.notes = {name: notes[name] for name in ("name", "class_names", "shape", "dataset",
+                                                      "deal")}  # fmt: skip
+        self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+
+    @property
+    def base_classes(self) -> tuple[int, ...]:
+        """The numbers of the classes that the clients train on."""
+        return self._base
+
+
+def _whole(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
+    """Return a dataset of all rows, of which those that are tested hold something."""
+    n, rows = int(notes["samples"]), found["rows"]
+    y = np.full(n, notes["base"][0], dtype=np.int64)
+    y[rows] = found["y"]
+    if "table" in found:
+        sizes = np.zeros(n, np.int64)
+        sizes[rows] = np.diff(found["offsets"])
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        x: Any = Tokens(found["ids"], offsets, found["table"], int(notes["cut"]))
+    else:
+        x = np.zeros((n, *found["x"].shape[1:]), dtype=np.uint8)
+        x[rows] = found["x"]
+    names = tuple(map(str, notes["class_names"]))
+    return Dataset(str(notes["name"]), x, y, names, known_digest=str(notes["dataset"]))

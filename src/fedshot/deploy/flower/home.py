@@ -1,0 +1,128 @@
+"""A server's folder: its certificates, the public keys of its nodes, its address and its token.
+
+ca.pem ca.key server.pem server.key     made by `fedshot flower keys`; ca.pem goes to the nodes
+nodes/hospital-a.pub                    brought by hand; the name of the file is the node's
+server.json token server.log            written by the server
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshot import storage
+from fedshot.deploy.flower.codec import Limits
+from fedshot.deploy.flower.keys import CA, CERTIFICATE, KEY, write_secret
+from fedshot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder of a server."""
+
+    folder: Path
+
+    @property
+    def nodes(self) -> Path:
+        """Where the public keys of the nodes lie."""
+        return self.folder / "nodes"
+
+    @property
+    def ca(self) -> Path:
+        """The certificate that nodes trust."""
+        return self.folder / CA
+
+    def token(self) -> str:
+        """Return the token of this server, made at the first call."""
+        path = self.folder / "token"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_secret(path, secrets.token_hex(32).encode())
+        return path.read_text(encoding="ascii")
+
+    def write_address(self, host: str, port: int, *, secure: bool, limits: Limits) -> None:
+        """Note how a run on this machine reaches the server."""
+        reached = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        found = {"host": reached, "port": port, "secure": secure, "message": limits.message}
+        storage.write_bytes(self.folder / "server.json", json.dumps(found).encode(), sync=False)
+
+    def address(self) -> tuple[str, bool, Limits]:
+        """Return host and port, whether it speaks TLS, and its limits.
+
+        Raises ConfigError when no server was started with this folder.
+        """
+        path = self.folder / "server.json"
+        if not path.exists():
+            raise ConfigError(
+                f"{self.folder} is no folder of a server: it has no server.json. Start the server "
+                f"with `fedshot flower server --folder {self.folder}`."
+            )
+        found = json.loads(path.read_text(encoding="utf-8"))
+        address = joined(found["host"], found["port"])
+        return address, bool(found["secure"]), Limits(message=int(found["message"]))
+
+    def command(self, host: str, port: int, *, secure: bool, limits: Limits) -> list[str]:
+        """Return the words that start the SuperLink.
+
+        Raises ConfigError when the certificates are not there.
+        """
+        words = [sys.executable, "-m", "fedshot.deploy.flower.superlink", str(limits.message)]
+        words += ["--host", host, "--port", str(port), "--isolation", "process"]
+        words += ["--database", str(self.folder / "link.db")]
+        # In memory: nodes are registered anew at every start, and no run of an earlier life is left
+        # hanging; a file would double the time of every request.
+        words += ["--disable-runtime-dependency-installation"]
+        if not secure:
+            return [*words, "--insecure"]
+        for name in (CA, CERTIFICATE, KEY):
+            if not (self.folder / name).exists():
+                raise ConfigError(
+                    f"{self.folder / name} does not exist. Make it with `fedshot flower keys "
+                    f"--server {host} --folder {self.folder}`."
+                )
+        words += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self.ca)]
+        words += ["--ssl-certfile", str(self.folder / CERTIFICATE)]
+        return [*words, "--ssl-keyfile", str(self.folder / KEY)]
+
+
+def joined(host: str, port: int) -> str:
+    """Return host:port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of host:port. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is no address; expected host:port, such as 10.0.0.1:9092.")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_secure(host: str, *, secure: bool, insecure: bool) -> None:
+    """Raise ConfigError for plain text beyond this machine that nobody asked for."""
+    if not secure and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"{host} is not this machine, and without TLS and node keys anybody on the way could "
+            "read and change what is sent. Make them with `fedshot flower keys`, or say --insecure "
+            "where the network itself is safe."
+        )
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

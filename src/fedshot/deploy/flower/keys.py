@@ -1,0 +1,172 @@
+"""Who may speak to whom: a certificate authority, the server's certificate, a key for each node.
+
+A node trusts the server for its certificate, signed by the authority whose certificate the node was
+given by hand. The server trusts a node for its key, whose public half it was given by hand. Private
+halves stay where they were made and are readable by their owner alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedshot.errors import ConfigError
+
+CA, CERTIFICATE, KEY, CA_KEY = "ca.pem", "server.pem", "server.key", "ca.key"
+_CURVE = ec.SECP256R1()  # a node signs every request, and P-256 is a tenth of the work of P-384
+_AGO = datetime.timedelta(hours=1)  # for clocks that run a little behind
+
+
+def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
+    """Make an authority, unless the folder has one, and a certificate for the server's names.
+
+    Args:
+        folder: where ca.pem, ca.key, server.pem and server.key go.
+        hosts: names and addresses under which nodes reach the server.
+        days: how long the server's certificate is good for; the authority's lasts ten times that.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / CA).exists():
+        _make_authority(folder, 10 * days)
+    authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+    signing = _private(folder / CA_KEY)
+    key = new_key()
+    made = (
+        _certificate("fedshot server", key.public_key(), days)
+        .issuer_name(authority.subject)
+        .add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False
+        )
+        .sign(signing, hashes.SHA256())
+    )
+    _write_private(folder / KEY, key)
+    (folder / CERTIFICATE).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Return a key that nobody knows yet."""
+    return ec.generate_private_key(_CURVE)
+
+
+def make_node_key(path: Path) -> Path:
+    """Make a node's key; return the file of its public half, which goes to the server.
+
+    Raises ConfigError when there is a key already, since the server knows the node by it.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists. Keep it, or move it away to make another.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = new_key()
+    _write_private(path, key)
+    public = path.with_suffix(".pub")
+    public.write_bytes(public_bytes(key.public_key()))
+    return public
+
+
+def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a node's key. Raises ConfigError when it is none."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist. Make it with `fedshot flower keys --node`.")
+    return _private(path)
+
+
+def load_public_keys(folder: Path) -> dict[str, bytes]:
+    """Return the public keys of a folder, by the names of the nodes: those of the files."""
+    found = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            key = serialization.load_pem_public_key(path.read_bytes())
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise ConfigError(f"{path} is no public key: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ConfigError(f"{path} is no key of an elliptic curve; make it with fedshot.")
+        found[path.stem] = public_bytes(key)
+    return found
+
+
+def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return a public key as it stands in files and messages."""
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _make_authority(folder: Path, days: int) -> None:
+    key = new_key()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedshot authority")])
+    usage = x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    made = (
+        _certificate("fedshot authority", key.public_key(), days)
+        .issuer_name(name)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write_private(folder / CA_KEY, key)
+    (folder / CA).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+def _certificate(
+    name: str, public: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _AGO)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is no private key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path} is no key of an elliptic curve; make it with fedshot.")
+    return key
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write what nobody but its owner may read, not even for an instant."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)
+
+
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    data = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_secret(path, data)

@@ -1,0 +1,86 @@
+"""The process of a node: look for a message, answer it, look for the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+from flwr.app import Message
+
+from fedshot.deploy.flower.codec import CodecError, Limits
+from fedshot.deploy.flower.letters import Letter, read_letter
+from fedshot.deploy.flower.link import Link, LinkError
+from fedshot.deploy.flower.worker import Worker
+from fedshot.errors import ConfigError
+
+_SOON, _SELDOM = 0.03, 1.0  # seconds between two looks: right after a message, and after a while
+_PATIENCE = 0.05  # of the time since the last message
+_MANNERS = 8.0  # times what a look takes, so that looking does not keep the server from answering
+_AGAIN = 10.0  # seconds between two tries when the server is gone, at most
+
+
+def serve(
+    link: Link, worker: Worker, limits: Limits, tell: Callable[[str], None], server: str
+) -> None:
+    """Answer messages until the process is ended.
+
+    Raises ConfigError when the server does not want this node, or is not the right one.
+    """
+    _connect(link, tell, server, known=False)
+    last = time.monotonic()
+    while True:
+        begun = time.monotonic()
+        try:
+            message = link.pull()
+        except CodecError as error:
+            tell(f"a message was dropped: {error}")
+            continue
+        except (LinkError, httpx.HTTPError) as error:
+            tell(f"the server is gone: {error}")
+            _connect(link, tell, server, known=True)
+            continue
+        if message is None:
+            now = time.monotonic()
+            wait = max(_SOON, _PATIENCE * (now - last), _MANNERS * (now - begun))
+            time.sleep(min(_SELDOM, wait))
+            continue
+        reply = _answer(message, worker, limits)
+        try:
+            link.push(reply.record(), message)
+        except (LinkError, httpx.HTTPError) as error:
+            tell(f"a reply came too late, or did not arrive: {error}")
+        last = time.monotonic()
+
+
+def _answer(message: Message, worker: Worker, limits: Limits) -> Letter:
+    """Answer a message, unless nobody waits for the answer any more.
+
+    A node that was cut off, or is slower than the deadline, would else work on what lies in its
+    queue and never catch up. (The clocks agree: requests are signed with the time.)
+    """
+    try:
+        letter = read_letter(message.content, limits)
+        age = time.time() - message.metadata.created_at
+        if age > float(letter.head.get("within", age)):
+            return Letter({"id": letter.head.get("id"), "refused": f"it is {age:.0f} s old"})
+    except (CodecError, TypeError, ValueError) as error:
+        return Letter({"refused": f"a message that cannot be read: {error}"})
+    return worker.answer(letter)
+
+
+def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: bool) -> None:
+    """Report to the server. One that has known this node may take a while to know it again."""
+    wait = 0.2
+    while True:
+        try:
+            number = link.open()
+        except (LinkError, ConfigError) as error:
+            if isinstance(error, ConfigError) and not known:
+                raise
+            tell(f"no connection to {server}: {error}; trying again in {wait:.1f} s")
+            time.sleep(wait)
+            wait = min(_AGAIN, 2 * wait)
+            continue
+        tell(f"connected to {server} as node {number}")
+        return

@@ -1,0 +1,158 @@
+"""Letters to nodes and back: who is there, what they answered, what came too late."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.common.serde import message_from_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.superlink.grid import HttpGrid
+
+from fedshot.deploy.flower.codec import CodecError, Limits
+from fedshot.deploy.flower.letters import Letter, Mail, read_letter, refusal
+from fedshot.deploy.flower.wire import fetch
+from fedshot.errors import FedshotError
+
+_TYPE = "query.fedshot"
+_SOON, _SELDOM, _PATIENCE = 0.02, 0.25, 0.05  # seconds between looks, and a share of the waiting
+_MANNERS = 4.0  # times what a look takes, so that looking does not keep the server from its work
+_LATE = 600.0  # seconds for which a reply is waited for to be named
+_AT_ONCE = 8  # replies that are brought at once
+
+
+class ServerGoneError(FedshotError):
+    """The SuperLink has ended, or another has taken its place."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    node: int
+    ident: str
+    until: float  # by the clock of the wall, when Flower forgets it
+
+
+@contextmanager
+def _server() -> Iterator[None]:
+    """Say in words that the server has gone."""
+    try:
+        yield
+    except (httpx.HTTPError, RuntimeError) as error:
+        raise ServerGoneError(
+            f"the server does not answer any more ({error}). Start it again, and go on with "
+            "`fedshot resume`."
+        ) from None
+
+
+class Post:
+    """The messages of one run.
+
+    Args:
+        grid: Flower's.
+        limits: the most that is taken in.
+        tell: where it is said what was dropped.
+    """
+
+    def __init__(self, grid: HttpGrid, limits: Limits, tell: Callable[[str], None]) -> None:
+        self._grid, self._limits, self._tell = grid, limits, tell
+        self._late: dict[str, _Sent] = {}
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="post")
+
+    def there(self) -> dict[int, str]:
+        """Return the nodes that are connected, with the names they are registered by."""
+        with _server():
+            infos: Any = list(self._grid.get_nodes())
+        return {info.node_id: info.name for info in infos if info.status == "online"}
+
+    def ask(self, letters: Mapping[int, Letter], seconds: float) -> Iterator[Mail]:
+        """Send each node its letter, and yield what comes back, each node once.
+
+        Those that have not answered after so many seconds have not at all: what comes of them later
+        is dropped, and named.
+        """
+        sent = self._send(letters, seconds)
+        for node in letters.keys() - {one.node for one in sent.values()}:
+            yield Mail(node, None, "Flower did not take the letter")
+        begun = time.monotonic()
+        coming: dict[Future[Message], _Sent] = {}
+        while (sent or coming) and (left := begun + seconds - time.monotonic()) > 0:
+            took = time.monotonic()
+            for outline, objects in self._look([*sent]) if sent else ():
+                ident = outline.metadata.reply_to_message_id
+                if ident in sent:
+                    task = self._pool.submit(self._bring, outline, objects, left)
+                    coming[task] = sent.pop(ident)
+            took = time.monotonic() - took
+            pause = min(_SELDOM, max(_SOON, _PATIENCE * (seconds - left), _MANNERS * took))
+            if not coming:
+                time.sleep(min(pause, left))
+                continue
+            for task in wait(coming, min(pause, left), FIRST_COMPLETED).done:
+                yield self._open(coming.pop(task), task)
+        self._late |= sent
+        for one in (*sent.values(), *coming.values()):
+            yield Mail(one.node, None, f"no reply within {seconds:g} s")
+
+    def _send(self, letters: Mapping[int, Letter], seconds: float) -> dict[str, _Sent]:
+        if not letters:
+            return {}
+        ttl = seconds + _LATE
+        sent = [_Sent(node, secrets.token_hex(8), time.time() + ttl - 1) for node in letters]
+        for one in sent:
+            letters[one.node].head |= {"id": one.ident, "within": seconds}
+        messages = [
+            Message(letter.record(), node, _TYPE, ttl=ttl) for node, letter in letters.items()
+        ]
+        with _server():
+            ids = list(self._grid.push_messages(messages))
+        return {ident: one for ident, one in zip(ids, sent, strict=True) if ident}
+
+    def _look(self, wanted: list[str]) -> list[tuple[Message, Any]]:
+        """Return the outlines of the replies to these messages; name the late ones of others."""
+        now = time.time()
+        self._late = {ident: sent for ident, sent in self._late.items() if sent.until > now}
+        with _server():
+            got = self._grid._runtime_client.PullMessages(
+                PullAppMessagesRequest(message_ids=[*wanted, *self._late])
+            )
+        found = [message_from_proto(outline) for outline in got.messages_list]
+        for outline in found:
+            late = self._late.pop(outline.metadata.reply_to_message_id, None)
+            if late is not None and not outline.has_error():
+                self._tell(f"a reply of node {late.node} came too late and was dropped")
+        return list(zip(found, got.message_object_trees, strict=True))
+
+    def _bring(self, outline: Message, objects: Any, seconds: float) -> Message:
+        client, run_id = self._grid._runtime_client, outline.metadata.run_id
+        pull = make_pull_object_fn_protobuf(client.PullObject, self._grid.node, run_id)
+        message = fetch(outline, objects, pull, self._limits, seconds)
+        client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(
+                node=self._grid.node,
+                run_id=run_id,
+                message_object_id=outline.metadata.message_id,
+            )
+        )
+        return message
+
+    def _open(self, sent: _Sent, task: Future[Message]) -> Mail:
+        try:
+            with _server():
+                message = task.result()
+            if message.has_error():
+                return Mail(sent.node, None, f"Flower says: {message.error.reason}")
+            letter = read_letter(message.content, self._limits)
+        except CodecError as error:
+            return Mail(sent.node, None, f"its reply cannot be read: {error}")
+        if letter.head.get("id") != sent.ident:
+            return Mail(sent.node, None, "its reply is to another letter")
+        return Mail(sent.node, letter, refusal(letter))

@@ -1,0 +1,149 @@
+"""A run whose clients live on nodes: what `run`, `up` and `resume` have in common.
+
+flower.json in the run's folder holds what it takes to go on: the run's name among the nodes, how
+often it has been begun or gone on with, and where its server is.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedshot import storage, tree
+from fedshot.deploy.flower.fleet import FlowerFleet
+from fedshot.deploy.flower.home import Home
+from fedshot.deploy.flower.local import operator_of
+from fedshot.deploy.flower.post import Post
+from fedshot.deploy.flower.setup import Setup
+from fedshot.errors import CheckpointError, ConfigError
+from fedshot.experiment import Experiment
+from fedshot.protocol import Fleet
+from fedshot.setting import Setting
+
+_FILE = "flower.json"
+_LIVES = 1 << 20  # that a process may begin
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's clients are.
+
+    Args:
+        run: the run's name among the nodes.
+        life: how often it was begun or gone on with.
+        server: folder of the server; "" for one that `up` starts in the run's own folder.
+        nodes: how many nodes `up` starts.
+        deadline: seconds that an exchange waits for replies.
+        tests: folder with what the server knows in place of a dataset; "" where it has one.
+    """
+
+    run: str
+    life: int
+    server: str
+    nodes: int
+    deadline: float
+    tests: str = ""
+
+    @classmethod
+    def new(cls, server: str, nodes: int, deadline: float, tests: str = "") -> Place:
+        """Return the place of a new run. Raises ConfigError for a deadline that is none."""
+        if not 1 <= deadline <= 7 * 86400:
+            raise ConfigError(f"--deadline is {deadline:g}; expected 1 second to a week.")
+        return cls(secrets.token_hex(16), 0, server, nodes, deadline, tests)
+
+    @classmethod
+    def read(cls, folder: Path) -> Place:
+        """Read a run's place. Raises CheckpointError when the file is damaged."""
+        try:
+            return cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{folder / _FILE} is damaged ({error}). Restore it from a copy, or start a new "
+                "run."
+            ) from None
+
+    def begun(self, folder: Path) -> Place:
+        """Return the place in its next life, which is on the disk before anybody hears of it."""
+        made = replace(self, life=self.life + 1)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(made), indent=1)
+        storage.write_bytes(folder / _FILE, text.encode(), sync=True)
+        return made
+
+
+@contextmanager
+def opened(
+    setting: Setting,
+    folder: Path,
+    place: Place,
+    home: Home,
+    tell: Callable[[str], None],
+    *,
+    wait: float,
+) -> Iterator[Experiment]:
+    """Yield the experiment of a run whose clients are asked through a server.
+
+    Raises ConfigError when clients have not come after so many seconds.
+    """
+    place = place.begun(folder)
+    operator = operator_of(home)
+    setup = Setup.of(place.run, setting)
+    keeps = bool(tree.leaves(setting.method.init_client(0, setting.key.at("clients"))))
+    made: list[FlowerFleet] = []
+    with operator.grid() as grid:
+        post = Post(grid, operator.limits, tell)
+
+        def elsewhere(here: Fleet) -> Fleet:
+            made.append(
+                FlowerFleet(
+                    here,
+                    post,
+                    setup,
+                    life=place.life * _LIVES,
+                    keeps=keeps,
+                    deadline=place.deadline,
+                    limits=operator.limits,
+                    tell=tell,
+                )
+            )
+            return made[0]
+
+        experiment = Experiment(setting, folder, elsewhere)
+        await_clients(made[0], setting.clients, wait, tell)
+        _note_nodes(folder, made[0])
+        yield experiment
+
+
+def await_clients(
+    fleet: FlowerFleet, clients: list[int], wait: float, tell: Callable[[str], None]
+) -> None:
+    """Wait until every client has a node. Raises ConfigError when that takes too long."""
+    until = time.monotonic() + wait
+    told = 0.0
+    while missing := fleet.missing(clients):
+        now = time.monotonic()
+        if now > until:
+            raise ConfigError(
+                f"no node holds client {missing[0]}"
+                f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}, after "
+                f"{wait:g} s. Start the nodes with `fedshot flower node`; their logs say what "
+                "keeps them away."
+            )
+        if now > told + 10:
+            tell(f"waiting for the nodes of {len(missing)} clients")
+            told = now
+        time.sleep(0.1)
+
+
+def _note_nodes(folder: Path, fleet: FlowerFleet) -> None:
+    found: dict[str, Any] = {
+        node.name: {"clients": sorted(node.clients), "environment": node.environment}
+        for node in fleet.roster
+    }
+    storage.write_bytes(folder / "nodes.json", json.dumps(found, indent=1).encode(), sync=False)

@@ -1,0 +1,127 @@
+"""What both sides must agree on before round 1: a run, in words.
+
+The configuration travels as text and is read at the node by the loader that reads it at the server.
+A node takes from it how to train, never which files to read: its data are its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from fedshot import __version__
+from fedshot import settings as trees
+from fedshot.config import Config
+from fedshot.deploy.flower.codec import CodecError
+from fedshot.deploy.flower.exams import ExamSetting
+from fedshot.deploy.flower.shards import Holdings, notes_of
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.kinds import is_text
+from fedshot.protocol import Method
+from fedshot.setting import Setting
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_MOST = 1 << 18  # characters of a configuration
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run as a node knows it.
+
+    Args:
+        run: its name among all runs, 32 hexadecimal digits.
+        settings: the whole configuration, as YAML.
+        classes: numbers of the base classes.
+        clients: how many clients there are on all nodes.
+        data: what the clients' files must agree on.
+    """
+
+    run: str
+    settings: str
+    classes: tuple[int, ...]
+    clients: int
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: str, setting: Setting) -> Setup:
+        """Return the setup of a setting."""
+        text = yaml.safe_dump(setting.config.settings, sort_keys=False)
+        if isinstance(setting, ExamSetting):
+            data = setting.notes
+        else:
+            data = notes_of(setting.dataset, setting.deal.train)
+        return cls(run, text, setting.base_classes, len(setting.deal.train), data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the setup as JSON-able values."""
+        return {
+            "fedshot": __version__,
+            "run": self.run,
+            "settings": self.settings,
+            "classes": list(self.classes),
+            "clients": self.clients,
+            "data": self.data,
+        }
+
+    @classmethod
+    def from_json(cls, found: Any) -> Setup:
+        """Read a setup. Raises CodecError, or ConfigError for another version of fedshot."""
+        if not isinstance(found, dict):
+            raise CodecError("the setup is no tree")
+        if found.get("fedshot") != __version__:
+            raise ConfigError(
+                f"the server runs fedshot {str(found.get('fedshot'))[:40]}, this node "
+                f"{__version__}. Install the same version on both."
+            )
+        run, text, classes = (found.get(name) for name in ("run", "settings", "classes"))
+        data = found.get("data")
+        if not isinstance(run, str) or not _ID.fullmatch(run):
+            raise CodecError("the run has no name of 32 hexadecimal digits")
+        if not isinstance(text, str) or len(text) > _MOST:
+            raise CodecError(f"the configuration is no text of at most {_MOST} characters")
+        if not isinstance(classes, list) or not all(type(c) is int for c in classes):
+            raise CodecError("the base classes are no whole numbers")
+        clients = found.get("clients")
+        if type(clients) is not int or clients < 1:
+            raise CodecError("the number of clients is no whole number above 0")
+        if not isinstance(data, dict):
+            raise CodecError("the setup does not say which data it is for")
+        return cls(run, text, tuple(classes), clients, data)
+
+    def key(self) -> str:
+        """Return a text that two setups share when nodes may take them for the same."""
+        return json.dumps(self.to_json(), sort_keys=True)
+
+    def config(self) -> Config:
+        """Return the checked configuration. Raises ConfigError."""
+        settings = trees.parse(self.settings, is_text, origin="the server's configuration")
+        if not isinstance(settings, dict):
+            raise ConfigError("the server's configuration holds no keys and values.")
+        return Config.of(settings)
+
+    def check(self, holdings: Holdings) -> None:
+        """Raise ConfigError unless the node's data are of the kind that the run is about."""
+        for name in ("class_names", "shape", "dataset", "deal"):
+            asked, held = self.data.get(name), holdings.notes.get(name)
+            if held is not None and asked != held:
+                raise ConfigError(
+                    f"the clients' files are of another {_WORDS[name]} than the server's: "
+                    f"{str(held)[:60]}, expected {str(asked)[:60]}. Use the configuration with "
+                    "which the files were dealt, its seed included, or deal them again."
+                )
+
+    def method(self, config: Config, holdings: Holdings) -> Method[Any]:
+        """Return the method as the node runs it."""
+        return config.method(config.model.build(holdings.dataset), self.classes, self.clients)
+
+    def private_key(self, config: Config) -> Key:
+        """Return the root of the keys of the clients' first private states."""
+        return Key(config.seed).at("clients")
+
+
+_WORDS = {"class_names": "list of classes", "shape": "shape", "dataset": "dataset", "deal": "deal"}

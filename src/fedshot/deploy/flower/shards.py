@@ -1,0 +1,149 @@
+"""What one client holds, as a file on the node where it lives.
+
+    client-000004.safetensors   x uint8 [n, H, W, C] and y int64 [n]; for texts ids, offsets, table
+
+Notes beside the arrays tell the names of all classes, which are numbered alike everywhere, and
+where the file was dealt from a dataset, the hashes of it and of the deal. A node reads the files of
+its own folder and has no others; a server needs none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedshot import storage
+from fedshot.data import Dataset, Partition, Tokens
+from fedshot.data.dataset import Ints
+from fedshot.data.redealt import Pool
+from fedshot.errors import DataError
+
+_NAME = re.compile(r"client-(\d{6,})\.safetensors")
+
+
+def path_of(folder: Path, client: int) -> Path:
+    """Return the file of a client."""
+    return folder / f"client-{client:06d}.safetensors"
+
+
+def deal_digest(partition: Partition) -> str:
+    """Return the SHA-256 of who holds which rows."""
+    sha = hashlib.sha256()
+    for part in (partition.offsets, partition.indices):
+        sha.update(np.ascontiguousarray(part).data)
+    return sha.hexdigest()
+
+
+def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
+    """Return what the files of a deal have in common."""
+    return {
+        "name": dataset.name,
+        "class_names": list(dataset.class_names),
+        "shape": list(dataset.shape),
+        "dataset": dataset.digest,
+        "deal": deal_digest(partition),
+    }
+
+
+def write_shards(
+    folder: Path, dataset: Dataset, partition: Partition, clients: Collection[int]
+) -> None:
+    """Write a file for each of the clients.
+
+    Raises DataError for images that are dealt anew in every round: nodes keep what they hold.
+    """
+    if isinstance(partition, Pool):
+        raise DataError(
+            "partition.name is 'redealt', which deals images anew in every round; clients on nodes "
+            "keep what they hold. Set it to another, such as 'classes' or 'iid'."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = notes_of(dataset, partition)
+    for client in clients:
+        rows = partition[client]
+        arrays = samples_of(dataset, rows)
+        cut = {"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {}
+        content = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        storage.write(path_of(folder, client), content, notes | cut, sync=True)
+
+
+def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
+    """Return the arrays of some rows."""
+    y = dataset.y[rows]
+    if isinstance(dataset.x, Tokens):
+        own = dataset.x.only(rows)
+        return {"ids": own.ids, "offsets": own.offsets, "table": own.table.copy(), "y": y}
+    return {"x": np.ascontiguousarray(dataset.x[rows]), "y": y}
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a node holds: the samples of its clients, and nobody else's."""
+
+    dataset: Dataset
+    partition: Partition  # of no rows for clients that live elsewhere
+    clients: tuple[int, ...]
+    notes: Mapping[str, Any]
+
+
+def clients_in(folder: Path) -> list[int]:
+    """Return the clients of which a folder holds a file."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("client-*"))
+    return sorted(int(name[1]) for name in found if name)
+
+
+def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
+    """Read the files of these clients, or all that are in a folder.
+
+    Raises DataError when there are none, one is missing, or two do not belong together.
+    """
+    there = clients_in(folder)
+    wanted = there if clients is None else sorted(set(clients))
+    if not wanted:
+        raise DataError(
+            f"{folder} holds no client: expected files such as {path_of(folder, 0).name}. "
+            "`fedshot flower deal` writes them from a dataset."
+        )
+    missing = sorted(set(wanted) - set(there))
+    if missing:
+        raise DataError(f"{path_of(folder, missing[0])} does not exist. Bring it, or ask for less.")
+    read = [storage.read(path_of(folder, client)) for client in wanted]
+    notes: dict[str, Any] = read[0][1]
+    for client, (_, other, _) in zip(wanted, read, strict=True):
+        differing = [name for name in ("class_names", "shape", "deal", "cut")
+                     if other.get(name) != notes.get(name)]  # fmt: skip
+        if differing:
+            raise DataError(
+                f"{path_of(folder, client)} is of another deal than client {wanted[0]}: "
+                f"{', '.join(differing)} differ. Deal them again together."
+            )
+    parts = [{name: leaf.numpy() for name, leaf in flat.items()} for flat, _, _ in read]
+    try:
+        dataset = _together(parts, notes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder}: a client's file lacks what it must hold: {error}") from None
+    rows, start = [np.zeros(0, np.int64)] * (wanted[-1] + 1), 0
+    for client, part in zip(wanted, parts, strict=True):
+        rows[client] = np.arange(start, start + len(part["y"]), dtype=np.int64)
+        start += len(part["y"])
+    return Holdings(dataset, Partition.of(rows), tuple(wanted), notes)
+
+
+def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> Dataset:
+    y = np.concatenate([part["y"] for part in parts])
+    names = tuple(map(str, notes["class_names"]))
+    if "table" not in parts[0]:
+        x: Any = np.concatenate([part["x"] for part in parts])
+        return Dataset(str(notes.get("name", "shards")), x, y, names)
+    sizes = [np.diff(part["offsets"]) for part in parts]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
+    ids = np.concatenate([part["ids"] for part in parts])
+    tokens = Tokens(ids, offsets, parts[0]["table"], int(notes["cut"]))
+    return Dataset(str(notes.get("name", "shards")), tokens, y, names)

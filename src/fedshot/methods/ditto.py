@@ -1,0 +1,177 @@
+"""Ditto: a global model as in FedAvg, and a personal one at each client, held near it.
+
+Source: Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization,
+algorithm 1: beside its part in G, client k takes steps v_k <- v_k - eta (grad F_k(v_k) +
+lambda (v_k - w^t)), which minimise
+h_k(v_k; w^t) = F_k(v_k) + (lambda/2) ||v_k - w^t||^2, the paper's equation of Ditto.
+Symbols: w^t the server's model at the start of the round; v_k personal models; lambda is
+`lambda_prox`.
+Departures from the paper: G is FedAvg weighted by examples; v_k starts as the server's model at
+the client's first visit. The distance is over the weights; running statistics are the server's for
+both models. At test an answer is one of the question's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.keys import Key
+from fedshot.nn import (
+    Batch,
+    Batches,
+    Classifier,
+    Lesson,
+    Model,
+    Optimizer,
+    Question,
+    check_batches,
+    check_not_negative,
+    draw_passes,
+    first_own,
+    local_sgd,
+    next_own,
+    own_or_sent,
+    proximal,
+)
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Reply,
+    answer_all,
+    answer_at_clients,
+    average,
+    changes,
+    client_work,
+)
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tree  # {"body", "classifier"}
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """A personal model at each client, held near the average of global ones.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        lambda_prox: weight of the distance of a personal model; 0 is training alone.
+        personal_steps: passes over the samples for the personal model; each is one step.
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients, for both models.
+    """
+
+    name: ClassVar[str] = "ditto"
+    knows_base_alone: ClassVar[bool] = True
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    lambda_prox: float = 1.0
+    personal_steps: int = 5
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_batches(self.personal_steps, 1)
+        check_not_negative(lambda_prox=self.lambda_prox)
+        _ = self.learner  # which checks the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test: the statistics of a client's own samples."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Classifier:
+        """What the clients train."""
+        return Classifier(self.model, len(self.classes))
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """None: any number of the base classes."""
+        return None
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder and classifier."""
+        return Server(*self.learner.init(key))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return a model drawn by the client; its first visit puts the server's in the place."""
+        del client
+        return first_own(self.learner.init(key)[0])
+
+    def draw(self, data: ClientData, key: Key) -> tuple[Batches, Batches]:
+        """Draw the passes over the client's samples, for the global and for the personal model."""
+
+        def passes(n: int, key: Key) -> Batches:
+            return draw_passes(data, self.classes, n, self.batch, self.episode.augment, key)
+
+        both = key.at("global"), key.at("personal")
+        return passes(self.local_steps, both[0]), passes(self.personal_steps, both[1])
+
+    def objective(
+        self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
+    ) -> Lesson:
+        """Return h_k(theta; anchor)."""
+        taught = self.learner.lesson(theta, stats, batch, seed)
+        if not self.lambda_prox:
+            return taught
+        distance = proximal(theta, anchor)
+        loss = taught.loss + self.lambda_prox * distance
+        return taught._replace(loss=loss, extra={"proximal": distance})
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: tuple[Batches, Batches]) -> Reply:
+        """Take part in the global model, and train one's own."""
+        w, stats = down["theta"], down["stats"]
+        new = local_sgd(self.learner.lesson, self.optimizer, w, stats, drawn[0])
+        v = own_or_sent(private, w)
+        own = local_sgd(partial(self.objective, w), self.optimizer, v, stats, drawn[1])
+        up = changes({"theta": new.params, "stats": new.stats}, down)
+        kept = next_own(private, own.params)
+        return Reply(up, kept, drawn[0].n, {**own.metrics, "global_loss": new.metrics["loss"]})
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + sum_k n_k (w_k - w) / n."""
+        new, got = average(clients, self.train, server._asdict(), key, heaviest=None)
+        return Server(**new), got.metrics
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer with one's own model, or with the server's before there is one."""
+        del drawn
+        own, stats = own_or_sent(private, down["theta"]), down["stats"]
+        answer = partial(self.learner.answer_among, own, stats, classes=self.classes)
+        logits = answer_all(answer, down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer with its own model."""
+        sent = server._asdict()
+        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)

@@ -1,0 +1,124 @@
+"""FedAvg: one classifier over all classes, averaged over clients.
+
+Source: McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized
+Data, algorithm 1: w_k <- w_k - eta grad F_k(w_k) for the local epochs, w <- sum_k n_k w_k / n.
+Symbols: w encoder and classifier; n_k the examples of client k.
+Departures from the paper: by default a local epoch is one step on all examples of the client, since
+there are few; clients upload w_k - w, which averages to the same. At test an answer is one of the
+question's classes: a client knows which classes it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.keys import Key
+from fedshot.nn import (
+    Batches,
+    Classifier,
+    Model,
+    Optimizer,
+    Question,
+    check_batches,
+    draw_passes,
+    local_sgd,
+)
+from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tree  # {"body", "classifier"}
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """A classifier over all classes, averaged over clients.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    knows_base_alone: ClassVar[bool] = True
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        _ = self.learner  # which checks the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test: the statistics of a client's own samples."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Classifier:
+        """What the clients train."""
+        return Classifier(self.model, len(self.classes))
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """None: any number of the base classes."""
+        return None
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder and classifier."""
+        return Server(*self.learner.init(key))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Batches:
+        """Draw the passes over the client's samples."""
+        augment = self.episode.augment
+        return draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
+        """Minimise F_k from w; send the change."""
+        theta, stats = down["theta"], down["stats"]
+        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
+        up = changes({"theta": new.params, "stats": new.stats}, down)
+        return Reply(up, private, drawn.n, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + sum_k n_k (w_k - w) / n."""
+        new, got = average(clients, self.train, server._asdict(), key, heaviest=None)
+        return Server(**new), got.metrics
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Answer with the server's classifier, among the classes of the question."""
+        del key
+        answer = partial(self.learner.answer_among, *server, classes=self.classes)
+        return answer_at_server(answer, questions, clients)

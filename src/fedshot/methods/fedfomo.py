@@ -1,0 +1,284 @@
+"""FedFomo: every client moves towards models of others that do better on its validation samples.
+
+Source: Zhang et al. 2021, Personalized Federated Learning with First Order Model Optimization:
+w_n = (L_i(theta_i) - L_i(theta_n)) / ||theta_n - theta_i||, eq. (4), its positive part normalised
+to a sum of 1, eq. (5), and theta_i <- theta_i + sum_n w_n (theta_n - theta_i), eq. (3); then local
+training. The server sends each client M models, those of the highest P_in or, with probability
+epsilon, any, and adds eq. (4)'s w to P (section 3.2).
+Symbols: theta_i client i's model at the end of its last visit; L_i the loss on its validation
+samples, a share of its own that it never trains on; P the affinity matrix.
+Departures from the paper: what is added to P is w before its positive part is taken; P has minus
+infinity on its diagonal, so nobody is sent its own model among the M. Where no model is better, or
+the models coincide, a client stays where it is. The server sends a client its own model back, as
+in `pfedfsl`. An answer is one of the question's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.errors import ConfigError, check_word
+from fedshot.keys import Key
+from fedshot.nn import (
+    Batch,
+    Batches,
+    Classifier,
+    Mode,
+    Model,
+    Optimizer,
+    Question,
+    base_numbers,
+    check_batches,
+    check_not_negative,
+    check_others,
+    cross_entropy,
+    draw_passes,
+    first_affinity,
+    local_sgd,
+    most_affine,
+)
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Gather,
+    PerClient,
+    Reply,
+    answer_all,
+    answer_at_clients,
+    client_work,
+)
+from fedshot.tree import Tree
+
+_NO_DISTANCE = 1e-30  # below it two models are one
+
+
+class Server(NamedTuple):
+    """What the server remembers, but for the models, which lie in its bank on the disk."""
+
+    start: Tree  # {"theta", "stats"}: what clients start from
+    p: Tensor  # float64 [clients, clients], the affinity matrix
+    rounds: Tensor  # int64 scalar: rounds so far
+
+
+class Visit(NamedTuple):
+    """What is drawn for a visit."""
+
+    batches: Batches
+    held: Batch  # validation samples
+
+
+@dataclass(frozen=True)
+class FedFomo:
+    """Models of others, weighed by what a step towards each gains.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        clients: how many there are.
+        m: models that a client is sent, M.
+        validation_share: of a client's samples of each class, for validation; one at least where
+            there are two, the first in the order of the data.
+        distance: of two models, "l2" as in the paper, or "l1".
+        epsilon: probability that models are drawn by chance, in round 1.
+        epsilon_decay: what epsilon loses each round.
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients.
+    """
+
+    name: ClassVar[str] = "fedfomo"
+    knows_base_alone: ClassVar[bool] = True
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    clients: int
+    m: int = 5
+    validation_share: float = 0.2
+    distance: Literal["l2", "l1"] = "l2"
+    epsilon: float = 0.3
+    epsilon_decay: float = 0.05
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_others(self.m, self.clients)
+        check_word("distance", self.distance, ("l2", "l1"))
+        check_not_negative(epsilon=self.epsilon, epsilon_decay=self.epsilon_decay)
+        if not 0 < self.validation_share < 1:
+            raise ConfigError(
+                f"validation_share is {self.validation_share}; expected a share between 0 and 1."
+            )
+        _ = self.learner  # which checks the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test: the statistics of a client's own samples."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Classifier:
+        """What the clients train."""
+        return Classifier(self.model, len(self.classes))
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """None: any number of the base classes."""
+        return None
+
+    def init(self, key: Key) -> Server:
+        """Return the first model, and affinities of 0."""
+        theta, stats = self.learner.init(key)
+        start = {"theta": theta, "stats": stats}
+        return Server(start, first_affinity(self.clients), torch.tensor(0))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: what a client has uploaded is kept by the server."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Visit:
+        """Draw the passes over what the client trains on; the rest is for validation."""
+        train, held = self.split(data)
+        augment = self.episode.augment
+        batches = draw_passes(train, self.classes, self.local_steps, self.batch, augment, key)
+        x, labels = held.all()
+        return Visit(batches, Batch(x, base_numbers(labels, self.classes)))
+
+    def split(self, data: ClientData) -> tuple[ClientData, ClientData]:
+        """Return the samples that a client trains on, and those for validation: always the same."""
+        labels = data.dataset.y[data.indices]
+        held = np.zeros(data.n, dtype=bool)
+        for c in data.classes:
+            mine = np.flatnonzero(labels == c)
+            n = max(1, round(self.validation_share * len(mine)))
+            held[mine[: min(n, len(mine) - 1)]] = True
+        return (
+            ClientData(data.dataset, data.indices[~held]),
+            ClientData(data.dataset, data.indices[held]),
+        )
+
+    def loss(self, model: Tree, held: Batch) -> Tensor:
+        """Return L_i: the cross-entropy of the validation samples, without dropout."""
+        with torch.no_grad():
+            mode = Mode(norm="given" if self.model.norm_policy == "running" else "batch")
+            h, _ = self.model.features(model["theta"], model["stats"], held.x, mode)
+            logits = self.learner.head.logits(model["theta"]["classifier"], h)
+            return cross_entropy(logits, held.y)
+
+    def weigh(self, own: Tree, models: Sequence[Tree], held: Batch) -> Tensor:
+        """Return w of eq. (4) for each model; 0 for one that is the same as one's own."""
+        if not models:
+            return self.loss(own, held)[None][:0]
+        gains = self.loss(own, held) - torch.stack([self.loss(one, held) for one in models])
+        far = torch.stack([self.apart(one["theta"], own["theta"]) for one in models])
+        return torch.where(far > 0, gains / far.clamp_min(_NO_DISTANCE), 0.0)
+
+    def apart(self, a: Tree, b: Tree) -> Tensor:
+        """Return the distance of two models."""
+        gaps = [gap.abs() for gap in tree.leaves(tree.sub(a, b))]
+        if self.distance == "l1":
+            return torch.stack([gap.sum() for gap in gaps]).sum()
+        return torch.stack([gap.square().sum() for gap in gaps]).sum().sqrt()
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+        """Move towards the better models, eqs. (3) to (5), and train on."""
+        own, models = down["own"], down["models"]
+        w = self.weigh(own, models, drawn.held)
+        mixed = self.move(own, models, w)
+        new = local_sgd(
+            self.learner.lesson, self.optimizer, mixed["theta"], mixed["stats"], drawn.batches
+        )
+        up = {"model": {"theta": new.params, "stats": new.stats}, "weights": w}
+        metrics = {**new.metrics, "better": (w > 0).to(new.metrics["loss"].dtype).sum()}
+        return Reply(up, private, drawn.batches.n, metrics)
+
+    def move(self, own: Tree, models: Sequence[Tree], w: Tensor) -> Tree:
+        """Return theta_i + sum_n w_n (theta_n - theta_i), w's positive part normalised."""
+        good = w.clamp_min(0)
+        shares = good / good.sum().clamp_min(_NO_DISTANCE)
+        moved = own
+        for share, one in zip(shares, models, strict=True):
+            step = tree.map(
+                lambda there, here, s=share: s.to(here.dtype) * (there - here), one, own
+            )
+            moved = tree.add(moved, step)
+        return moved
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """Send every client M models; keep what comes back, and note the weights."""
+        cohort, explore = clients.sample(key), self.explore(int(server.rounds))
+        sent = {
+            i: most_affine(
+                server.p, i, clients.ids, self.m, key.at("choose", i).numpy(), explore=explore
+            )
+            for i in cohort
+        }
+
+        def model(i: int) -> Tree:
+            return clients.recall(i, server.start)
+
+        def put_away(client: int, part: Tree) -> Tree:
+            clients.remember(client, part)
+            return {}
+
+        got = clients.exchange(
+            self.train,
+            PerClient(lambda i: {"models": tuple(map(model, sent[i])), "own": model(i)}),
+            to=cohort,
+            reduce={
+                "model": Gather(server.start, put_away=put_away),
+                "weights": Gather(
+                    lambda i: torch.empty(len(sent[i]), dtype=self.model.torch_dtype)
+                ),
+            },
+            key=key,
+        )
+        p = server.p.clone()
+        for i, w in got["weights"].items():
+            p[i, sent[i]] += w.double()
+        return server._replace(p=p, rounds=server.rounds + 1), got.metrics
+
+    def explore(self, rounds: int) -> float:
+        """Return epsilon after so many rounds."""
+        return max(0.0, self.epsilon - self.epsilon_decay * rounds)
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer with one's own model."""
+        del drawn
+        theta, stats = down["model"]["theta"], down["model"]["stats"]
+        answer = partial(self.learner.answer_among, theta, stats, classes=self.classes)
+        logits = answer_all(answer, down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer with its own model."""
+
+        def down(i: int) -> Tree:
+            return {"model": clients.recall(i, server.start)}
+
+        return answer_at_clients(self.answer, clients, questions, key, down=down)

@@ -1,0 +1,144 @@
+"""FedProx: FedAvg whose clients are held near the server's weights.
+
+Source: Li et al. 2020, Federated Optimization in Heterogeneous Networks, algorithm 2: client k
+minimises h_k(w; w^t) = F_k(w) + (mu/2) ||w - w^t||^2, eq. (2), inexactly; the server averages.
+Symbols: w encoder and classifier; w^t those of the server at the start of round t.
+Departures from the paper: a fixed number of local steps for every client, so no partial work; the
+average is weighted by examples, as in FedAvg, where the paper samples clients by their examples and
+averages plainly. The distance is over the weights, not the running statistics. mu = 0 is `fedavg`.
+At test an answer is one of the question's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.keys import Key
+from fedshot.nn import (
+    Batch,
+    Batches,
+    Classifier,
+    Lesson,
+    Model,
+    Optimizer,
+    Question,
+    check_batches,
+    check_not_negative,
+    draw_passes,
+    local_sgd,
+    proximal,
+)
+from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tree  # {"body", "classifier"}
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """FedAvg with a proximal term.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        mu: weight of the proximal term; 0 is FedAvg.
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients.
+    """
+
+    name: ClassVar[str] = "fedprox"
+    knows_base_alone: ClassVar[bool] = True
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    mu: float = 0.01
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_not_negative(mu=self.mu)
+        _ = self.learner  # which checks the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test: the statistics of a client's own samples."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Classifier:
+        """What the clients train."""
+        return Classifier(self.model, len(self.classes))
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """None: any number of the base classes."""
+        return None
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder and classifier."""
+        return Server(*self.learner.init(key))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Batches:
+        """Draw the passes over the client's samples."""
+        augment = self.episode.augment
+        return draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
+
+    def objective(
+        self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
+    ) -> Lesson:
+        """Return h_k(theta; anchor), eq. (2)."""
+        taught = self.learner.lesson(theta, stats, batch, seed)
+        distance = proximal(theta, anchor)
+        loss = taught.loss + self.mu * distance
+        return taught._replace(loss=loss, extra={"proximal": distance})
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
+        """Minimise h_k from w^t; send the change."""
+        theta, stats = down["theta"], down["stats"]
+        lesson = partial(self.objective, theta) if self.mu else self.learner.lesson
+        new = local_sgd(lesson, self.optimizer, theta, stats, drawn)
+        up = changes({"theta": new.params, "stats": new.stats}, down)
+        return Reply(up, private, drawn.n, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + sum_k n_k (w_k - w) / n."""
+        new, got = average(clients, self.train, server._asdict(), key, heaviest=None)
+        return Server(**new), got.metrics
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Answer with the server's classifier, among the classes of the question."""
+        del key
+        answer = partial(self.learner.answer_among, *server, classes=self.classes)
+        return answer_at_server(answer, questions, clients)

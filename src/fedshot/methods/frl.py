@@ -1,0 +1,417 @@
+"""FRL: a start from which a group of new clients learns one model in a few rounds.
+
+Every episode is a small federation: K clients learn its classes together for R rounds, by steps on
+their supports; then they send the gradient of their queries' loss at theta_R, and the server takes
+a step with its start phi. At test a group of clients with new classes does the same R rounds, and
+their one model answers all queries.
+
+Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission (not the
+NeurIPS 2021 version), algorithm 1, eqs. (1) to (4); see `fedshot.nn.few_round` for the equations
+and `fedshot.protocol.few_round` for the rounds. mode="official" goes by the behaviour of the
+authors' later code.
+Symbols: phi the start, theta_r the model of round r; P_r the global prototypes; lambda_k the share
+of client k in all supports, rho_k in all examples; alpha inner_lr, beta optimizer.lr.
+
+What the paper leaves open, and departures: the losses are cross-entropies, with the true class in
+the sum. Adam is the server's, on sum_k rho_k g_k. Prototypes are means over all supports of a
+class, and are made anew with theta_R before they answer: one exchange more, of which
+`mode="paper"` knows nothing. GPAL averages over positions. A class of the episode has a row of
+prototypes at every client, zero where it holds none of it, so that a sum suffices. Clients hold
+nothing between exchanges, so theta_R travels twice where prototypes are made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.errors import ConfigError, check_word
+from fedshot.keys import Key
+from fedshot.nn import (
+    Local,
+    Model,
+    Optimizer,
+    OptState,
+    Prototypes,
+    Question,
+    Share,
+    Variant,
+    accuracy,
+    check_slots,
+    contrast,
+    cross_entropy,
+    draw_share,
+    fresh_head,
+    learning_mode,
+    value_and_grad,
+)
+from fedshot.protocol import (
+    LIGHTEST,
+    OF_EXAMPLES,
+    Adapted,
+    Answer,
+    Asked,
+    Clients,
+    Group,
+    Mean,
+    Reply,
+    answer_group,
+    census_reply,
+    changes,
+    check_decay,
+    check_rounds,
+    client_work,
+    few_rounds,
+    message,
+    pull_census_reply,
+    pull_update_reply,
+    slowed,
+    through_rounds,
+    told_by,
+    update_reply,
+)
+from fedshot.tree import Tree
+
+ModeName = Literal["strict", "paper", "official"]
+
+# What holds where an option is null, by mode.
+_BY_MODE: dict[str, dict[str, Any]] = {
+    "strict": {"prototypes": "exact", "refresh": True, "positions": "mean",
+               "query_prototypes": "global", "uploaded": "before", "weights": "examples"},
+    "paper": {"prototypes": "shrunk", "refresh": False, "positions": "sum",
+              "query_prototypes": "global", "uploaded": "before", "weights": "examples"},
+    "official": {"prototypes": "unweighted", "refresh": False, "positions": "pooled",
+                 "query_prototypes": "local", "uploaded": "after", "weights": "equal"},
+}  # fmt: skip
+_GAMMA, _POSITIONS = 0.2, 25  # positions of a 5x5 map: 84 pixels after four pools
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    phi: Tree  # {"body"}, with "head" under "linear"
+    outer: OptState
+    stats: Tree  # running statistics of batch norm
+    exchanges: Tensor  # int64 scalar: communication rounds so far, R + 1 an episode
+
+
+@dataclass(frozen=True)
+class FRL:
+    """A start that R rounds of federated learning adapt to new classes.
+
+    Args:
+        model: backbone, and for variant "linear" a head as wide as the widest episode.
+        episode: shape of an episode: its classes, and the images of each that all clients hold
+            together; where clients hold what they hold, shot to query is how they divide it.
+        classes: the dataset's numbers of the base classes.
+        redealt: whether images are dealt anew for each episode.
+        variant: "linear" learns a head; "proto" compares with prototypes; "gpal" does, and holds
+            local models near the global prototypes (L_aux).
+        mode: what holds where an option is null. "strict": prototypes "exact", refresh, positions
+            "mean", query_prototypes "global", uploaded "before", weights "examples". "paper" as
+            printed: prototypes "shrunk", no refresh, positions "sum", else the same. "official", as
+            the authors' later code: "unweighted", no refresh, "pooled", "local", "after", "equal".
+        inner_rounds: R in training.
+        test_rounds: R at test; null for that of training.
+        inner_lr: alpha.
+        local_steps: E, steps of a client in a round.
+        inner_batch: examples of a step; null for all supports of the client.
+        gamma: weight of L_aux; null for 0.2, with positions "sum" for 0.2 / 25.
+        loss: "softmax", or "literal", which leaves the true class out of the sum: without a bound.
+        prototypes: global ones are "exact" means over all supports, "shrunk" by the share of the
+            clients that lack the class, or the "unweighted" mean of those that hold it.
+        refresh: make prototypes anew with theta_R; else queries meet P_{R-1}.
+        through_prototypes: whether gradients pass through a client's own prototypes.
+        own_sample: "included" in its own prototype in the local loss, or "left_out".
+        positions: L_aux is the "mean" or the "sum" over positions of the last map, or of the
+            "pooled" map alone.
+        meta_step: the "server" takes Adam's step on the averaged gradient, or each client a first
+            step of a fresh one, "local", and the server averages those.
+        query_prototypes: in the meta-step queries meet the "global" prototypes, or their client's
+            own, plus gamma times the loss by the global ones, "local".
+        query_classes: the meta-step's loss is over "all" classes or those that a client "held".
+        head: "learned", or "fresh" for every episode.
+        distance: squared and "plain"; its "mean" over the features; "unit" features.
+        one_class: a client with one class takes part in the "meta" step, or is left out: "skip".
+        uploaded: prototypes are of the model "before" the local steps, or "after" them.
+        weights: of the clients' models and gradients: their "examples", or all "equal".
+        order: "first": the gradient at theta_R counts as that at phi; "exact": back through the
+            rounds, for small models.
+        optimizer: of the server.
+        decay: the optimiser's step is multiplied by it after `decay_round` communication rounds,
+            counted R + 1 an episode.
+        decay_round: 0 for never.
+    """
+
+    name: ClassVar[str] = "frl"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    redealt: bool = False
+    variant: Variant = "gpal"
+    mode: ModeName = "strict"
+    inner_rounds: int = 3
+    test_rounds: int | None = None
+    inner_lr: float = 0.1
+    local_steps: int = 1
+    inner_batch: int | None = None
+    gamma: float | None = None
+    loss: Literal["softmax", "literal"] = "softmax"
+    prototypes: Literal["exact", "shrunk", "unweighted"] | None = None
+    refresh: bool | None = None
+    through_prototypes: bool = True
+    own_sample: Literal["included", "left_out"] = "included"
+    positions: Literal["mean", "sum", "pooled"] | None = None
+    meta_step: Literal["server", "local"] = "server"
+    query_prototypes: Literal["global", "local"] | None = None
+    query_classes: Literal["all", "held"] = "all"
+    head: Literal["learned", "fresh"] = "learned"
+    distance: Literal["plain", "mean", "unit"] = "plain"
+    one_class: Literal["meta", "skip"] = "meta"
+    uploaded: Literal["before", "after"] | None = None
+    weights: Literal["examples", "equal"] | None = None
+    order: Literal["first", "exact"] = "first"
+    optimizer: Optimizer = Optimizer("adam", 0.01)
+    decay: float = 0.1
+    decay_round: int = 20000
+
+    def __post_init__(self) -> None:
+        check_word("mode", self.mode, tuple(_BY_MODE))
+        for name, words in (
+            ("meta_step", ("server", "local")),
+            ("query_classes", ("all", "held")),
+            ("head", ("learned", "fresh")),
+            ("one_class", ("meta", "skip")),
+            ("order", ("first", "exact")),
+        ):
+            check_word(name, getattr(self, name), words)
+        check_word("query_prototypes", self._of("query_prototypes"), ("global", "local"))
+        check_word("weights", self._of("weights"), ("examples", "equal"))
+        check_slots(self.local, self.numbers)
+        check_rounds(self.inner_rounds, self.test_rounds)
+        if self.meta_step == "local" and self.optimizer.weight_decay:
+            raise ConfigError(
+                "meta_step is 'local' with a weight decay: clients take their step without knowing "
+                "phi. Set optimizer.weight_decay to 0, or meta_step to 'server'."
+            )
+        check_decay(self.decay, self.decay_round)
+
+    def _of(self, option: str) -> Any:
+        """Return an option that a mode decides where it is null."""
+        value = getattr(self, option)
+        return _BY_MODE[self.mode][option] if value is None else value
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test: the support's, or that of all queries as in the code."""
+        return "transductive" if options["mode"] == "official" else "support"
+
+    @property
+    def local(self) -> Local:
+        """How a client learns."""
+        gamma = _GAMMA / (_POSITIONS if self._of("positions") == "sum" else 1)
+        return Local(
+            self.model,
+            self.variant,
+            gamma if self.gamma is None else self.gamma,
+            self.inner_lr,
+            self.local_steps,
+            self.inner_batch,
+            self.loss,
+            self.own_sample,
+            self.through_prototypes,
+            self._of("positions"),
+            self.distance,
+            self._of("prototypes"),
+            self._of("uploaded"),
+        )
+
+    @property
+    def slots(self) -> int:
+        """How many numbers an episode of training has for classes."""
+        return self.local.slots(self.numbers)
+
+    @property
+    def numbers(self) -> int:
+        """How many classes an episode of training may have."""
+        return self.episode.max_way if self.redealt else len(self.classes)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The width of the head; None for any number of classes."""
+        return self.local.slots(0) or None
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh start."""
+        params, stats = self.model.init(key)
+        phi = self.local.params(params)
+        return Server(phi, self.optimizer.init(phi), stats, torch.tensor(0))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Share:
+        """Draw a client's supports and queries, the same in every exchange of an episode."""
+        return draw_share(data, self.episode, self.classes, self.slots, key)
+
+    @client_work(draw="draw")
+    def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Take the local steps of a round from theta_r; send the change, and P_r's sums."""
+        equal = self._of("weights") == "equal"
+        return update_reply(self.local, down, private, drawn, equal=equal)
+
+    @client_work(draw="draw")
+    def census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Send the sums of prototypes under theta_R."""
+        return census_reply(self.local, down, private, drawn)
+
+    @client_work(draw="draw")
+    def pull_update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Send the derivatives back through a round."""
+        equal = self._of("weights") == "equal"
+        return pull_update_reply(self.local, down, private, drawn, equal=equal)
+
+    @client_work(draw="draw")
+    def pull_census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Send the derivative back through the prototypes of theta_R."""
+        return pull_census_reply(self.local, down, private, drawn)
+
+    @client_work(draw="draw")
+    def meta_gradient(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Send g_k, the gradient at theta_R of the queries' loss by P, line 24."""
+        told, stats = told_by(down), down.get("stats", {})
+        points = {"theta": down["theta"]} | ({} if told is None else {"means": told.means})
+        loss, (hits, seen), grads = value_and_grad(
+            lambda at: self.query_loss(at, told, stats, drawn), points
+        )
+        g, metrics = grads["theta"], {"loss": loss, "accuracy": hits}
+        if self.meta_step == "local":
+            new, _ = self.optimizer.update(g, self.optimizer.init(g), tree.zeros_like(g))
+            g = new
+        equal = self._of("weights") == "equal"
+        weight: Tensor | int = 1 if equal else len(drawn.support_y) + len(drawn.query_y)
+        if self.one_class == "skip":
+            y = torch.cat([drawn.support_y, drawn.query_y])
+            several = (y != y[0]).any()
+            g = tree.map(lambda leaf: torch.where(several, leaf, torch.zeros_like(leaf)), g)
+            weight = torch.where(several, float(weight), LIGHTEST)
+        up = {"gradient": g}
+        if stats:
+            up |= changes({"stats": tree.detach(seen)}, down)
+        if self.order == "exact" and told is not None:
+            up |= {"of_told": grads["means"]}
+        return Reply(up, private, weight, metrics)
+
+    def query_loss(
+        self, at: Mapping[str, Tree], told: Prototypes | None, stats: Tree, share: Share
+    ) -> tuple[Tensor, tuple[Tensor, Tree]]:
+        """Return L_local on the queries, and (accuracy, statistics after their pass)."""
+        local, theta, y = self.local, at["theta"], share.query_y
+        mode = learning_mode(share).layer(-2)
+        g, stats = local.maps(theta, stats, share.query_x, mode)
+        if told is None:
+            logits = local.head_logits(theta, g, share.open)
+            return cross_entropy(logits, y), (accuracy(logits.detach(), y), stats)
+        f, told = local.rows(g), told._replace(means=at["means"])
+        if self.query_classes == "held":
+            numbers = torch.arange(len(told.held), device=y.device)
+            told = told._replace(held=told.held & (numbers[:, None] == y).any(1))
+        logits = local.logits(f, told)
+        loss = contrast(logits, y, told.held, self.loss)
+        if self._of("query_prototypes") == "local":
+            support, _ = local.maps(theta, {}, share.support_x, learning_mode(share).layer(-3))
+            own, _ = local.prototypes_of(local.rows(support), share.support_y, len(told.held))
+            loss = contrast(local.logits(f, own), y, own.held, self.loss) + local.gamma * loss
+        return loss, (accuracy(logits.detach(), y), stats)
+
+    def start(self, phi: Tree, key: Key) -> Tree:
+        """Return theta_0: phi, with a head of its own where episodes have fresh ones."""
+        if self.head == "learned" or not self.local.linear:
+            return phi
+        return {**phi, "head": fresh_head(self.model, phi, key)}
+
+    def learn(
+        self,
+        asked: Asked,
+        server: Server,
+        numbers: int,
+        rounds: int,
+        key: Key,
+        stats: Tree | None = None,
+    ) -> Adapted:
+        """Let the clients of an episode learn, lines 4 to 21."""
+        return few_rounds(
+            asked,
+            asked.sample(key),
+            (self.update, self.census),
+            self.local,
+            self.start(server.phi, key),
+            numbers,
+            rounds,
+            key,
+            refresh=self._of("refresh"),
+            stats=stats,
+        )
+
+    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
+        """Play one episode; phi <- phi - beta Adam(sum_k rho_k g_k), lines 22 to 26."""
+        learnt = self.learn(clients, server, self.slots, self.inner_rounds, key)
+        stats = {"stats": server.stats} if server.stats else {}
+        reduce = {"gradient": Mean(server.phi, OF_EXAMPLES)}
+        reduce |= {name: Mean(part, OF_EXAMPLES) for name, part in stats.items()}
+        if self.order == "exact" and learnt.told is not None:
+            reduce["of_told"] = Mean(learnt.told.means, OF_EXAMPLES)
+        got = clients.exchange(
+            self.meta_gradient,
+            message(learnt.theta, learnt.told, **stats),
+            to=clients.sample(key),
+            reduce=reduce,
+            key=key.at("step", self.inner_rounds + 1),
+        )
+        g = got["gradient"]
+        if self.order == "exact":
+            of_told = got["of_told"] if learnt.told is not None else torch.zeros(0, 0).to(_like(g))
+            works = (self.pull_update, self.pull_census)
+            g = through_rounds(clients, works, learnt, g, of_told, key)
+        phi, outer = self._step(server, g)
+        stats = tree.add(server.stats, got["stats"]) if server.stats else {}
+        metrics = dict(got.metrics) | ({"support_loss": learnt.loss} if learnt.trail else {})
+        exchanges = server.exchanges + self.inner_rounds + 1
+        return Server(phi, outer, stats, exchanges), metrics
+
+    def _step(self, server: Server, g: Tree) -> tuple[Tree, OptState]:
+        slower = slowed(self.decay, self.decay_round, server.exchanges)
+        if self.meta_step == "local":  # g is the mean of the clients' steps
+            return tree.map(lambda w, s: w + slower * s, server.phi, g), server.outer
+        optimizer = replace(self.optimizer, lr=self.optimizer.lr * slower)
+        return optimizer.update(g, server.outer, server.phi)
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let the group of each question learn for R rounds, and its model answer."""
+        rounds = self.inner_rounds if self.test_rounds is None else self.test_rounds
+
+        def learn(group: Group, question: Question, key: Key) -> Adapted:
+            numbers = self.local.slots(len(question.classes))
+            return self.learn(group, server, numbers, rounds, key, server.stats or None)
+
+        return answer_group(self.local, server.stats, learn, questions, clients, key)
+
+
+def _like(g: Tree) -> Tensor:
+    return tree.leaves(g)[0]

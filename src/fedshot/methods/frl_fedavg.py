@@ -1,0 +1,129 @@
+"""FedAvg from a random start: a group of new clients learns from nothing, in a few rounds.
+
+The floor of few-round learning: no preparation, so rounds of training do nothing, and at test the
+clients of a question train a network with a fresh linear head by federated averaging for R rounds.
+
+Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
+(baseline FedAvg); McMahan et al. 2017, algorithm 1.
+Symbols: theta_r the model of round r; alpha inner_lr; E local_steps.
+Departures from the paper: none; it does not say whether all questions start from the same draw
+(here they do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from fedshot.data import EpisodeSpec
+from fedshot.keys import Key
+from fedshot.nn import Local, Model, Question, Share
+from fedshot.protocol import (
+    Adapted,
+    Answer,
+    Asked,
+    Clients,
+    Group,
+    Reply,
+    answer_group,
+    check_rounds,
+    client_work,
+    few_rounds,
+    update_reply,
+)
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers: the draw that every question starts from."""
+
+    theta: Tree  # {"body", "head"}
+
+
+@dataclass(frozen=True)
+class FRLFedAvg:
+    """Federated averaging from a random start, on the supports of each question.
+
+    Args:
+        model: backbone, and a head as wide as the widest episode.
+        episode: plays no part.
+        test_rounds: R at test.
+        inner_lr: step size of the clients.
+        local_steps: steps of a client in a round.
+        inner_batch: examples of a step; null for all supports of the client.
+    """
+
+    name: ClassVar[str] = "frl_fedavg"
+
+    model: Model
+    episode: EpisodeSpec
+    test_rounds: int = 3
+    inner_lr: float = 0.1
+    local_steps: int = 1
+    inner_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        check_rounds(self.test_rounds)
+        _ = self.local  # which checks the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits what adapts by gradient steps."""
+        del options
+        return "support"
+
+    @property
+    def local(self) -> Local:
+        """How a client learns."""
+        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The width of the head."""
+        return self.local.slots(0)
+
+    def init(self, key: Key) -> Server:
+        """Return a random network."""
+        return Server(self.model.init(key)[0])
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    @client_work()
+    def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Take the local steps of a round of a test."""
+        return update_reply(self.local, down, private, drawn)
+
+    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
+        """Do nothing."""
+        del clients, key
+        return server, {}
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let the group of each question train for R rounds, and its model answer."""
+
+        def learn(group: Group, question: Question, key: Key) -> Adapted:
+            del question
+            return few_rounds(
+                group,
+                group.ids,
+                (self.update, self.update),
+                self.local,
+                server.theta,
+                self.local.slots(0),
+                self.test_rounds,
+                key,
+                refresh=False,
+            )
+
+        return answer_group(self.local, {}, learn, questions, clients, key)

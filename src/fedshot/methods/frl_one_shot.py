@@ -1,0 +1,273 @@
+"""Fine-tuning by one-shot FL: of many models those that do well on held-out data are joined.
+
+Base clients train an encoder under a classifier over all base classes, by federated averaging. At
+test more clients than needed fine-tune it; each tells how well its model does on supports that it
+set aside, the server keeps the best and averages them, and this is repeated for R rounds.
+
+Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
+(baseline fine-tuning via one-shot FL); Guha et al. 2019, One-Shot Federated Learning (selection
+by cross-validation; ensembles).
+Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
+Departures from the paper: Guha et al. train to the end and average predictions; for R rounds
+one model is needed, so weights are averaged, and predictions in the last round where `last` says
+so. A class that none of the kept clients holds counts as an error. The preparation is that of
+`frl_finetune`, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.errors import ConfigError, check_word
+from fedshot.keys import Key
+from fedshot.nn import (
+    Batches,
+    Classifier,
+    Local,
+    Model,
+    Optimizer,
+    Question,
+    Share,
+    accuracy,
+    check_batches,
+    draw_batches,
+    fresh_head,
+    in_order,
+    local_sgd,
+    shares_of,
+    spare_shares,
+)
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Gather,
+    Group,
+    Reply,
+    average,
+    changes,
+    check_rounds,
+    client_work,
+    in_group,
+    predict,
+    query_maps,
+)
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    body: Tree
+    classifier: Tree  # over the base classes, of the preparation alone
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class FRLOneShot:
+    """A classifier of the base classes, fine-tuned by the best of many clients in a few rounds.
+
+    Args:
+        model: backbone, and a head as wide as the widest test episode.
+        episode: its `augment` is for the batches of the preparation.
+        classes: the dataset's numbers of the base classes.
+        test_rounds: R at test.
+        inner_lr: step size of a question's clients.
+        local_steps: steps of a client in a round of a test.
+        inner_batch: examples of such a step; null for all supports of the client.
+        candidates: clients that fine-tune in a round of a test; 0 for those of the group and the
+            spare ones (test.group.spare). With more than the group has, and no spare ones, each
+            client's supports are split among several.
+        keep: of them, those with the best held-out accuracy.
+        holdout: share of a candidate's supports of a class that is set aside to judge it.
+        last: in the last round, "average" the kept models, or their predictions, "ensemble".
+        prepare_steps: optimiser steps per visit in the preparation.
+        batch: examples of such a step.
+        optimizer: of the clients in the preparation.
+    """
+
+    name: ClassVar[str] = "frl_one_shot"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    test_rounds: int = 3
+    inner_lr: float = 0.1
+    local_steps: int = 1
+    inner_batch: int | None = None
+    candidates: int = 20
+    keep: int = 10
+    holdout: float = 0.34
+    last: Literal["average", "ensemble"] = "average"
+    prepare_steps: int = 1
+    batch: int = 60
+    optimizer: Optimizer = Optimizer()
+
+    def __post_init__(self) -> None:
+        check_rounds(self.test_rounds)
+        check_word("last", self.last, ("average", "ensemble"))
+        if self.keep < 1 or self.candidates < 0 or 0 < self.candidates < self.keep:
+            raise ConfigError(
+                f"keep is {self.keep} of candidates {self.candidates}; expected at least 1, and no "
+                "more than there are."
+            )
+        if not 0 < self.holdout < 1:
+            raise ConfigError(f"holdout is {self.holdout}; expected a share between 0 and 1.")
+        check_batches(self.prepare_steps, self.batch)
+        _ = self.local, self.learner  # which check the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits what adapts by gradient steps."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Classifier:
+        """What the clients train in the preparation."""
+        return Classifier(self.model, len(self.classes))
+
+    @property
+    def local(self) -> Local:
+        """How a client of a question learns."""
+        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The width of the head."""
+        return self.local.slots(0)
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder and classifier."""
+        params, stats = self.learner.init(key)
+        return Server(params["body"], params["classifier"], stats)
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Batches:
+        """Draw the batches of a visit."""
+        augment = self.episode.augment
+        return draw_batches(data, self.classes, self.batch, self.prepare_steps, augment, key)
+
+    @client_work(draw="draw")
+    def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
+        """Take the local steps on the cross-entropy over all base classes; send the change."""
+        theta, stats = down["theta"], down["stats"]
+        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
+        up = changes({"theta": new.params, "stats": new.stats}, down)
+        return Reply(up, private, drawn.n, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
+        theta = {"body": server.body, "classifier": server.classifier}
+        parts = {"theta": theta, "stats": server.stats}
+        new, got = average(clients, self.prepare, parts, key, heaviest=None)
+        return Server(**new["theta"], stats=new["stats"]), got.metrics
+
+    @client_work()
+    def candidate(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Fine-tune on a part of the supports; send the change, and the accuracy on the rest."""
+        aside = set_aside(drawn.support_y, self.holdout)
+        x, y = drawn.support_x, drawn.support_y
+        mine = drawn._replace(support_x=x[~aside], support_y=y[~aside], query_x=x[aside])
+        theta = self.local.learn(down["theta"], mine, None).theta
+        score = torch.zeros(())
+        if bool(aside.any()):
+            with torch.no_grad():
+                (h,) = query_maps(self.local, theta, down["stats"], [mine])
+                logits = self.local.head_logits(theta, h, drawn.open)
+                score = accuracy(logits, y[aside])
+        held = (y[:, None] == torch.arange(len(drawn.open), device=y.device)).any(0)
+        up = {"score": score, "held": held, "n": torch.tensor(len(mine.support_y))}
+        return Reply(up | changes({"theta": theta}, down), private, len(mine.support_y))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let the best candidates of each question fine-tune for R rounds, and answer."""
+
+        def answer(question: Question, key: Key) -> Tensor:
+            theta = {"body": server.body, "head": fresh_head(self.model, server.body, key)}
+            models, held = self.fine_tune(theta, server.stats, question, key)
+            shares = shares_of(question, self.local.slots(0))
+            way, p = len(question.classes), []
+            with torch.no_grad():
+                for one in models:
+                    maps = query_maps(self.local, one, server.stats, shares)
+                    logits = [predict(self.local, one, None, h, way) for h in maps]
+                    p.append(in_order(question, logits).softmax(-1))
+            found = torch.stack(p).mean(0).clamp_min(torch.finfo(p[0].dtype).tiny).log()
+            return found.masked_fill(~held[:way], -1e9)
+
+        return in_group(answer, questions, clients, key)
+
+    def fine_tune(
+        self, theta: Tree, stats: Tree, question: Question, key: Key
+    ) -> tuple[list[Tree], Tensor]:
+        """Return the models that answer, and the classes that those who made them hold."""
+        slots = self.local.slots(0)
+        shares = [*shares_of(question, slots), *spare_shares(question, slots)]
+        shares = split_among(shares, self.candidates)
+        group, models = Group.of_shares(shares), [theta]
+        held = torch.ones(slots, dtype=torch.bool, device=question.support_y.device)
+        for r in range(self.test_rounds):
+            got = group.exchange(
+                self.candidate,
+                {"theta": theta, "stats": stats},
+                to=group.ids,
+                reduce={name: Gather() for name in ("theta", "score", "held", "n")},
+                key=key.at("step", r),
+            )
+            best = sorted(got.accepted, key=lambda c: (-float(got["score"][c]), c))[: self.keep]
+            held = torch.stack([got["held"][c] for c in best]).any(0)
+            models = [tree.add(theta, got["theta"][c]) for c in best]
+            total = float(sum(int(got["n"][c]) for c in best))
+            for c in best:
+                share = int(got["n"][c]) / total
+                theta = tree.map(lambda w, d, s=share: w + s * d, theta, got["theta"][c])
+        ensemble = self.last == "ensemble" and self.test_rounds
+        return (models if ensemble else [theta]), held
+
+
+def set_aside(y: Tensor, holdout: float) -> Tensor:
+    """Return which examples are set aside, [n]: the last ones of each class, rounded down."""
+    same = y[:, None] == y[None, :]
+    rank, count = same.tril(-1).sum(1), same.sum(1)
+    return rank >= count - (count * holdout).floor()
+
+
+def split_among(shares: Sequence[Share], candidates: int) -> list[Share]:
+    """Return the shares of so many candidates, each client's dealt to several where it must be."""
+    if candidates in (0, len(shares)):
+        return list(shares)
+    if candidates < len(shares):
+        return list(shares[:candidates])
+    if candidates % len(shares):
+        raise ConfigError(
+            f"candidates is {candidates}, and a question has {len(shares)} clients: its supports "
+            "cannot be split evenly. Set a multiple, or test.group.spare for more clients."
+        )
+    times, found = candidates // len(shares), []
+    for share in shares:
+        y = share.support_y
+        rank = (y[:, None] == y[None, :]).tril(-1).sum(1)
+        for i in range(times):
+            mine = rank % times == i
+            found.append(share._replace(support_x=share.support_x[mine], support_y=y[mine]))
+    return [share for share in found if len(share.support_y)]

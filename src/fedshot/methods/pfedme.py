@@ -1,0 +1,186 @@
+"""pFedMe: personal models are proximal points of the server's, by the Moreau envelope.
+
+Source: T. Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes, algorithm 1:
+min_w sum_i F_i(w), F_i(w) = min_theta f_i(theta) + (lambda/2) ||theta - w||^2, eqs. (2) and (3).
+In each of R local rounds theta~_i(w_i) is found by K gradient steps, and, eq. (8),
+w_i <- w_i - eta lambda (w_i - theta~_i(w_i)); the server sets
+w <- (1 - beta) w + beta sum_i w_i / S.
+Symbols: lambda `lambda_prox`; K `inner_steps`; R `local_steps`; eta, beta as in the paper.
+Departures from the paper: the K steps start at w_i, and go over all samples by default; eta is the
+inner step size where it is null. Running statistics are the server's for all models. A client's
+model at test is theta~_i of its last visit.
+An answer is one of the question's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.keys import Key
+from fedshot.nn import (
+    Batch,
+    Batches,
+    Classifier,
+    Lesson,
+    Mode,
+    Model,
+    Optimizer,
+    Question,
+    check_batches,
+    check_not_negative,
+    draw_passes,
+    first_own,
+    local_sgd,
+    next_own,
+    own_or_sent,
+    proximal,
+)
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Reply,
+    answer_all,
+    answer_at_clients,
+    average,
+    changes,
+    client_work,
+)
+from fedshot.tree import Tree
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tree  # {"body", "classifier"}
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """Personal models near the server's, which is moved towards them.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        lambda_prox: weight of the distance between a personal model and w_i.
+        inner_steps: gradient steps that find a personal model, K.
+        eta: step size of w_i; null for the learning rate of `optimizer`.
+        beta: how far the server moves to the average; 1 takes it.
+        local_steps: passes over the samples; each is one step of w_i, R of the paper.
+        batch: with a number, a pass is a step of w_i for every so many samples.
+        optimizer: of the inner steps.
+    """
+
+    name: ClassVar[str] = "pfedme"
+    knows_base_alone: ClassVar[bool] = True
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    lambda_prox: float = 15.0
+    inner_steps: int = 5
+    eta: float | None = None
+    beta: float = 1.0
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_batches(self.inner_steps, 1)
+        check_not_negative(lambda_prox=self.lambda_prox, beta=self.beta, eta=self.eta or 0.0)
+        _ = self.learner  # which checks the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test: the statistics of a client's own samples."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> Classifier:
+        """What the clients train."""
+        return Classifier(self.model, len(self.classes))
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """None: any number of the base classes."""
+        return None
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder and classifier."""
+        return Server(*self.learner.init(key))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return a model drawn by the client; its first visit puts the server's in the place."""
+        del client
+        return first_own(self.learner.init(key)[0])
+
+    def draw(self, data: ClientData, key: Key) -> Batches:
+        """Draw the passes over the client's samples."""
+        augment = self.episode.augment
+        return draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
+
+    def objective(
+        self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
+    ) -> Lesson:
+        """Return f_i(theta) + (lambda/2) ||theta - anchor||^2, eq. (3)."""
+        taught = self.learner.lesson(theta, stats, batch, seed)
+        distance = proximal(theta, anchor)
+        loss = taught.loss + self.lambda_prox * distance
+        return taught._replace(loss=loss, extra={"proximal": distance})
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
+        """Find personal models and move w_i towards them, eq. (8); send the change of w_i."""
+        w, stats, noise = down["theta"], down["stats"], Mode(seed=drawn.seed)
+        pull = self.lambda_prox * (self.optimizer.lr if self.eta is None else self.eta)
+        for r, step in enumerate(drawn.steps):
+            seed = noise.layer(r).seed
+            assert seed is not None
+            again = Batches((step,) * self.inner_steps, seed, drawn.n)
+            new = local_sgd(partial(self.objective, w), self.optimizer, w, stats, again)
+            w = tree.map(lambda a, theta: a - pull * (a - theta), w, new.params)
+            stats = new.stats
+        up = changes({"theta": w, "stats": stats}, down)
+        kept = next_own(private, new.params)
+        return Reply(up, kept, 1.0, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + beta sum_i (w_i - w) / S."""
+        new, got = average(clients, self.train, server._asdict(), key, heaviest=1)
+        theta = new["theta"]
+        if self.beta != 1:
+            theta = tree.map(lambda a, b: a + self.beta * (b - a), server.theta, theta)
+        return Server(theta, new["stats"]), got.metrics
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer with one's own model, or with the server's before there is one."""
+        del drawn
+        own, stats = own_or_sent(private, down["theta"]), down["stats"]
+        answer = partial(self.learner.answer_among, own, stats, classes=self.classes)
+        logits = answer_all(answer, down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer with its own model."""
+        sent = server._asdict()
+        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)

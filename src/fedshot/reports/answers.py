@@ -1,0 +1,206 @@
+"""A page that shows what a classifier said about each file, the surest last among its class.
+
+One HTML file: pictures are inside it, small; nothing is fetched and nothing is run.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from fedshot import __version__, storage
+from fedshot.reports.page import document
+from fedshot.reports.words import count, printable, shortened
+
+MOST = 600  # cards on a page, so that it opens on a phone
+_SIDE, _SMALL = 160, 72  # pixels of a picture, of one of the support
+_EXCERPT, _NAME = 160, 60  # characters
+
+
+@dataclass(frozen=True)
+class Card:
+    """One answer, as a page shows it.
+
+    Args:
+        name: of the file.
+        label: the answer.
+        confidence: probability of the nearest class, in [0, 1].
+        nearest: that class.
+        turned_away: whether the answer is that it is none of the classes.
+        shown: the picture, or the text itself.
+    """
+
+    name: str
+    label: str
+    confidence: float
+    nearest: str
+    turned_away: bool
+    shown: Path | str
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What a page tells.
+
+    Args:
+        title: of the page.
+        facts: of the run and of its confidence, by name.
+        support: the examples learnt from, by class.
+        cards: the answers.
+        skipped: files that could not be read: name, reason.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    support: Mapping[str, Sequence[Path | str]]
+    cards: Sequence[Card]
+    skipped: Sequence[tuple[str, str]] = ()
+
+
+def write_answers(path: Path, sheet: Sheet) -> None:
+    """Write the page; its folder is made when it does not exist."""
+    style = resources.files("fedshot.reports").joinpath("answers.css").read_text(encoding="utf-8")
+    parts = [
+        f"<h1>{_e(sheet.title)}</h1>",
+        f'<p class="lead">{_e(_summary(sheet))}</p>',
+        *_support(sheet.support),
+        *_answers(sheet),
+        *_skipped(sheet.skipped),
+        *_facts(sheet.facts),
+        f"<footer>Written by fedshot {_e(__version__)}.</footer>",
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = document(sheet.title, "\n".join(parts), style)
+    storage.write_bytes(path, page.encode("utf-8", "replace"), sync=False)
+
+
+def _summary(sheet: Sheet) -> str:
+    by_label = _by_label(sheet)
+    known = {label: cards for label, cards in by_label.items() if not cards[0].turned_away}
+    turned = sum(len(cards) for cards in by_label.values()) - sum(map(len, known.values()))
+    text = f"{count(len(sheet.cards), 'file')} answered, from " + count(
+        sum(map(len, sheet.support.values())), "labelled example"
+    )
+    text += f" of {count(len(sheet.support), 'class', 'classes')}."
+    if turned:
+        text += f" {turned:,} look like none of them."
+    if sheet.skipped:
+        text += f" {count(len(sheet.skipped), 'file')} could not be read."
+    return text
+
+
+def _support(support: Mapping[str, Sequence[Path | str]]) -> Iterator[str]:
+    yield '<section aria-labelledby="learnt"><h2 id="learnt">Learnt from</h2><div class="learnt">'
+    for label, examples in support.items():
+        yield f"<div><h3>{_e(shortened(label, _NAME))}</h3>"
+        yield f'<div class="row">{"".join(_shown(one, _SMALL, label) for one in examples[:10])}'
+        more = len(examples) - 10
+        yield f'<span class="small">and {more} more</span>' if more > 0 else ""
+        yield "</div></div>"
+    yield "</div></section>"
+
+
+def _answers(sheet: Sheet) -> Iterator[str]:
+    yield '<section aria-labelledby="answers"><h2 id="answers">Answers</h2>'
+    if not sheet.cards:
+        yield "<p>There was nothing to answer.</p></section>"
+        return
+    yield (
+        '<p class="small">Under each name the least certain come first: that is where a look is '
+        "worth most.</p>"
+    )
+    left = MOST
+    for label, cards in _by_label(sheet).items():
+        tone = ' class="turned"' if cards[0].turned_away else ""
+        files = count(len(cards), "file")
+        yield f"<h3{tone}>{_e(shortened(label, _NAME))} <span>{files}</span></h3>"
+        yield '<ul class="cards">'
+        yield from map(_card, cards[: max(0, left)])
+        yield "</ul>"
+        if len(cards) > max(0, left):
+            yield f'<p class="small">And {len(cards) - max(0, left):,} more, in the table.</p>'
+        left -= len(cards)
+    yield "</section>"
+
+
+def _card(card: Card) -> str:
+    percent = f"{100 * card.confidence:.0f} %" if card.confidence < 0.995 else "&gt; 99 %"
+    nearest = f'<div class="near">nearest: {_e(card.nearest)}</div>' if card.turned_away else ""
+    return (
+        f"<li>{_shown(card.shown, _SIDE, card.name)}"
+        f'<div class="bar"><i style="width:{100 * card.confidence:.1f}%"></i></div>'
+        f'<div class="sure">{percent}</div>{nearest}'
+        f'<div class="file" title="{_e(card.name)}">{_e(shortened(card.name, _NAME))}</div></li>'
+    )
+
+
+def _shown(one: Path | str, side: int, name: str) -> str:
+    if isinstance(one, str):
+        return f'<blockquote class="text">{_e(shortened(one, _EXCERPT))}</blockquote>'
+    data = _thumbnail(one, side)
+    if data is None:
+        return '<div class="gone">cannot be shown</div>'
+    kind, width, height = data[1]
+    text = base64.b64encode(data[0]).decode()
+    # Drawings of a few pixels are shown large, pixel by pixel.
+    tiny = ' class="tiny"' if max(width, height) <= side // 2 else ""
+    return (
+        f'<img{tiny} src="data:image/{kind};base64,{text}" width="{width}" height="{height}" '
+        f'alt="{_e(shortened(name, _NAME))}" loading="lazy">'
+    )
+
+
+def _thumbnail(path: Path, side: int) -> tuple[bytes, tuple[str, int, int]] | None:
+    """Return a small copy of a picture, without what cameras note in it; None if it is gone."""
+    out = BytesIO()
+    try:
+        with Image.open(path) as image:
+            small = ImageOps.exif_transpose(image).convert("RGB")
+            small.thumbnail((2 * side, 2 * side))  # for screens of two pixels to a point
+            kind = "png" if max(small.size) <= 64 else "jpeg"
+            small.info.clear()
+            small.save(out, kind.upper(), quality=80)
+            return out.getvalue(), (kind, *small.size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
+def _skipped(skipped: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if not skipped:
+        return
+    yield '<section aria-labelledby="skipped"><h2 id="skipped">Could not be read</h2><dl>'
+    for name, reason in skipped[:100]:
+        yield f"<dt>{_e(shortened(name, _NAME))}</dt><dd>{_e(shortened(reason, 300))}</dd>"
+    yield "</dl>"
+    if len(skipped) > 100:
+        yield f'<p class="small">And {len(skipped) - 100:,} more.</p>'
+    yield "</section>"
+
+
+def _facts(facts: Mapping[str, str]) -> Iterator[str]:
+    yield '<section aria-labelledby="model"><h2 id="model">What answered</h2><dl>'
+    for name, value in facts.items():
+        yield f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>"
+    yield "</dl></section>"
+
+
+def _by_label(sheet: Sheet) -> dict[str, list[Card]]:
+    """Return the cards by answer, those turned away last, the least certain first."""
+    found: dict[tuple[bool, str], list[Card]] = {}
+    for card in sorted(sheet.cards, key=lambda card: (card.turned_away, card.label)):
+        found.setdefault((card.turned_away, card.label), []).append(card)
+    return {
+        label: sorted(cards, key=lambda card: card.confidence)
+        for (_, label), cards in found.items()
+    }
+
+
+def _e(text: object) -> str:
+    return html.escape(printable(text))

@@ -1,0 +1,20 @@
+"""What was trained, in use: a classifier, its calibration, folders of files, and exports."""
+
+from fedshot.use.calibration import Calibration, measure, store, stored
+from fedshot.use.classifier import FewShotClassifier
+from fedshot.use.confidence import Unknown
+from fedshot.use.exporting import export
+from fedshot.use.inputs import Inputs
+from fedshot.use.trained import TrainedRun
+
+__all__ = [
+    "Calibration",
+    "FewShotClassifier",
+    "Inputs",
+    "TrainedRun",
+    "Unknown",
+    "export",
+    "measure",
+    "store",
+    "stored",
+]

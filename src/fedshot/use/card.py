@@ -1,0 +1,192 @@
+"""The model card: what a person should know of a model before they use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fedshot import __version__
+from fedshot.data.licences import LICENCES, UNKNOWN, VECTORS
+from fedshot.errors import CheckpointError
+from fedshot.use.calibration import stored
+from fedshot.use.trained import TrainedRun
+
+_MANY = 40  # names of classes that a card lists
+
+
+def card_facts(run: TrainedRun) -> dict[str, str]:
+    """Return what answers, in words, by name."""
+    settings, facts = run.config.settings, run.facts
+    test = result_of(run)
+    return {
+        "run": settings["name"],
+        "method": f"{run.method.name}, {settings['model']['backbone']['name']}",
+        "round": f"{run.round} of {run.trained_rounds} trained",
+        "trained on": f"{facts.examples:,} examples of {len(facts.base)} classes of {facts.name}, "
+        f"at {len(facts.clients)} clients",
+        "test": _accuracy(run, test) if test else "not tested yet",
+    }
+
+
+def result_of(run: TrainedRun) -> dict[str, Any] | None:
+    """Return what result.json says of the round that answers; None where it says nothing of it.
+
+    Raises CheckpointError when it is damaged.
+    """
+    path = run.folder / "result.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        test: dict[str, Any] = found["test"]
+        return test if found["round"] == run.round else None
+    except (ValueError, LookupError, TypeError):
+        raise CheckpointError(
+            f"{path} is damaged. `fedshot resume {run.folder}` writes it anew."
+        ) from None
+
+
+def card_text(
+    run: TrainedRun, file: str, files: Sequence[str], client: int | None, licence: str | None
+) -> str:
+    """Return the card of an export as Markdown."""
+    settings, facts = run.config.settings, run.facts
+    lines = [
+        f"# {settings['name']}: an encoder for few-shot recognition",
+        "",
+        f"Turns {'texts' if facts.is_text else 'images'} into features in which classes that were "
+        "never trained on can be told apart from a few examples each. Exported by fedshot "
+        f"{__version__}; the files: {', '.join(files)}.",
+        "",
+        "## Data",
+        "",
+        f"- Data set: {facts.name} (source `{settings['data']['name']}`), content hash "
+        f"`{facts.digest[:16]}`.",
+        f"- Licence of the data: {licence or _licence(run)}.",
+        f"- Trained on {facts.examples:,} examples of {len(facts.base)} base classes, which stayed "
+        f"with {len(facts.clients)} simulated clients (partition "
+        f"`{settings['partition']['name']}`).",
+        f"- Base classes: {_names(run, facts.base)}.",
+        f"- Validation classes, which chose the round: {_names(run, facts.validation)}.",
+        f"- Novel classes, which tested: {_names(run, facts.novel)}.",
+        "",
+        "## Method",
+        "",
+        f"- `{run.method.name}`, options {_options(settings['method'])}.",
+        f"- Backbone {_options(settings['model']['backbone'])}; round {run.round} of "
+        f"{run.trained_rounds} trained, seed {settings['seed']}"
+        + (f"; the encoder of client {client}" if client is not None else "")
+        + ".",
+        f"- Batch norm at test: {run.model.norm_policy}.",
+        "",
+        "## Accuracy",
+        "",
+        *_results(run),
+        "",
+        "## Use",
+        "",
+        *_use(run, file),
+        "",
+        "## Limits",
+        "",
+        *_limits(run),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _accuracy(run: TrainedRun, test: dict[str, Any]) -> str:
+    shape = run.config.test
+    marks = ", transductive" if test.get("transductive") else ""
+    return (
+        f"{100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} % "
+        f"({shape.way}-way {shape.shot}-shot, {test['episodes']} episodes of novel classes{marks})"
+    )
+
+
+def _results(run: TrainedRun) -> list[str]:
+    test = result_of(run)
+    lines = ["- Not tested at this round."]
+    if test:
+        lines = [
+            f"- {_accuracy(run, test)}, 95 % interval over episodes, one training seed; episodes "
+            f"`{test['tasks'][:12]}`."
+        ]
+        if test.get("worst_tenth") is not None:
+            lines.append(f"- The worst tenth of the clients: {100 * test['worst_tenth']:.2f} %.")
+    for one in stored(run.folder):
+        if one.round == run.round:
+            lines.append(
+                f"- Confidence ({one.way}-way {one.shot}-shot, validation classes): expected "
+                f"calibration error {100 * one.ece_before:.1f} % as it comes, "
+                f"{100 * one.ece_after:.1f} % after dividing the logits by {one.temperature:.4g}."
+            )
+    return lines
+
+
+def _use(run: TrainedRun, file: str) -> list[str]:
+    model = run.model
+    shape = ", ".join(map(str, model.shape))
+    if run.facts.is_text:
+        takes = (
+            f"int32 [n, {model.shape[0]}]: word numbers, 0 for padding after the words, 1 for "
+            "a word that is not known, and the line of words.txt plus 1 for others (the first line "
+            "is word 2)"
+        )
+    else:
+        takes = (
+            f"uint8 [n, {shape}] (height, width, channels); the scaling, (x / 255 - "
+            f"{model.pixel_mean:g}) / {model.pixel_std:g}, is inside"
+        )
+    if file == "encoder.safetensors":
+        where = "`body/...` are the weights and `stats/...` the statistics of batch norm by layer"
+        lines = [f"- `{file}`: {where}; encoder.json says which layers."]
+    else:
+        lines = [f"- `{file}`: takes {takes}; gives {model.dtype} [n, {model.out_features}]."]
+    if model.norm_policy == "support" and len(model.backbone.norm_policies) > 1:
+        lines.append(
+            "- Batch norm goes by the statistics of the support: pass support and queries together "
+            "(inputs `support`, `query`)."
+        )
+    if run.model.bf16:
+        lines.append("- Trained in bfloat16, exported in float32: features differ by its rounding.")
+    return lines
+
+
+def _limits(run: TrainedRun) -> list[str]:
+    lines = [
+        "- The accuracy is that of episodes of this data set's novel classes. Other classes, other "
+        "cameras, other languages or more classes at once can do much worse; measure on your own.",
+        "- Without a threshold every example is given one of the classes, also what is none of "
+        "them.",
+        "- Features hold something of the images they are made of. Federated averaging alone is no "
+        "differential privacy: what clients trained on may be inferred in part.",
+    ]
+    if run.method.name.startswith(("fedfsl", "fedmeta")) or run.method.max_way is not None:
+        lines.append(
+            "- The method adapts by gradient steps at test, which this file does not do: class "
+            "means of its features answer otherwise than the run did."
+        )
+    if run.facts.is_text:
+        lines.append(
+            f"- Knows {len(run.facts.words):,} words, those of the data set that have a vector."
+        )
+    return lines
+
+
+def _licence(run: TrainedRun) -> str:
+    known = LICENCES.get(run.config.settings["data"]["name"], UNKNOWN)
+    return f"{known}; {VECTORS}" if run.facts.is_text else known
+
+
+def _names(run: TrainedRun, classes: Sequence[int]) -> str:
+    if not classes:
+        return "none"
+    names = [run.facts.class_names[c] for c in classes]
+    more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
+    return f"{', '.join(names[:_MANY])}{more}"
+
+
+def _options(settings: dict[str, Any]) -> str:
+    return f"`{json.dumps(settings, ensure_ascii=False)}`"

@@ -1,0 +1,217 @@
+"""Folders of files in, answers out: a folder for each class to learn from, a folder to answer.
+
+A file that cannot be read is reported and skipped. No link leads out of its folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from fedshot.data.images import SUFFIXES
+from fedshot.errors import DataError
+from fedshot.use.classifier import FewShotClassifier
+from fedshot.use.inputs import Inputs, padded
+
+TEXTS = frozenset({".txt", ".text", ".md"})
+_BLOCK = 512  # files read before they are answered, so that memory does not grow with their number
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that could not be used, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a classifier says about a file.
+
+    Args:
+        path: the file.
+        name: where it lies below its folder, with "/".
+        label: the answer; that for unknown examples where the threshold turned it away.
+        confidence: probability of the most probable class, accepted or not.
+        nearest: the most probable class.
+        turned_away: whether the label is that for unknown examples.
+        probabilities: of all classes, in their order.
+    """
+
+    path: Path
+    name: str
+    label: str
+    confidence: float
+    nearest: str
+    turned_away: bool
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Support:
+    """Labelled files that could be read."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[str, ...]
+    x: Tensor
+
+
+def learn(
+    classifier: FewShotClassifier, folder: Path, inputs: Inputs, is_text: bool
+) -> tuple[Support, list[Skipped]]:
+    """Fit a classifier to `folder/<class>/<file>`.
+
+    Raises DataError when there is no folder, or a class of which nothing can be read.
+    """
+    root = _root(folder)
+    skipped: list[Skipped] = []
+    paths, labels, rows = [], [], []
+    classes = [p for p in sorted(root.iterdir()) if p.is_dir() and not p.name.startswith(".")]
+    if not classes:
+        raise DataError(
+            f"{folder} holds no folders; expected one for each class, with its examples, such as "
+            f"{folder}/cat/1{_suffix(is_text)} and {folder}/dog/1{_suffix(is_text)}."
+        )
+    for place in classes:
+        if not _stays(place, root):
+            raise DataError(
+                f"{place} is a link to {place.resolve()}, outside {root}. Copy the folder instead."
+            )
+        files = [(path, row) for path, row in _read(place, root, inputs, is_text, skipped)]
+        if not files:
+            raise DataError(
+                f"class folder {place} holds no {_noun(is_text)} that can be read. Add some, or "
+                f"remove the folder.{_first(skipped)}"
+            )
+        paths += [path for path, _ in files]
+        rows += [row for _, row in files]
+        labels += [place.name] * len(files)
+    x = padded(rows)
+    classifier.fit(x, labels)
+    return Support(tuple(paths), tuple(labels), x), skipped
+
+
+def replies(
+    classifier: FewShotClassifier,
+    folder: Path,
+    inputs: Inputs,
+    is_text: bool,
+    skipped: list[Skipped],
+) -> Iterator[Reply]:
+    """Yield the answer to every file below a folder, in order; what was skipped goes to a list.
+
+    Raises DataError when the folder does not exist.
+    """
+    root = _root(folder)
+    block: list[tuple[Path, Tensor]] = []
+    for found in _read(root, root, inputs, is_text, skipped):
+        block.append(found)
+        if len(block) == _BLOCK:
+            yield from _answered(classifier, block, root)
+            block.clear()
+    if block:
+        yield from _answered(classifier, block, root)
+
+
+def _answered(
+    classifier: FewShotClassifier, block: Sequence[tuple[Path, Tensor]], root: Path
+) -> Iterator[Reply]:
+    logits = classifier.logits(padded([row for _, row in block]))
+    p, known = classifier.probabilities(logits), classifier.accepted(logits)
+    names = [str(name) for name in classifier.classes_.tolist()]
+    for (path, _), row, fits in zip(block, p, known.tolist(), strict=True):
+        best = int(np.argmax(row))
+        label = names[best] if fits else str(classifier.unknown_label)
+        shown, sure = path.relative_to(root).as_posix(), tuple(row.tolist())
+        yield Reply(path, shown, label, sure[best], names[best], not fits, sure)
+
+
+def as_csv(found: Sequence[Reply], classes: Sequence[str]) -> str:
+    """Return a table with a header: file, label, confidence, and a probability for each class."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["file", "label", "confidence", *(f"p({name})" for name in classes)])
+    for one in found:
+        numbers = (f"{value:.6f}" for value in (one.confidence, *one.probabilities))
+        writer.writerow([one.name, one.label, *numbers])
+    return out.getvalue()
+
+
+def as_json_lines(found: Sequence[Reply], classes: Sequence[str]) -> str:
+    """Return one object a line."""
+    return "".join(
+        json.dumps(
+            {
+                "file": one.name,
+                "label": one.label,
+                "confidence": one.confidence,
+                "probabilities": dict(zip(classes, one.probabilities, strict=True)),
+            }
+        )
+        + "\n"
+        for one in found
+    )
+
+
+def _read(
+    folder: Path, root: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
+) -> Iterator[tuple[Path, Tensor]]:
+    """Yield (file, example) of all that can be read below a folder, in order of their names."""
+    for path in _files(folder, is_text, skipped):
+        try:
+            if not _stays(path, root):
+                raise DataError(f"{path} is a link out of its folder. Copy the file instead.")
+            yield path, inputs.one(path)
+        except DataError as error:
+            skipped.append(Skipped(path, str(error)))
+
+
+def _files(folder: Path, is_text: bool, skipped: list[Skipped]) -> Iterator[Path]:
+    """Yield pictures or texts below a folder by their suffix; hidden ones are passed over."""
+    wanted = TEXTS if is_text else SUFFIXES
+
+    def noted(error: OSError) -> None:
+        skipped.append(Skipped(Path(str(error.filename)), f"{error.filename}: {error.strerror}"))
+
+    for place, folders, names in os.walk(
+        folder, onerror=noted
+    ):  # links to folders are not followed
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and Path(name).suffix.lower() in wanted:
+                yield Path(place) / name
+
+
+def _root(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder. Correct the path.")
+    return folder.resolve()
+
+
+def _stays(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root)
+
+
+def _noun(is_text: bool) -> str:
+    return f"text ({', '.join(sorted(TEXTS))})" if is_text else "picture"
+
+
+def _suffix(is_text: bool) -> str:
+    return ".txt" if is_text else ".png"
+
+
+def _first(skipped: Sequence[Skipped]) -> str:
+    return f" {skipped[-1].reason}" if skipped else ""
+
+
+Writer = Callable[[Sequence[Reply], Sequence[str]], str]
+WRITERS: dict[str, Writer] = {"csv": as_csv, "json": as_json_lines}

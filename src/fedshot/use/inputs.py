@@ -1,0 +1,212 @@
+"""What people hand to a classifier, turned into what a model takes.
+
+Everything that is wrong raises InputError, which scikit-learn's users know as a ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedshot.config import Config
+from fedshot.data.inputs import Pictures, Sentences
+from fedshot.data.tokens import FIRST_WORD, PADDING
+from fedshot.errors import DataError, InputError
+from fedshot.facts import Facts
+
+_PICTURES = "arrays [n, H, W, C] or [n, H, W], paths of picture files, their bytes, or PIL images"
+_ARRAY_DIMS = (3, 4)
+_WORKERS = 4  # decoding releases Python's lock
+
+
+class Inputs:
+    """Turns examples of one's own into the model's, as a run's training data were made.
+
+    Args:
+        facts: of the run's data.
+        config: of the run.
+    """
+
+    def __init__(self, facts: Facts, config: Config) -> None:
+        self._facts = facts
+        self._pictures = None if facts.is_text else Pictures.like(config.data, facts.shape)
+        self._sentences = None
+        if facts.is_text:
+            rows = {word: row for row, word in enumerate(facts.words, start=FIRST_WORD)}
+            keep = getattr(config.data, "keep", "all")
+            self._sentences = Sentences(rows, facts.shape[0], keep, config.data)
+
+    def __call__(self, x: Any) -> Tensor:
+        """Return uint8 [n, H, W, C], or int32 [n, L] padded to the longest text.
+
+        Raises InputError, naming the example, for what cannot be one.
+        """
+        if isinstance(x, Tensor):
+            x = x.cpu().numpy()
+        try:
+            return self._texts(x) if self._pictures is None else self._images(x, self._pictures)
+        except InputError:
+            raise
+        except DataError as error:
+            raise InputError(str(error)) from error
+
+    def one(self, path: Path) -> Tensor:
+        """Return the example in a file. Raises DataError, naming it, when it cannot be read."""
+        if self._pictures is not None:
+            return torch.from_numpy(self._pictures.read(path, path).copy())
+        assert self._sentences is not None
+        return torch.from_numpy(self._sentences.read(path, path))
+
+    def _images(self, x: Any, pictures: Pictures) -> Tensor:
+        array = x if isinstance(x, np.ndarray) else None
+        if array is None and _is_list(x) and _all_arrays(x) and len({np.shape(a) for a in x}) == 1:
+            array = np.stack([np.asarray(a) for a in x]) if len(x) else None
+        if array is not None and array.dtype != object and array.dtype.kind not in "US":
+            if array.ndim not in _ARRAY_DIMS:
+                raise InputError(
+                    f"images are an array of shape {list(array.shape)}; expected [n, H, W, C] or "
+                    "[n, H, W]. Put a single image into a list; reshape rows of pixels to images."
+                )
+            if (array.ndim == 4 and array.shape[-1] == 0) or 0 in array.shape[1:]:
+                raise InputError(
+                    f"images are an array of shape {list(array.shape)}, without pixels."
+                )
+            array = as_bytes(array, "the images")
+            if array.ndim == 3:
+                array = array[..., None]
+            if array.shape[1:] == pictures.shape:
+                return torch.from_numpy(_own(array))
+            items: Sequence[Any] = list(array)
+        elif _is_list(x) or isinstance(x, np.ndarray):
+            items = list(x)
+        else:
+            raise InputError(f"the examples are {_kind(x)}; expected {_PICTURES}.")
+
+        def read(i: int) -> np.ndarray[Any, Any]:
+            return pictures.read(_picture(items[i], i), _named(items[i], i))
+
+        if not items:
+            return torch.empty((0, *pictures.shape), dtype=torch.uint8)
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            return torch.from_numpy(np.stack(list(pool.map(read, range(len(items))))))
+
+    def _texts(self, x: Any) -> Tensor:
+        assert self._sentences is not None
+        if isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype.kind in "iu":
+            return self._rows(x)
+        if isinstance(x, str | bytes) or not (_is_list(x) or isinstance(x, np.ndarray)):
+            raise InputError(
+                f"the texts are {_kind(x)}; expected a list of strings, of paths of text files "
+                "(pathlib.Path), or of lists of words."
+            )
+        rows = []
+        for i, one in enumerate(x):
+            words = _is_list(one) and all(isinstance(word, str) for word in one)
+            if not (isinstance(one, str | Path) or words):
+                raise InputError(
+                    f"text {i} is {_kind(one)}; this run's examples are texts. Expected a string, "
+                    "a path (pathlib.Path), or a list of words."
+                )
+            rows.append(self._sentences.read(one, one if isinstance(one, Path) else i))
+        return padded([torch.from_numpy(row) for row in rows])
+
+    def _rows(self, x: np.ndarray[Any, Any]) -> Tensor:
+        """Take word numbers, as the run's own data has them."""
+        most = FIRST_WORD + len(self._facts.words)
+        if x.size and (x.min() < PADDING or x.max() >= most):
+            raise InputError(
+                f"word numbers run from {x.min()} to {x.max()}; expected 0 to {most - 1}, rows of "
+                "the run's word vectors."
+            )
+        if x.shape[1] > self._facts.shape[0] or not x.shape[1]:
+            raise InputError(
+                f"rows have {x.shape[1]} words; expected 1 to {self._facts.shape[0]}. Cut them."
+            )
+        return torch.from_numpy(_own(x.astype(np.int32, copy=False)))
+
+
+def padded(rows: Sequence[Tensor]) -> Tensor:
+    """Return examples as one tensor: images stacked, texts filled up with 0 to the longest."""
+    if not rows:
+        return torch.empty((0, 1), dtype=torch.int32)
+    if rows[0].ndim > 1:
+        return torch.stack(list(rows))
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=PADDING)
+
+
+def joined(a: Tensor, b: Tensor) -> Tensor:
+    """Return the examples of both, texts padded to the longer."""
+    if a.ndim > 2:
+        return torch.cat([a, b])
+    return padded([*a, *b])
+
+
+def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    """Return pixels as uint8: bytes as they are, whole numbers 0..255, or shares in [0, 1]."""
+    kind = array.dtype.kind
+    if array.dtype == np.uint8 or array.size == 0:
+        return array.astype(np.uint8, copy=False)
+    low, high = array.min(), array.max()
+    if kind == "b":
+        return array.astype(np.uint8) * 255
+    if kind == "f":
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise InputError(f"{name} hold NaN or infinity; expected finite numbers in [0, 1].")
+        if low < 0 or high > 1:
+            raise InputError(
+                f"{name} are {array.dtype} from {low:g} to {high:g}; floating point pixels are "
+                "taken as shares in [0, 1]. Divide by the largest value, or pass uint8."
+            )
+        rounded: np.ndarray[Any, Any] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+        return rounded
+    if kind in "iu" and array.dtype.itemsize == 2:
+        raise InputError(
+            f"{name} are {array.dtype}, deeper than 8 bits. Convert them to uint8 first, so that "
+            "the scaling is your choice."
+        )
+    if kind in "iu" and low >= 0 and high <= 255:
+        return array.astype(np.uint8)
+    raise InputError(
+        f"{name} are {array.dtype} from {low} to {high}; expected uint8, or floating point in "
+        "[0, 1]."
+    )
+
+
+def _picture(one: Any, i: int) -> Any:
+    if isinstance(one, str):
+        return Path(one)
+    if isinstance(one, Tensor):
+        one = one.cpu().numpy()
+    if isinstance(one, np.ndarray):
+        return as_bytes(one, f"image {i}")
+    if isinstance(one, Path | bytes | Image.Image):
+        return one
+    raise InputError(f"example {i} is {_kind(one)}; this run's examples are images: {_PICTURES}.")
+
+
+def _named(one: Any, i: int) -> object:
+    return one if isinstance(one, str | Path) else i
+
+
+def _all_arrays(x: Sequence[Any]) -> bool:
+    return len(x) > 0 and all(isinstance(a, np.ndarray | Tensor) for a in x)
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, list | tuple)
+
+
+def _own(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return memory that is contiguous and that torch may hold: not read-only, not somebody's."""
+    return np.array(array, order="C")
+
+
+def _kind(x: Any) -> str:
+    return "a string" if isinstance(x, str) else f"of type {type(x).__name__}"

@@ -1,0 +1,70 @@
+"""What people call their classes: labels of any kind, checked, and told apart."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from sklearn.utils import column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+from fedshot.errors import InputError
+
+Labels: TypeAlias = np.ndarray[Any, Any]
+
+
+def labels_of(y: Any, n: int) -> Labels:
+    """Return the labels as a 1-d array, whatever they are. Raises InputError where they fit not."""
+    if y is None:
+        raise InputError(
+            "the classifier requires y to be passed, but the target y is None: it learns from "
+            "labelled examples."
+        )
+    found = _objects(y) if isinstance(y, list | tuple) else None
+    if found is None:
+        try:
+            found = column_or_1d(y, warn=True)
+        except ValueError as error:
+            raise InputError(f"{error}. Expected one label for each example.") from error
+    if len(found) != n:
+        raise InputError(
+            f"there are {n} examples and {len(found)} labels; expected one label for each example. "
+            "Found input variables with inconsistent numbers of samples."
+        )
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise InputError("Input y contains NaN or infinity; expected labels.")
+    if found.dtype.kind in "fc":
+        try:
+            check_classification_targets(found)
+        except ValueError as error:
+            raise InputError(f"{error}. Labels name classes.") from error
+    return found
+
+
+def told_apart(labels: Labels) -> tuple[Labels, Labels]:
+    """Return (classes, class number of each label): sorted where that can be, else as they come."""
+    try:
+        classes, codes = np.unique(labels, return_inverse=True)
+        return classes, codes.reshape(-1)
+    except TypeError:
+        places: dict[Any, int] = {}
+        codes = np.array([places.setdefault(label, len(places)) for label in labels])
+        classes = np.empty(len(places), dtype=object)
+        classes[:] = list(places)
+        return classes, codes
+
+
+def _objects(y: Sequence[Any]) -> Labels | None:
+    """Return labels as objects where numpy would make others of them; None where it would not."""
+    kinds = {
+        str if isinstance(label, str) else float if isinstance(label, numbers.Number) else object
+        for label in y
+    }
+    nested = any(isinstance(label, list | np.ndarray) for label in y)
+    if nested or (len(kinds) < 2 and object not in kinds):
+        return None
+    found = np.empty(len(y), dtype=object)
+    found[:] = list(y)
+    return found

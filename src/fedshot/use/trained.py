@@ -1,0 +1,235 @@
+"""A finished, or half-finished, run opened to answer questions: its chosen round and nothing else.
+
+The run's folder is enough: no example of the training data is read. What answers is the method's
+own `evaluate`, in the arithmetic of the run, so that a question of the run's test gets the run's
+own answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot import settings as trees
+from fedshot import tree
+from fedshot.checkpoint import Checkpoints
+from fedshot.config import Config, load
+from fedshot.data import ClientData
+from fedshot.errors import CheckpointError, ConfigError, DataError
+from fedshot.experiment import check_belongs, exists, fleet_for
+from fedshot.facts import Facts
+from fedshot.fleets import Guard, Host, PrivateStore
+from fedshot.keys import Key
+from fedshot.machine import arithmetic
+from fedshot.nn import Question
+from fedshot.nn.cost import step_flops
+from fedshot.protocol import Answer, Clients
+from fedshot.setting import Arrangement, threads_for, workers_for
+from fedshot.tree import Tree
+
+_BEFORE = 0  # the round before training
+
+
+class TrainedRun:
+    """The chosen round of a run: the best on validation, else the last one saved.
+
+    Args:
+        folder: of the run.
+        data_dir: folder of datasets, for runs that were started before runs kept facts of their
+            data, and for methods whose answers need the clients' own data.
+
+    Raises:
+        CheckpointError: no run, no checkpoint yet, or a damaged one.
+        DataError: the run is an old one, and its data are not there.
+    """
+
+    def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
+        self.folder, self._data_dir = Path(folder), data_dir
+        if not exists(self.folder):
+            raise CheckpointError(f"{self.folder} holds no run: it has no config.yaml.")
+        settings = load(self.folder / "config.yaml")
+        self.config = Config.of(_on_this_machine(settings))
+        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        rounds = self.checkpoints.rounds()
+        if not rounds:
+            raise CheckpointError(
+                f"{self.folder} has no checkpoint yet. Go on with `fedshot resume {self.folder}`."
+            )
+        last = self.checkpoints.notes(rounds[-1])
+        self.trained_rounds: int = rounds[-1]
+        self.round: int = last["best"][0]
+        self.facts = self._facts(last["dataset"])
+        check_belongs(self.folder, _with_device(last, self.config), self.config)
+        model = self.config.model.of(self.facts.shape, self.facts.table)
+        spec = self.config.episode
+        flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
+        self.config = self.config.with_threads(threads_for(flops, self.config.run.threads))
+        self.method = self.config.method(model, self.facts.base, self.facts.dealt)
+        self.model = model
+        self._key = Key(self.config.seed)
+        self._host = _Hosts(self)
+        workers = workers_for(flops, self.config.run, text=self.facts.is_text)
+        self._fleet = Guard(fleet_for(self._host, self.config.run, workers))
+        self._first = self.method.init(self._key.at("init"))
+        self.server, notes = self.checkpoints.read(self.round, self._first)
+        self._fleet.open(self.round, notes["private"])
+        self.banked = "/" in notes["private"]  # models of clients lie at the server
+        self._lock = Lock()  # torch's threads and rounding are settings of the whole process
+
+    @property
+    def keeps_private(self) -> bool:
+        """Whether clients have anything of their own, with them or in the server's bank."""
+        return self.banked or bool(tree.leaves(self._first_private))
+
+    @cached_property
+    def _first_private(self) -> Tree:
+        return self.method.init_client(self.facts.clients[0], self._key.at("clients"))
+
+    def private(self, client: int) -> Tree:
+        """Return the private state of a client after the chosen round."""
+        return self._host.private(client, (self.round, 0))
+
+    def remembered(self, client: int) -> Tree:
+        """Return what the server's bank has of a client after the chosen round, or `{}`."""
+        found: dict[str, Any] = {}
+        for path, leaf in (self._fleet.bank.load(client, (self.round, 0)) or {}).items():
+            *above, name = path.split("/")
+            at = found
+            for part in above:
+                at = at.setdefault(part, {})
+            at[name] = leaf
+        return found
+
+    def check_client(self, client: int) -> None:
+        """Raise ConfigError unless this client has a model of its own that was trained."""
+        known = self.facts.clients
+        if client not in known:
+            shown = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
+            raise ConfigError(f"client is {client}; the clients of this run are {shown}.")
+        if not self.keeps_private:
+            raise ConfigError(
+                f"client is {client}, and clients of {self.method.name} keep no model of their "
+                "own: the server's answers. Leave client out."
+            )
+        kept = self._host.store.load(client, (self.round, 0))
+        trained = kept is not None or bool(self.remembered(client))
+        if not trained and self.round != _BEFORE:
+            raise ConfigError(
+                f"client {client} was in no cohort up to round {self.round}, the chosen one, so "
+                "its model is untrained. Choose another client."
+            )
+
+    def answer(self, questions: Sequence[Question], client: int | None = None) -> list[Tensor]:
+        """Return the logits [queries, way] of each question.
+
+        Args:
+            questions: of any shape, up to the method's `max_way`.
+            client: whose model answers, for methods whose clients have models of their own.
+
+        Raises ConfigError when a client must be chosen, or none can be.
+        """
+        answers = self.evaluate(questions, client)
+        by_client = {answer.client for answer in answers} - {None}
+        if client is None and by_client:
+            first = ", ".join(map(str, self.facts.clients[:3]))
+            raise ConfigError(
+                f"the models of {self.method.name} are its clients': choose whose answers with "
+                f"client, one of {first}, ..."
+            )
+        if client is not None and not by_client:
+            raise ConfigError(
+                f"{self.method.name} answers with the server's model. Leave client out."
+            )
+        found = {answer.question: answer.logits for answer in answers}
+        if len(found) != len(questions):
+            raise CheckpointError(f"{self.folder}: the model gave no answer that can be used.")
+        return [found[u] for u in range(len(questions))]
+
+    def evaluate(self, questions: Sequence[Question], client: int | None = None) -> list[Answer]:
+        """Let the method answer as it does at test, with all its clients or with one."""
+        ids = self.facts.clients if client is None else (client,)
+        clients = Clients(self._fleet, ids, quorum=0.0, round=self.round, phase="evaluate")
+        threads, device = self.config.run.threads, self.config.run.device
+        assert threads is not None
+        key = self._key.at("round", self.round, "exam")
+        with self._lock, arithmetic(threads):
+            server = tree.to(self.server, torch.device(device))
+            return self.method.evaluate(server, clients, questions, key)
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """The run's data and who holds what. Raises DataError when the data are not there."""
+        found = Arrangement(self.config, self._data_dir)
+        if found.dataset.digest != self.facts.digest:
+            raise DataError(
+                f"{self.folder} was trained on other data: the hash of dataset {self.facts.name!r} "
+                "differs. Put the data back."
+            )
+        return found
+
+    def _facts(self, digest: str) -> Facts:
+        facts = Facts.read(self.folder)
+        if facts is None:
+            try:
+                facts = Arrangement(self.config, self._data_dir).facts()
+            except DataError as error:
+                raise DataError(
+                    f"{self.folder} is of a version that kept no facts of its data, and the data "
+                    f"are needed to use it: {error} `fedshot resume {self.folder}`, with the data "
+                    "at hand, writes them."
+                ) from None
+        if facts.digest != digest:
+            raise CheckpointError(
+                f"{self.folder}: the facts of dataset {facts.name!r} are those of other data than "
+                "the checkpoint's. Restore the folder from a copy."
+            )
+        return facts
+
+
+class _Hosts(Host):
+    """Clients whose private states are here, and whose data are read when a method asks for it."""
+
+    def __init__(self, run: TrainedRun) -> None:
+        super().__init__(
+            run.method,
+            None,  # type: ignore[arg-type]  # `data` below is the only reader of both
+            None,  # type: ignore[arg-type]
+            PrivateStore(run.folder / "clients"),
+            Key(run.config.seed).at("clients"),
+            run.config.run.device,
+        )
+        self._run = run
+
+    def data(self, client: int) -> ClientData:
+        return _Later(self._run, client)  # type: ignore[return-value]
+
+
+class _Later:
+    """A client's data, not read before somebody looks at them."""
+
+    def __init__(self, run: TrainedRun, client: int) -> None:
+        self._run, self._client = run, client
+
+    def __getattr__(self, name: str) -> Any:
+        arrangement = self._run.arrangement
+        rows = arrangement.deal.train[self._client]
+        return getattr(ClientData(arrangement.dataset, rows), name)
+
+
+def _on_this_machine(settings: trees.Settings) -> trees.Settings:
+    """Return the settings with the CPU in place of a GPU that is not here."""
+    if trees.at(settings, "run.device") == "cuda" and not torch.cuda.is_available():
+        return trees.merged(settings, {"run": {"device": "cpu"}})  # type: ignore[no-any-return]
+    return settings
+
+
+def _with_device(notes: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Return a checkpoint's notes with the device of this machine: it may be another one here."""
+    held = trees.merged(notes["config"], {"run": {"device": config.run.device}})
+    return notes | {"config": held}

@@ -1,0 +1,1 @@
+"""Runs on Flower, with real processes on loopback."""

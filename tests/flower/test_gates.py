@@ -1,0 +1,153 @@
+"""Who is turned away: strangers, plain text, other authorities, and what is too large."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .ground import LONG, Ground, program
+
+
+def node(ground: Ground, tmp_path: Path, *words: object) -> subprocess.Popen[str]:
+    """Start a node with the data of another, on a state folder of its own."""
+    data = ground.folder / "node-0" / "data"
+    return program(
+        "flower", "node", "--server", ground.address(), "--data", data,
+        "--state", tmp_path / "state", *words,
+    )  # fmt: skip
+
+
+def refused(process: subprocess.Popen[str]) -> str:
+    """Return what a node said that was turned away and left."""
+    try:
+        _, err = process.communicate(timeout=LONG)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2, err
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_key_that_is_not_registered_is_turned_away(ground: Ground, tmp_path: Path) -> None:
+    from fedshot.deploy.flower.keys import make_node_key
+
+    make_node_key(tmp_path / "stranger.key")
+    words = ("--ca", ground.home.ca, "--key", tmp_path / "stranger.key")
+    assert "does not know this node's key" in refused(node(ground, tmp_path, *words))
+
+
+def test_a_certificate_of_another_authority_is_turned_away(ground: Ground, tmp_path: Path) -> None:
+    from fedshot.deploy.flower.keys import make_server_keys
+
+    make_server_keys(tmp_path / "other", ["127.0.0.1"])
+    words = ("--ca", tmp_path / "other" / "ca.pem", "--key", ground.folder / "node-0" / "node.key")
+    assert "certificate is not trusted" in refused(node(ground, tmp_path, *words))
+
+
+def test_a_client_that_speaks_plain_text_is_turned_away(ground: Ground, tmp_path: Path) -> None:
+    import httpx
+
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"http://{ground.address()}/v1/fleet/activate-node", content=b"", timeout=LONG)
+    assert "does not speak plain text" in refused(node(ground, tmp_path))
+
+
+def test_a_node_does_not_send_in_the_clear_beyond_this_machine(tmp_path: Path) -> None:
+    process = program("flower", "node", "--server", "192.0.2.1:9092", "--data", tmp_path)
+    assert "192.0.2.1 is not this machine" in refused(process)
+    words = ("--host", "0.0.0.0", "--folder", tmp_path / "server")
+    assert "ca.pem does not exist" in refused(program("flower", "server", *words))
+
+
+def test_without_the_token_nobody_registers_or_begins_a_run(ground: Ground) -> None:
+    import httpx
+
+    trusting = ssl.create_default_context(cafile=str(ground.home.ca))
+    with httpx.Client(verify=trusting, base_url=f"https://{ground.address()}") as client:
+        for path in ("control/start-run", "control/register-node", "control/list-nodes",
+                     "runtime/acquire-task", "runtime/push-messages"):  # fmt: skip
+            for headers in ({}, {"x-fedshot-token": "0" * 64}):
+                reply = client.post(f"/v1/{path}", content=b"", headers=headers)
+                assert reply.status_code == 403, path
+        unsigned = client.post(
+            "/v1/fleet/pull-messages", content=b"",
+            headers={"content-type": "application/x-protobuf"},
+        )  # fmt: skip
+        assert unsigned.status_code in (400, 401, 415, 422)
+        assert client.get("/docs").status_code == 403
+    token = ground.home.folder / "token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    for key in ground.folder.glob("**/*.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
+    from fedshot.deploy.flower.home import split
+
+    trusting = ssl.create_default_context(cafile=str(ground.home.ca))
+    host, port = split(ground.address())
+    for path, header, status in (
+        ("push-object", f"Content-Length: {1 << 40}", b"413"),
+        ("push-messages", f"Content-Length: {1 << 20}", b"413"),
+        ("push-object", "Transfer-Encoding: chunked", b"411"),
+    ):
+        with (
+            socket.create_connection((host, port), LONG) as plain,
+            trusting.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            text = f"POST /v1/fleet/{path} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n\r\n"
+            line.sendall(text.encode())  # and nothing of what was announced
+            assert line.recv(12).split()[1] == status, path
+
+
+def test_two_nodes_do_not_speak_for_one_client(ground: Ground, tmp_path: Path) -> None:
+    """The second one stays away, by name; the run goes on with the first."""
+    from fedshot.deploy.flower.keys import load_public_keys, make_node_key
+    from fedshot.deploy.flower.local import operator_of
+
+    public = make_node_key(tmp_path / "double.key")
+    keys = load_public_keys(ground.home.nodes)
+    operator = operator_of(ground.home)
+    operator.register(keys | {"double": public.read_bytes()})
+    double = node(ground, tmp_path, "--ca", ground.home.ca, "--key", tmp_path / "double.key")
+    try:
+        assert double.stderr is not None
+        for text in double.stderr:
+            if "connected" in text:
+                break
+        change = {"method": {"name": "fl_proto"}, "run": {"rounds": 1}}
+        with ground.experiment(change) as run:
+            records = list(run.run())
+        assert not [fault for record in records for fault in record.faults]
+        told = [text for text in ground.said if "stays away" in text]
+        assert told
+        assert "lives at" in told[-1]
+    finally:
+        double.kill()
+        double.communicate()
+        operator.register(keys)
+
+
+def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None:
+    """Another seed deals the clients other samples; their node says so and none takes part."""
+    from fedshot.deploy.flower.codec import LIMITS
+    from fedshot.deploy.flower.letters import Letter
+    from fedshot.deploy.flower.setup import Setup
+    from fedshot.deploy.flower.shards import read_shards
+    from fedshot.deploy.flower.worker import Worker
+
+    from .ground import setting
+
+    worker = Worker("n", read_shards(ground.folder / "node-0" / "data"), tmp_path, limits=LIMITS)
+    setup = Setup.of("0" * 32, setting({"seed": 1}))
+    head = {"setup": setup.to_json(), "life": 1, "base": [-1, ""], "orders": [], "hello": True}
+    reply = worker.answer(Letter(head))
+    assert "another deal than the server's" in reply.head["refused"]
+    head["setup"] = setup.to_json() | {"fedshot": "0.0.0"}
+    assert "the server runs fedshot 0.0.0" in worker.answer(Letter(head)).head["refused"]

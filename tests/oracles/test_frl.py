@@ -1,0 +1,564 @@
+"""FRL against the paper's algorithm written out, its limit cases, and finite differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.data import EpisodeSpec, Gathering, Partition
+from fedshot.errors import ConfigError
+from fedshot.evaluation import Exam
+from fedshot.keys import Key
+from fedshot.methods import FRL
+from fedshot.nn import MLP, LinearHead, Local, Model, Optimizer, Proto, Prototypes, Share
+from fedshot.nn.few_round import pieces
+from fedshot.protocol import Group
+from oracles.fedfsl import beside, direction, dot, slope
+from oracles.frl import (
+    CLASSES,
+    CONV,
+    FLAT,
+    SPEC,
+    K,
+    Run,
+    adapt,
+    data_of,
+    episode,
+    flat,
+    l_aux,
+    l_local,
+    means,
+    method,
+    net,
+    net_by,
+    small,
+)
+
+VARIANTS: tuple[Any, ...] = ("linear", "proto", "gpal")
+
+
+def close(found: Any, want: dict[str, Tensor], tol: float = 1e-8) -> None:
+    got = flat(found)
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=tol, atol=tol / 10, msg=name)
+
+
+# ------------------------------------------------------------------------- one whole episode
+@pytest.mark.parametrize("by", ["iid", "shards"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_episode_is_the_algorithm_of_the_paper(variant: Any, by: Any, tmp_path: Path) -> None:
+    run = Run(method(variant=variant, refresh=False), tmp_path, by)
+    before = flat(run.server.phi)
+    want = episode(run.m, before, run.shares(), shrunk=False, refresh=False)
+    after = run.play().phi
+    close(after, want)
+    assert any(not torch.equal(want[name], before[name]) for name in want)
+
+
+@pytest.mark.parametrize(
+    ("options", "shrunk", "refresh"),
+    [
+        ({"mode": "strict"}, False, True),
+        ({"mode": "paper", "gamma": 0.2 / 4, "positions": "sum"}, True, False),
+        ({"loss": "literal", "inner_lr": 0.005, "refresh": False}, False, False),
+        ({"inner_rounds": 0}, False, True),
+        ({"inner_rounds": 3, "gamma": 1.0, "positions": "sum"}, False, True),
+    ],
+)
+def test_options_follow_the_equations(
+    options: dict[str, Any], shrunk: bool, refresh: bool, tmp_path: Path
+) -> None:
+    run = Run(method(**options), tmp_path)
+    gamma = options.get("gamma")
+    want = episode(run.m, flat(run.server.phi), run.shares(), shrunk, refresh)
+    close(run.play().phi, want)
+    assert run.m.local.gamma == (0.2 if gamma is None else gamma)
+
+
+def test_the_answer_of_a_group_is_that_of_its_rounds_written_out(tmp_path: Path) -> None:
+    """Inductive: a client's queries are normalised by its own supports."""
+    m = method()
+    exam = group_exam(m.model)
+    run = Run(m, tmp_path)
+    found = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+
+    question = exam.questions[1]
+    shares = [
+        Share(question.support_x[question.held.support == k],
+              question.support_y[question.held.support == k],
+              question.query_x[question.held.query == k],
+              question.support_y[:0], torch.ones(3, dtype=torch.bool), ())
+        for k in range(K)
+    ]  # fmt: skip
+    theta, told = adapt(m, flat(run.server.phi), shares, 2, shrunk=False, refresh=True)
+    assert told is not None
+    for k, share in enumerate(shares):
+        f = net_by(theta, share.query_x, share.support_x).mean(-1)
+        want = torch.stack([-(f - p).square().sum(-1) for p in told.values()], dim=1)
+        torch.testing.assert_close(found[1].logits[question.held.query == k], want.float())
+
+
+# ------------------------------------------------------------------------- prototypes
+def test_global_prototypes_are_the_means_over_all_supports(tmp_path: Path) -> None:
+    """And as printed they shrink by the share of the clients that lack the class."""
+    for mode in ("strict", "paper"):
+        m = small(method(variant="proto", mode=mode), refresh=False)
+        run = Run(m, tmp_path / mode)
+        shares = run.shares()
+        told = m.learn(Group.of_shares(shares), run.server, 3, 1, run.key).told
+        assert told is not None
+        x = torch.cat([s.support_x for s in shares])
+        y = torch.cat([s.support_y for s in shares])
+        pooled = means(net(flat(run.server.phi), x).mean(-1), y)
+        apart = [
+            means(net(flat(run.server.phi), s.support_x).mean(-1), s.support_y) for s in shares
+        ]
+        lacking = 0
+        for c in range(3):
+            held = [(p[c], len(s.support_y) / len(y)) for p, s in zip(apart, shares, strict=True)
+                    if c in p]  # fmt: skip
+            mass = sum(part for _, part in held)
+            lacking += mass < 1
+            shrunk = torch.stack([p * part for p, part in held]).sum(0)
+            torch.testing.assert_close(told.means[c], pooled[c] if mode == "strict" else shrunk)
+            if mode == "paper":  # inside the hull of the clients' means, times the mass
+                assert float(told.means[c].min()) >= 0
+                assert float(shrunk.sum()) <= mass * max(float(p.sum()) for p, _ in held) + 1e-12
+        assert lacking
+
+
+def test_the_unweighted_mean_counts_every_client_alike() -> None:
+    local = Local(FLAT, "proto", prototypes="unweighted")
+    own = Prototypes(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), torch.tensor([True, False]))
+    other = Prototypes(torch.tensor([[5.0, 5.0], [2.0, 2.0]]), torch.tensor([True, True]))
+    one, n_one = local.tell(own, torch.tensor([9.0, 0.0]))
+    two, n_two = local.tell(other, torch.tensor([1.0, 4.0]))
+    told, _ = local.join(one + two, n_one + n_two)
+    assert told.means.tolist() == [[3.0, 4.0], [2.0, 2.0]]
+    assert told.held.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("variant", ["proto", "gpal"])
+def test_a_client_with_one_class_has_no_local_gradient_and_takes_part(
+    variant: Any, tmp_path: Path
+) -> None:
+    m = method(variant=variant)
+    run = Run(m, tmp_path)
+    lonely = one_class(run.shares()[0])
+    reply = m.update({"theta": run.server.phi}, {}, lonely)
+    assert all(not leaf.any() for leaf in tree.leaves(reply.up["theta"]))
+    assert reply.weight == len(lonely.support_y)
+    assert reply.up["counts"].tolist().count(0.0) == 2
+    told = Prototypes(torch.randn(3, 3, generator=Key(0).torch()).double(), torch.ones(3) > 0)
+    pulled = m.update({"theta": run.server.phi, "prototypes": told}, {}, lonely)
+    moved = any(bool(leaf.any()) for leaf in tree.leaves(pulled.up["theta"]))
+    assert moved == (variant == "gpal")
+    meta = m.meta_gradient({"theta": run.server.phi, "prototypes": told}, {}, lonely)
+    assert any(bool(leaf.any()) for leaf in tree.leaves(meta.up["gradient"]))
+    skipped = replace(m, one_class="skip").meta_gradient(
+        {"theta": run.server.phi, "prototypes": told}, {}, lonely
+    )
+    assert not any(bool(leaf.any()) for leaf in tree.leaves(skipped.up["gradient"]))
+    assert float(skipped.weight) < 1e-4
+
+
+def one_class(share: Share) -> Share:
+    y = torch.zeros_like(share.support_y)
+    return share._replace(support_y=y, query_y=torch.zeros_like(share.query_y))
+
+
+def test_no_rounds_are_a_prototypical_network_on_the_pooled_supports(tmp_path: Path) -> None:
+    m = small(method(variant="proto", inner_rounds=2, test_rounds=0))
+    exam, run = group_exam(FLAT), Run(m, tmp_path)
+    answers = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    for u, answer in enumerate(answers):
+        whole = exam.questions[u]._replace(held=())
+        want = Proto(FLAT).answer(run.server.phi, {}, whole)
+        torch.testing.assert_close(answer.logits, want.float())
+
+
+def test_a_full_batch_step_of_a_head_is_the_step_on_the_pooled_supports(tmp_path: Path) -> None:
+    m = small(method(variant="linear", inner_rounds=1))
+    run = Run(m, tmp_path)
+    apart = run.shares()
+    whole = apart[0]._replace(
+        support_x=torch.cat([s.support_x for s in apart]),
+        support_y=torch.cat([s.support_y for s in apart]),
+    )
+    there = m.learn(Group.of_shares(apart), run.server, 3, 1, run.key).theta
+    alone = m.learn(Group.of_shares([whole]), run.server, 3, 1, run.key).theta
+    close(there, flat(alone), 1e-9)
+
+
+# ------------------------------------------------------------------------- losses
+def features(seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.randn(8, 4, 6, generator=Key(seed).torch(), dtype=torch.float64)
+    return g, torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+
+
+def told() -> Prototypes:
+    rows = torch.randn(3, 4, generator=Key(9).torch(), dtype=torch.float64)
+    return Prototypes(rows, torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "literal"])
+def test_losses_are_the_sums_of_the_paper(loss: Any) -> None:
+    g, y = features()
+    p = dict(enumerate(told().means))
+    local = Local(FLAT, "gpal", loss=loss, positions="sum")
+    torch.testing.assert_close(
+        local.aux_loss(g, y, told()), l_aux(g, y, p, literal=loss == "literal")
+    )
+    f = g.mean(-1)
+    own, counts = local.prototypes_of(f, y, 3)
+    want = l_local(f, y, means(f, y), literal=loss == "literal")
+    torch.testing.assert_close(local.local_loss(f, y, own, counts), want)
+
+
+def test_gpal_over_positions_is_a_mean_a_sum_or_of_the_pool() -> None:
+    g, y = features()
+    by = {kind: float(Local(FLAT, "gpal", positions=kind).aux_loss(g, y, told()))
+          for kind in ("mean", "sum", "pooled")}  # fmt: skip
+    assert by["sum"] == pytest.approx(6 * by["mean"], rel=1e-12)
+    p = dict(enumerate(told().means))
+    assert by["pooled"] == pytest.approx(float(l_local(g.mean(-1), y, p)), rel=1e-12)
+    assert method(mode="paper").local.gamma == 0.2 / 25
+    assert method(mode="official").local.positions == "pooled"
+    flat_map = g[:, :, :1]
+    one = Local(FLAT, "gpal", positions="mean").aux_loss(flat_map, y, told())
+    torch.testing.assert_close(one, l_local(flat_map[:, :, 0], y, p))
+
+
+def test_the_literal_loss_has_no_bound() -> None:
+    """Classes further apart lower it without end, and a lonely class has no logarithm."""
+    values = []
+    for far in (1.0, 10.0, 100.0):
+        f = torch.tensor([[far], [far], [-far], [-far]], dtype=torch.float64)
+        y = torch.tensor([0, 0, 1, 1])
+        local = Local(FLAT, "proto", loss="literal")
+        values.append(float(local.local_loss(f, y, *local.prototypes_of(f, y, 2))))
+    assert values == pytest.approx([-4.0, -400.0, -40000.0])
+    f, y = torch.randn(4, 3, generator=Key(0).torch()).double(), torch.zeros(4, dtype=torch.int64)
+    local = Local(FLAT, "proto", loss="literal")
+    alone = local.local_loss(f, y, *local.prototypes_of(f, y, 2))
+    torch.testing.assert_close(alone, (f - f.mean(0)).square().sum(-1).mean())
+
+
+def test_a_sample_left_out_of_its_prototype_is_left_out() -> None:
+    g, y = features()
+    f, local = g.mean(-1), Local(FLAT, "proto", own_sample="left_out")
+    each = []
+    for j in range(len(y)):
+        rest = torch.arange(len(y)) != j
+        p = means(f, y) | {int(y[j]): f[rest & (y == y[j])].mean(0)}
+        each.append(l_local(f[j : j + 1], y[j : j + 1], p))
+    own, counts = local.prototypes_of(f, y, 3)
+    torch.testing.assert_close(local.local_loss(f, y, own, counts), torch.stack(each).mean())
+
+
+def test_gradients_pass_through_the_clients_prototypes_or_not() -> None:
+    g, y = features()
+    grads = []
+    for through in (True, False):
+        f = g.mean(-1).requires_grad_()
+        local = Local(FLAT, "proto", through_prototypes=through)
+        own, counts = local.prototypes_of(f, y, 3)
+        grads.append(torch.autograd.grad(local.local_loss(f, y, own, counts), f)[0])
+    f = g.mean(-1).requires_grad_()
+    fixed = {c: p.detach() for c, p in means(f, y).items()}
+    want = torch.autograd.grad(l_local(f, y, fixed), f)[0]
+    torch.testing.assert_close(grads[1], want)
+    assert not torch.allclose(grads[0], want)
+
+
+def test_distances_may_be_means_or_of_unit_features() -> None:
+    g, _ = features()
+    plain, mean, unit = (Local(FLAT, "proto", distance=kind) for kind in ("plain", "mean", "unit"))
+    f = plain.rows(g)
+    torch.testing.assert_close(mean.logits(f, told()), plain.logits(f, told()) / 4)
+    torch.testing.assert_close(unit.rows(g).norm(dim=1), torch.ones(8).double())
+
+
+def test_a_class_whose_clients_were_lost_does_not_count() -> None:
+    g, y = features()
+    lost = told()._replace(held=torch.tensor([True, True, False]))
+    local = Local(FLAT, "gpal", positions="sum")
+    p = {c: lost.means[c] for c in (0, 1)}
+    torch.testing.assert_close(local.aux_loss(g, y, lost), l_aux(g[:6], y[:6], p))
+
+
+def test_minibatches_cover_the_supports_and_none_is_tiny() -> None:
+    for n, size in ((30, 60), (30, 7), (31, 10), (5, 2), (3, 1)):
+        cut = pieces(n, size)
+        rows = [i for piece in cut for i in range(piece.start, piece.stop)]
+        assert rows == list(range(n))
+        assert min(p.stop - p.start for p in cut) >= min(n, max(1, size // 2))
+
+
+# ------------------------------------------------------------------------- the server's step
+def test_the_step_is_slower_after_so_many_communication_rounds(tmp_path: Path) -> None:
+    m = small(method(inner_rounds=3, optimizer=Optimizer("adam", 0.01), decay_round=8))
+    run = Run(m, tmp_path)
+    g = direction(run.server.phi, 1)
+    quick, _ = m.optimizer.update(g, run.server.outer, run.server.phi)
+    for exchanges, factor in ((0, 1.0), (7, 1.0), (8, 0.1), (100, 0.1)):
+        server = run.server._replace(exchanges=torch.tensor(exchanges))
+        phi, _ = m._step(server, g)
+        want = tree.map(lambda w, q, f=factor: w + f * (q - w), server.phi, quick)
+        close(phi, flat(want), 1e-9)
+    never = replace(m, decay_round=0)._step(run.server._replace(exchanges=torch.tensor(10**6)), g)
+    close(never[0], flat(quick), 1e-12)
+    assert int(run.play().exchanges) == 4
+
+
+def test_local_adam_steps_are_averaged(tmp_path: Path) -> None:
+    m = small(method(meta_step="local", optimizer=Optimizer("adam", 0.01), inner_rounds=1))
+    run = Run(m, tmp_path)
+    phi = run.play().phi
+    for moved in tree.leaves(tree.sub(phi, run.server.phi)):
+        assert float(moved.abs().max()) <= 0.01 + 1e-9  # each client moves a number by 0.01 or 0
+    with pytest.raises(ConfigError, match="clients take their step without knowing"):
+        replace(m, optimizer=Optimizer("adam", 0.01, weight_decay=0.1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variant": "linear"},
+        {"variant": "proto", "refresh": False},
+        {"variant": "gpal", "refresh": True, "gamma": 0.7},
+        {"variant": "gpal", "refresh": False, "local_steps": 2, "prototypes": "shrunk"},
+    ],
+    ids=lambda o: "-".join(map(str, o.values())),
+)
+def test_the_exact_gradient_through_the_rounds_is_that_of_differences(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    m = small(method(**{"inner_lr": 0.1, **options, "order": "exact"}), optimizer=unit_step())
+    run, other = Run(m, tmp_path), Run(replace(m, order="first"), tmp_path / "first")
+    # Beside the start, where biases are zero and dead units sit on a kink.
+    run.server = other.server = run.server._replace(phi=beside(run.server.phi, 0.05))
+    group = Group.of_shares(run.shares())
+
+    def loss(phi: Any) -> Tensor:
+        learnt = m.learn(group, run.server._replace(phi=phi), 3, m.inner_rounds, run.key)
+        points = {"theta": learnt.theta}
+        if learnt.told is not None:
+            points |= {"means": learnt.told.means}
+        n = [len(s.support_y) + len(s.query_y) for s in run.shares()]
+        each = [m.query_loss(points, learnt.told, {}, s)[0] for s in run.shares()]
+        return sum(w * value for w, value in zip(n, each, strict=True)) / sum(n)  # type: ignore[return-value]
+
+    exact = tree.sub(run.server.phi, run.play().phi)
+    first = tree.sub(run.server.phi, other.play().phi)
+    for seed in (2, 3):
+        along = direction(run.server.phi, seed)
+        want = slope(loss, run.server.phi, along, h=1e-5)
+        torch.testing.assert_close(dot(exact, along), want, rtol=1e-5, atol=1e-6)
+        assert abs(float(dot(first, along) - want)) > 1e-4
+
+
+def unit_step() -> Optimizer:
+    return Optimizer("sgd", 1.0)
+
+
+# ------------------------------------------------------------------------- who has what
+def test_the_server_with_proxy_data_gets_the_bits_that_clients_give(tmp_path: Path) -> None:
+    m = FRL(
+        replace(CONV, dtype="float32"), SPEC, tuple(range(CLASSES)), redealt=True, inner_rounds=2
+    )
+    run = Run(m, tmp_path, workers=2)
+    proxies = Group.of_data([run.host.data(k) for k in range(K)])
+    alone, metrics = m.round(run.server, proxies, run.key)
+    assert tree.digest(run.play()) == tree.digest(alone)
+    assert run.metrics == metrics
+    assert proxies.bytes_up == run.meter.total("train", "up")
+    assert proxies.bytes_down == run.meter.total("train", "down")
+
+
+def test_an_episode_has_one_deal_in_all_its_exchanges(tmp_path: Path) -> None:
+    run = Run(method(), tmp_path)
+    shares = run.shares()
+    for k in range(K):
+        at = run.key.at("step", 3, "work", "meta_gradient", "client", k)
+        again = run.m.draw(run.host.data(k), at)
+        assert tree.digest(again._replace(seed=())) == tree.digest(shares[k]._replace(seed=()))
+        assert not torch.equal(again.seed, shares[k].seed)
+    other = Key(3).at("round", ROUND_AFTER).at("step", 0, "work", "update", "client", 0)
+    fresh = run.m.draw(run.host.data(0), other)
+    assert tree.digest(fresh._replace(seed=())) != tree.digest(shares[0]._replace(seed=()))
+
+
+ROUND_AFTER = 8
+
+
+def test_users_keep_their_images_and_label_by_the_base_classes(tmp_path: Path) -> None:
+    """The form for real devices: nothing is dealt anew, and every round halves what there is."""
+    rows = np.arange(CLASSES * 24).reshape(CLASSES, 2, 12)
+    users = Partition.of(
+        [np.concatenate([rows[k, 0], rows[(k + 1) % CLASSES, 1]]) for k in range(CLASSES)]
+    )
+    m = replace(method(variant="proto", inner_rounds=1), redealt=False)
+    run = Run(m, tmp_path, partition=users)
+    assert m.slots == CLASSES
+    for k, share in enumerate(run.shares()):
+        assert sorted(set(share.support_y.tolist())) == sorted({k, (k + 1) % CLASSES})
+        assert len(share.support_y) == len(share.query_y) == 12
+    before = tree.digest(run.server.phi)
+    assert tree.digest(run.play().phi) != before
+    assert run.metrics["loss"] < 10
+    with pytest.raises(ConfigError, match=r"model.head.way is 3, and the clients of an episode"):
+        replace(m, variant="linear")
+
+
+def test_bytes_are_those_of_the_table(tmp_path: Path) -> None:
+    """Per client: theta down and up in each exchange, prototypes down from the second round on."""
+    for variant, refresh in (("linear", True), ("proto", True), ("gpal", False)):
+        m = method(variant=variant, inner_rounds=3, refresh=refresh)
+        run = Run(m, tmp_path / variant)
+        run.play()
+        theta = tree.nbytes(run.server.phi)
+        d, n = 3, 3  # channels and classes
+        down, up = 4 * theta, 4 * theta  # R + 1 exchanges
+        if variant != "linear":
+            prototypes = n * d * 8 + n  # means, and which there are
+            down += 3 * prototypes
+            up += 3 * (n * d * 8 + n * 8)  # sums and counts
+            if refresh:
+                down, up = down + theta, up + n * d * 8 + n * 8
+        assert run.meter.total("train", "down") == K * down
+        assert run.meter.total("train", "up") == K * up
+
+
+# ------------------------------------------------------------------------- tests of groups
+def group_exam(model: Model, way: Any = 3, by: Any = "shards", spare: int = 0) -> Exam:
+    dataset = data_of(model.shape)
+    spec, group = EpisodeSpec(way, 6, 6), Gathering(K, by, spare=spare)
+    return Exam.draw(dataset, range(CLASSES), spec, 3, Key(4), None, group)
+
+
+def test_trained_for_some_rounds_and_tested_after_others(tmp_path: Path) -> None:
+    m = method(inner_rounds=3)
+    run, exam = Run(m, tmp_path), group_exam(CONV)
+    by_rounds = {}
+    for rounds in range(4):
+        tested = replace(m, test_rounds=rounds)
+        trained = replace(m, inner_rounds=rounds)
+        answers = [
+            one.evaluate(run.server, run.clients, exam.questions, Key(5))
+            for one in (tested, trained)
+        ]
+        assert all(torch.equal(a.logits, b.logits) for a, b in zip(*answers, strict=True))
+        by_rounds[rounds] = answers[0][0].logits
+    assert not torch.equal(by_rounds[3], by_rounds[0])
+    default = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    assert torch.equal(default[0].logits, by_rounds[3])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_episodes_may_have_a_random_way(variant: Any, tmp_path: Path) -> None:
+    model = replace(FLAT, head=LinearHead(5))
+    m = replace(method(model, variant=variant), episode=EpisodeSpec((2, 5), 6, 6))
+    run = Run(m, tmp_path)
+    ways = set()
+    for t in range(6):
+        run.key = Key(3).at("round", t)
+        run.clients._keys.clear()
+        shares = run.shares()
+        way = int(shares[0].open.sum())
+        ways.add(way)
+        assert len(shares[0].open) == 5
+        assert {c for s in shares for c in s.support_y.tolist()} == set(range(way))
+        run.server = run.play()
+    assert len(ways) > 1
+    if variant == "linear":  # a class out of use gives its outputs no gradient
+        used = shares[0]._replace(open=torch.arange(5) < 2, support_y=shares[0].support_y % 2)
+        moved = m.update({"theta": run.server.phi}, {}, used).up["theta"]["head"]
+        assert not moved["weight"][2:].any()
+        assert moved["weight"][:2].any()
+    exam = group_exam(model, (2, 5), "iid")
+    for answer in m.evaluate(run.server, run.clients, exam.questions, Key(5)):
+        way = len(exam.questions[answer.question].classes)
+        assert answer.logits.shape == (6 * way, way)
+
+
+def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> None:
+    exam = group_exam(CONV)
+    question = exam.questions[0]
+    assert question.held
+    order = torch.arange(len(question.query_x))[5:]
+    fewer = question._replace(
+        query_x=question.query_x[order],
+        held=question.held._replace(query=question.held.query[order]),
+    )
+    for policy, alike in (("support", True), ("transductive", False)):
+        m = method(replace(CONV, norm_policy=policy))
+        run = Run(m, tmp_path / policy)
+        (whole,) = m.evaluate(run.server, run.clients, [question], Key(5))
+        (part,) = m.evaluate(run.server, run.clients, [fewer], Key(5))
+        assert torch.allclose(whole.logits[order], part.logits, atol=1e-6) == alike
+        assert m.transductive == (not alike)
+    assert FRL.norm_policy({"mode": "official"}) == "transductive"
+
+
+def test_running_statistics_are_those_of_the_queries_and_serve_at_test(tmp_path: Path) -> None:
+    """Then, without rounds, it does not matter who holds what."""
+    m = method(replace(CONV, norm_policy="running"), variant="proto", inner_rounds=0)
+    run = Run(m, tmp_path)
+    conv = run.server.phi["body"]["conv1"]
+    n = [len(s.support_y) + len(s.query_y) for s in run.shares()]
+    seen = []
+    for share in run.shares():
+        x = share.query_x.permute(0, 3, 1, 2).double() / 127.5 - 1
+        h = torch.nn.functional.conv2d(x, conv["weight"], conv["bias"], padding=1)
+        seen.append(h.mean((0, 2, 3)))
+    want = sum(part * mean for part, mean in zip(n, seen, strict=True)) / sum(n)
+    after = run.play()
+    torch.testing.assert_close(after.stats["norm1"]["mean"], 0.1 * want)
+    question = group_exam(CONV).questions[0]
+    answers = m.evaluate(after, run.clients, [question, question._replace(held=())], Key(5))
+    torch.testing.assert_close(answers[0].logits, answers[1].logits, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_that_diverges_answers_with_nan(tmp_path: Path) -> None:
+    m = small(method(variant="linear", inner_lr=1e200))
+    run, exam = Run(m, tmp_path), group_exam(FLAT)
+    answers = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    assert all(not answer.logits.isfinite().any() for answer in answers)
+
+
+def test_fresh_heads_differ_between_episodes_and_questions(tmp_path: Path) -> None:
+    m = small(method(variant="linear", head="fresh", inner_rounds=1))
+    run = Run(m, tmp_path)
+    heads = [tree.digest(m.start(run.server.phi, Key(1).at(t))["head"]) for t in range(2)]
+    assert len({*heads, tree.digest(run.server.phi["head"])}) == 3
+
+
+# ------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"inner_rounds": -1}, "the number of rounds is -1"),
+        ({"decay": 0.0}, "expected a factor in"),
+        ({"inner_lr": float("nan")}, "inner_lr is nan"),
+        ({"local_steps": 0}, "local_steps is 0"),
+        ({"variant": "cosine"}, "variant is 'cosine'"),
+        ({"mode": "fast"}, "mode is 'fast'"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        method(**options)
+
+
+def test_a_head_is_asked_for_where_it_is_needed() -> None:
+    with pytest.raises(ConfigError, match="there is no head"):
+        method(Model(MLP((4,)), None, (6, 6, 1)), variant="linear")

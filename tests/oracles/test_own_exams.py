@@ -1,0 +1,202 @@
+"""Exams of clients on images of their own classes: whose question, which images, what mark."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedshot.config import Config
+from fedshot.data import Clusters, Dataset, EpisodeSpec, Partition, Pathological, own_tasks
+from fedshot.errors import ConfigError, DataError
+from fedshot.evaluation import Exam, score
+from fedshot.experiment import Setting
+from fedshot.keys import Key
+from fedshot.protocol import Answer
+from system.runs import SMALL, finished, merged
+
+OWN: dict[str, Any] = {
+    "split": {"base": ["0-9"]},
+    "partition": {"name": "pathological", "clients": 6, "way": 3, "shot": 4},
+    "episode": {"way": 2, "shot": 1, "query": 1, "queries": "up_to"},
+    "method": {"name": "fedavg", "local_steps": 2},
+    "run": {"rounds": 3},
+}
+
+
+def setting(*changes: dict[str, Any]) -> Setting:
+    return Setting(Config.of(merged(SMALL, OWN, *changes)))
+
+
+def test_a_question_holds_a_clients_training_images_and_asks_for_its_tests() -> None:
+    made = setting()
+    exam, deal, y = made.test, made.deal, made.dataset.y
+    assert deal.test is not None
+    assert exam.owners == tuple(made.clients)
+    assert len(exam) == 6
+    for u, client in enumerate(exam.owners):
+        q, train, asked = exam.questions[u], deal.train[client], deal.test[client]
+        assert q.classes.tolist() == sorted(set(y[train].tolist()))
+        assert sorted(q.classes[q.support_y].tolist()) == sorted(y[train].tolist())
+        pool = {made.dataset.x[row].tobytes() for row in train}
+        assert {image.numpy().tobytes() for image in q.support_x} == pool
+        truth = {made.dataset.x[row].tobytes(): int(y[row]) for row in asked}
+        for image, label in zip(q.query_x, exam.labels(u), strict=True):
+            assert truth[image.numpy().tobytes()] == int(q.classes[label])
+        assert len(q.query_x) == len(asked) == 2 * len(train)
+        assert not pool & truth.keys()
+
+
+def test_the_order_of_queries_does_not_tell_their_labels() -> None:
+    exam = setting().test
+    orders = [exam.labels(u).tolist() for u in range(len(exam))]
+    assert all(order != sorted(order) for order in orders)
+
+
+def test_all_seeds_and_methods_sit_one_exam_and_another_test_seed_another() -> None:
+    one = setting()
+    for changes in ({"seed": 5}, {"method": {"name": "pfedfsl", "m": 1}}, {"run": {"cohort": 2}}):
+        other = setting(changes)
+        assert other.test.digest == one.test.digest
+        assert np.array_equal(other.deal.train.indices, one.deal.train.indices)
+    assert setting({"test": {"seed": 1}}).test.digest != one.test.digest
+    fewer = Exam.own(one.dataset, one.deal.train, one.deal.test, one.clients[:5], Key(0))  # type: ignore[arg-type]
+    assert fewer.digest != one.test.digest
+
+
+def test_the_hash_tells_whose_questions_they_are() -> None:
+    made = setting()
+    exam = made.test
+    renamed = Exam(made.dataset, exam._tasks, tuple(reversed(exam.owners or ())))
+    assert renamed.digest != exam.digest
+
+
+def test_a_score_is_the_mean_over_clients_with_spread_and_worst_tenth() -> None:
+    exam = setting().test
+    answers, each = [], {}
+    for u in range(len(exam)):
+        truth = exam.labels(u)
+        logits = torch.nn.functional.one_hot(truth, len(exam.classes(u))).double()
+        logits[: u + 1] = -logits[: u + 1]  # the first u + 1 are wrong
+        answers.append(Answer(u, None, logits))  # by the server's model: its owner's all the same
+        each[u] = 1 - (u + 1) / len(truth)
+    found = score(answers, exam)
+    marks = list(each.values())
+    assert found.clients == pytest.approx(each)
+    assert found.accuracy == pytest.approx(np.mean(marks))
+    assert found.spread == pytest.approx(np.std(marks, ddof=1))
+    assert found.interval == pytest.approx(1.96 * found.spread / math.sqrt(6))
+    assert found.worst_tenth == pytest.approx(min(marks))
+    assert found.to_json()["spread"] == found.spread
+
+
+@pytest.mark.parametrize("dealer", [Pathological, Clusters])
+def test_validation_images_come_on_top_and_none_is_dealt_twice(dealer: Any) -> None:
+    y = np.repeat(np.arange(10), 200).astype(np.int64)
+    data = Dataset("made", np.zeros((len(y), 1, 1, 1), np.uint8), y, tuple("abcdefghij"))
+    options = {"clients": 6, "way": 3, "shot": 4} | ({"clusters": 2} if dealer is Clusters else {})
+    for validation in (0, 1, 2):
+        deal = dealer(**options, validation=validation).deal(
+            data, np.arange(len(y)), Key(0), EpisodeSpec(2, 1, 1)
+        )
+        parts = [deal.train, deal.test, *([deal.validation] if validation else [])]
+        every = np.concatenate([part.indices for part in parts])
+        assert len(every) == len(set(every.tolist()))
+        if not validation:
+            assert deal.validation is None
+            continue
+        for train, held in zip(deal.train, deal.validation, strict=True):
+            counts = np.bincount(y[train], minlength=10)
+            assert np.array_equal(np.bincount(y[held], minlength=10), validation * counts)
+
+
+def test_the_round_is_chosen_on_validation_images_and_else_the_last(tmp_path: Path) -> None:
+    last = finished(tmp_path / "last", OWN)
+    last.result()
+    assert last.setting.validation is None
+    assert last.best_round == 3
+    assert "no images are set aside for validation: the last round is tested" in (
+        last.setting.notices()
+    )
+    chosen = finished(
+        tmp_path / "chosen", OWN, {"partition": {"validation": 1}, "run": {"validate_every": 1}}
+    )
+    marks = {r["round"]: r["validation"]["accuracy"] for r in chosen.recorder.records()}
+    assert len(marks) == 4
+    assert marks[chosen.best_round] == max(marks.values())
+    assert chosen.setting.validation is not None
+    assert chosen.setting.validation.digest != chosen.setting.test.digest
+
+
+@pytest.mark.parametrize(
+    "name", ["fl_proto", "fedavg_probe", "fedfsl_prox", "fedfsl_mi_adv", "fsl_local"]
+)
+def test_methods_of_new_classes_sit_the_same_exam(name: str, tmp_path: Path) -> None:
+    """Their support is what the client trains on; the head is as wide as the widest question."""
+    run = finished(tmp_path / name, OWN, {
+        "method": {"name": name, "local_steps": 1}, "run": {"rounds": 1},
+        "model": {"head": {"name": "linear", "way": 10}},
+    })  # fmt: skip
+    found = run.result()
+    assert found.tasks == setting().test.digest
+    assert sorted(found.clients) == run.setting.clients
+    assert found.unanswered == 0
+    answers = run.method.evaluate(
+        run.server, run._clients(1, "evaluate"), run.setting.test.questions, Key(0)
+    )
+    if name == "fsl_local":  # each by its owner, not in turns
+        assert [(a.question, a.client) for a in answers] == list(enumerate(run.setting.clients))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"partition": {"name": "iid", "clients": 3}}, DataError, "'iid' sets no images aside"),
+        (
+            {"split": {"base": ["0-7"], "validation": ["8", "9"]}},
+            DataError,
+            "set partition.validation",
+        ),
+        (
+            {"split": {"base": ["0-4"], "novel": ["5-9"]}, "partition": {"way": 2}},
+            ConfigError,
+            "'fedavg' tells apart classes that it has trained on, and the split has novel ones",
+        ),
+        (
+            {
+                "method": {"name": "fedfsl_mi_adv"},
+                "model": {"head": {"name": "linear", "way": 3}},
+            },
+            ConfigError,
+            "the most classes of a client is 4; model.head.way is 3",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        setting(changes)
+
+
+def test_a_client_is_not_tested_on_what_it_never_saw() -> None:
+    data = Dataset(
+        "made", np.zeros((6, 1, 1, 1), np.uint8), np.array([0, 0, 1, 1, 2, 2]), ("a", "b", "c")
+    )
+    train = Partition.of([np.array([0, 2])])
+    with pytest.raises(DataError, match="client 0 is tested on class 'c'"):
+        own_tasks(data, train, Partition.of([np.array([1, 4])]), [0], Key(0))
+    with pytest.raises(DataError, match="client 0 has no images to be tested on"):
+        own_tasks(data, train, Partition.of([np.array([], np.int64)]), [0], Key(0))
+
+
+def test_own_tests_have_no_other_shape() -> None:
+    made = setting()
+    assert made.exam(made.config.test) is made.test
+    other = Config.of(merged(SMALL, OWN, {"test": {"way": 2}})).test
+    with pytest.raises(ConfigError, match="the test has no other shape or seed"):
+        made.exam(other)

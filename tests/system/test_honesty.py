@@ -1,0 +1,128 @@
+"""Two switches for what published code does and no honest result may: off, marked where used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedshot import cli
+from fedshot.config import Config
+from fedshot.errors import DataError
+from fedshot.recipes import Recipe, names
+from fedshot.recipes.plan import marks
+from fedshot.recipes.recipe import read
+from fedshot.reports import Row, Run
+from fedshot.sections import not_honest
+from fedshot.setting import Setting
+
+from .runs import CHOOSING, SMALL, experiment, finished, merged
+
+PEEK = {"run": {"choose": "best_on_test_classes", "validate_every": 1}}
+FIRST = {"test": {"first_client_only": True}}
+WILD = {"method": {"optimizer": {"lr": 0.3}}}
+TOLD = [
+    "NOT HONEST: the test classes chose the round",
+    "NOT HONEST: the first client alone was scored",
+]
+
+
+def test_both_are_off_unless_a_recipe_is_about_them() -> None:
+    assert not_honest(Config.of(SMALL).settings) == []
+    for name in names():
+        recipe = Recipe.load(name)
+        for cell in recipe.cells("paper") if recipe.rows else []:
+            about = name == "f2l-official" and cell.column.key.startswith("code")
+            assert bool(not_honest(cell.settings())) == about
+
+
+def test_the_best_round_on_the_test_is_told_to_be_no_honest_choice(tmp_path: Path) -> None:
+    made = finished(tmp_path / "run", CHOOSING, WILD, PEEK)
+    looks = [r["validation"] for r in made.recorder.records()]
+    found = made.result()
+    assert {look["tasks"] for look in looks} == {found.tasks} == {made.setting.test.digest}
+    assert found.accuracy == max(look["accuracy"] for look in looks)
+    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (told["chosen_by"], told["not_honest"]) == ("test classes", TOLD[:1])
+    assert Row.of_runs("a", [Run.read(tmp_path / "run")]).note.startswith(TOLD[0])
+    assert TOLD[0] in made.setting.notices()
+    assert Run.read(tmp_path / "run").differs(Run.read(finished_honestly(tmp_path)))
+
+
+def finished_honestly(tmp_path: Path) -> Path:
+    made = finished(tmp_path / "honest", CHOOSING, WILD)
+    made.result()
+    told = json.loads((tmp_path / "honest" / "result.json").read_text())
+    assert (told["chosen_by"], "not_honest" in told) == ("validation", False)
+    assert Row.of_runs("a", [Run.read(tmp_path / "honest")]).note == ""
+    return tmp_path / "honest"
+
+
+def test_scoring_the_first_client_alone_is_told(tmp_path: Path) -> None:
+    made = finished(tmp_path / "run", CHOOSING, FIRST)
+    assert set(made.result().clients) == {made.setting.clients[0]}
+    assert len(made.result().per_episode) == 20
+    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert told["not_honest"] == TOLD[1:]
+
+
+def test_the_command_tells_it_beside_the_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--out", str(tmp_path), "--run.rounds", "1", "--data", "digits"]
+    words += ["--split.base", "0-4", "--split.novel", "5-9", "--episode.query", "5"]
+    words += ["--model.backbone", "mlp", "--test.episodes", "4", "--test.query", "3"]
+    words += ["--run.choose", "best_on_test_classes", "--test.first_client_only", "true"]
+    assert cli.main(words) == 0
+    captured = capsys.readouterr()
+    assert all(text in captured.out and text in captured.err for text in TOLD)
+
+
+def test_a_reproduced_table_tells_it() -> None:
+    recipe: dict[str, Any] = {
+        "title": "A test", "source": "nowhere", "kind": "table", "measure": "nothing",
+        "settings": merged(SMALL, PEEK, FIRST), "columns": {"one": {"label": "1-shot"}},
+        "rows": {"a": {"label": "A", "settings": {}, "published": [1.0]}},
+        "budgets": {"paper": {"exchanges": 1}, "small": {"exchanges": 1}},
+    }  # fmt: skip
+    recipe["settings"].pop("name")
+    (cell,) = read("t", recipe).cells("paper")
+    assert marks(cell)[:2] == TOLD
+
+
+def test_tests_may_be_of_the_clients_own_novel_examples() -> None:
+    """Episode u from what client u mod K holds of the novel classes; the same for every seed."""
+    own = {
+        "test": {"pool": "clients", "way": 2, "query": 3, "episodes": 24},
+        "split": CHOOSING["split"],
+    }
+    made = Setting(Config.of(merged(SMALL, own)))
+    rows = [
+        np.concatenate([made.test._tasks.support[u], made.test._tasks.query[u]]) for u in range(24)
+    ]
+    held = [set(np.concatenate(rows[k::6]).tolist()) for k in range(6)]
+    assert sum(len(one) for one in held) == len(set.union(*held))
+    assert set(made.dataset.y[sorted(set.union(*held))].tolist()) <= {7, 8, 9}
+    shared = Setting(Config.of(merged(SMALL, own, {"test": {"pool": "shared"}})))
+    assert made.test.digest != shared.test.digest
+    other = Setting(Config.of(merged(SMALL, own, {"seed": 3})))
+    assert other.test.digest == made.test.digest
+
+
+def test_a_client_that_holds_too_little_for_tests_of_its_own_is_named() -> None:
+    own = {"test": {"pool": "clients", "way": 5, "query": 40}}
+    with pytest.raises(DataError, match=r"test.pool is 'clients'.*client \d has"):
+        Setting(
+            Config.of(merged(SMALL, own, {"split": {"random": [4, 0, 6]}, "episode": {"way": 3}}))
+        )
+
+
+def test_an_experiment_with_one_test_for_each_client_runs(tmp_path: Path) -> None:
+    own = {"test": {"pool": "clients", "way": 2, "query": 3}, "split": CHOOSING["split"]}
+    found = experiment(tmp_path / "run", CHOOSING, own)
+    for _ in found.run():
+        pass
+    assert len(found.result().clients) == 6

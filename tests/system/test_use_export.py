@@ -1,0 +1,213 @@
+"""Exports give the features of the run: read back by torch, by safetensors, and by ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedshot import tree
+from fedshot.errors import ConfigError, DataError
+from fedshot.experiment import Experiment
+from fedshot.kinds import kind_options
+from fedshot.methods import METHODS
+from fedshot.nn import BACKBONES, Mode, Model
+from fedshot.nn.learners import Question, question_features
+from fedshot.use import TrainedRun, export
+from fedshot.use.encoder import encoder_of
+from fedshot.use.plain import example
+
+from .runs import CHOOSING, finished, merged
+from .test_use_inputs import texts  # noqa: F401  (a fixture)
+
+SHORT: dict[str, Any] = {"run": {"rounds": 1}}
+PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 2}}
+MAML: dict[str, Any] = {
+    "method": {"name": "fedfsl_naive", "local_steps": 1},
+    "model": {"head": {"name": "linear", "way": 5}},
+}
+CONV: dict[str, Any] = {"model": {"backbone": {"name": "conv4", "width": 4}}}
+RESNET: dict[str, Any] = {"model": {"backbone": {"name": "resnet12", "widths": [4, 4, 8, 8]}}}
+TRANSDUCTIVE: dict[str, Any] = {"model": {"norm_policy": "transductive"}}
+FEW = {"local_steps": 1, "adversarial_steps": 1, "episodes": 1}
+KINDS: dict[str, tuple[dict[str, Any], ...]] = {
+    "mlp": (PROTO,),
+    "conv4": (PROTO, CONV),
+    "conv4, support": (MAML, CONV),
+    "conv4, transductive": (PROTO, CONV, TRANSDUCTIVE),
+    "resnet12": (PROTO, RESNET),
+}
+
+
+def by_run(run: TrainedRun, asked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the features as the run's own tests have them, compiled kernels and all."""
+    body, stats = encoder_of(run)
+    with torch.no_grad():
+        if len(asked) == 2:
+            question = Question(asked[0], torch.zeros(0), asked[1], torch.zeros(0))
+            return question_features(run.model, {"body": body}, stats, question)
+        norm: Any = "batch" if run.model.norm_policy == "transductive" else "given"
+        return (run.model.features({"body": body}, stats, asked[0], Mode(norm=norm))[0],)
+
+
+def asked_of(run: TrainedRun, folder: Path) -> tuple[Tensor, ...]:
+    """Return examples, of numbers that were not traced, for each input that is described."""
+    inputs = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))["inputs"]
+    return tuple(example(run.model, 6 + 5 * i, 10 + i) for i in range(len(inputs)))
+
+
+def equal(run: TrainedRun, asked: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
+    wanted = by_run(run, asked)
+    assert len(wanted) == len(found)
+    for a, b in zip(wanted, found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5 * float(a.abs().max()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_torch_program_gives_the_runs_features(kind: str, tmp_path: Path) -> None:
+    finished(tmp_path / "run", *KINDS[kind], SHORT)
+    run = TrainedRun(tmp_path / "run")
+    export(run, "torch-export", tmp_path / "out")
+    program = torch.export.load(tmp_path / "out" / "encoder.pt2").module()
+    asked = asked_of(run, tmp_path / "out")
+    found = program(*asked)
+    equal(run, asked, found if isinstance(found, tuple) else (found,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx_runtime_gives_the_runs_features(kind: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    finished(tmp_path / "run", *KINDS[kind], SHORT)
+    run = TrainedRun(tmp_path / "run")
+    export(run, "onnx", tmp_path / "out")
+    session = runtime.InferenceSession(tmp_path / "out" / "encoder.onnx")
+    asked = asked_of(run, tmp_path / "out")
+    names = [one.name for one in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (x.numpy() for x in asked), strict=True)))
+    equal(run, asked, tuple(torch.from_numpy(one) for one in found))
+
+
+@pytest.mark.parametrize("to", ["torch-export", "onnx"])
+def test_texts_are_exported_with_their_words(
+    to: Any, texts: tuple[Experiment, list[str]], tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    if to == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    run = TrainedRun(texts[0].folder)
+    made = export(run, to, tmp_path / "out")
+    assert {path.name for path in made} >= {"encoder.json", "words.txt", "README.md"}
+    words = (tmp_path / "out" / "words.txt").read_text(encoding="utf-8").split()
+    assert tuple(words) == run.facts.words
+    if to == "onnx":
+        session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
+        x = example(run.model, 9, 10)
+        (found,) = session.run(None, {"examples": x.numpy()})
+        equal(run, (x,), (torch.from_numpy(found),))
+
+
+def test_weights_and_description_make_the_encoder_again(tmp_path: Path) -> None:
+    """By the names in the files alone, as a stranger would."""
+    finished(tmp_path / "run", PROTO, CONV, SHORT)
+    run = TrainedRun(tmp_path / "run")
+    export(run, "safetensors", tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "encoder.json").read_text(encoding="utf-8"))
+    flat = load_file(tmp_path / "out" / "encoder.safetensors")
+    options = {k: v for k, v in told["backbone"].items() if k != "name"}
+    backbone = BACKBONES[told["backbone"]["name"]](**options)
+    model = Model(backbone, None, tuple(told["shape"]), told["norm_policy"], told["dtype"])
+    parts: dict[str, dict[str, dict[str, Tensor]]] = {"body": {}, "stats": {}}
+    for path, leaf in flat.items():
+        part, layer, name = path.split("/")
+        parts[part].setdefault(layer, {})[name] = leaf
+    x = example(model, 5)
+    with torch.no_grad():
+        found, _ = model.features({"body": parts["body"]}, parts["stats"], x, Mode())
+    assert torch.equal(found, by_run(run, (x,))[0])
+
+
+# For methods that tell apart what they trained on: clients tested on images of their own classes.
+OWN = {
+    "split": {"base": ["0-9"], "validation": [], "novel": []},
+    "partition": {"name": "pathological", "clients": 8, "way": 3, "shot": 8},
+    "episode": {"way": 2, "shot": 1, "query": 1},
+}
+
+
+# Methods whose only encoders are their clients'.
+THEIRS = {"fsl_local", "pfedfsl", "fedfomo", "heur_fedamp", "fedproto"}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_methods_encoder_is_found(name: str, tmp_path: Path) -> None:
+    """Whatever a method calls its state, one body of the backbone's form is in it, and trained."""
+    valid = {option.place for option in kind_options("method", name)}
+    short = {k: v for k, v in FEW.items() if f"method.{k}" in valid}
+    inner = {"inner": {"steps": 1, "test_steps": 1}} if "method.inner.steps" in valid else {}
+    method = {"method": {"name": name, **short, **inner}}
+    head: dict[str, Any] = {"model": {"head": {"name": "linear", "way": 5}}}
+    two = {"run": {"cohort": 2}, "test": {"episodes": 2}}
+    own = OWN if getattr(METHODS[name], "knows_base_alone", False) else {}
+    made = finished(tmp_path / "run", merged(method, head, own), CONV, SHORT, two)
+    run = TrainedRun(tmp_path / "run")
+    client = None
+    if name in THEIRS:
+        with pytest.raises(ConfigError, match=r"no single encoder.*Choose one with --client"):
+            encoder_of(run)
+        client = next(c for c in made.setting.clients if _trained(run, c))
+    body, stats = encoder_of(run, client)
+    first, first_stats = run.model.init(made.setting.key.at("init"))
+    assert tree.difference(first["body"], body) is None
+    assert tree.difference(first_stats, stats) is None
+    moved = [not torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(body))]  # noqa: B905
+    assert any(moved) != (name == "frl_fedavg"), "which starts afresh with every group"
+
+
+def _trained(run: TrainedRun, client: int) -> bool:
+    try:
+        run.check_client(client)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_meta_sgd_exports_its_weights_and_not_its_step_sizes(tmp_path: Path) -> None:
+    options = {"method": {"name": "fedmeta", "learned_steps": True}}
+    finished(tmp_path / "run", merged(options, {"model": MAML["model"]}), CONV, SHORT)
+    run = TrainedRun(tmp_path / "run")
+    body, _ = encoder_of(run)
+    assert torch.equal(
+        body["conv1"]["weight"], run.server.theta["start"]["body"]["conv1"]["weight"]
+    )
+
+
+def test_the_card_tells_what_the_run_measured(tmp_path: Path) -> None:
+    made = finished(tmp_path / "run", PROTO, CHOOSING, SHORT)
+    result = made.result()
+    run = TrainedRun(tmp_path / "run")
+    export(run, "safetensors", tmp_path / "out", licence="CC0, ours")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"{result} (2-way 1-shot, 20 episodes" in card
+    for words in ("CC0, ours", "Base classes: 0, 1, 2, 3, 4.", "`fl_proto`", "## Limits"):
+        assert words in card
+    assert str(tmp_path) not in card
+
+
+def test_a_program_that_answers_otherwise_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(tmp_path / "run", PROTO, SHORT)
+    run = TrainedRun(tmp_path / "run")
+    monkeypatch.setattr(
+        "fedshot.use.exporting._torch_export",
+        lambda module, _: (b"", lambda asked: (module(*asked) * 1.001,)),
+    )
+    with pytest.raises(DataError, match=r"other features, by 0\.001 of the largest"):
+        export(run, "torch-export", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

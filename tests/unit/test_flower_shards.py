@@ -1,0 +1,134 @@
+"""The clients' files: the same draws as from the whole dataset, and nobody else's samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.small import CLIENTS, DATASET, PARTITION
+from fedshot import tree
+from fedshot.config import Config
+from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Redealt, Tokens
+from fedshot.deploy.flower.commands import parse_clients
+from fedshot.deploy.flower.exams import ExamSetting, write_exams
+from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
+from fedshot.errors import ConfigError, DataError
+from fedshot.keys import Key
+from fedshot.setting import Arrangement, Setting
+from system.runs import CHOOSING, SMALL, merged
+
+SPEC = EpisodeSpec(way=3, shot=1, query=2)
+
+
+def texts() -> Dataset:
+    rng = Key(0).at("texts").numpy()
+    sizes = rng.integers(0, 7, len(DATASET))
+    table = rng.standard_normal((50, 4)).astype(np.float32)
+    table[0] = 0
+    ids = rng.integers(1, 50, sizes.sum()).astype(np.int32)
+    tokens = Tokens(ids, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), table, 7)
+    return Dataset("texts", tokens, DATASET.y, DATASET.class_names)
+
+
+@pytest.mark.parametrize("dataset", [DATASET, texts()], ids=["images", "texts"])
+def test_a_client_draws_from_its_file_what_it_draws_from_the_whole(
+    tmp_path: Path, dataset: Dataset
+) -> None:
+    write_shards(tmp_path, dataset, PARTITION, range(CLIENTS))
+    held = read_shards(tmp_path, [1, 4, 5])
+    assert held.clients == (1, 4, 5)
+    assert len(held.dataset) == sum(len(PARTITION[client]) for client in held.clients)
+    assert held.dataset.shape == dataset.shape
+    for client in held.clients:
+        mine = ClientData(held.dataset, held.partition[client])
+        whole = ClientData(dataset, PARTITION[client])
+        for step in range(3):
+            key = Key(7).at("client", client, step)
+            assert tree.digest(mine.episode(SPEC, key.numpy())) == tree.digest(
+                whole.episode(SPEC, key.numpy())
+            )
+            assert tree.digest(mine.batch(5, key.numpy())) == tree.digest(
+                whole.batch(5, key.numpy())
+            )
+    assert not len(held.partition[0])
+    with pytest.raises(IndexError):
+        held.partition[6]
+
+
+def test_a_file_that_is_missing_or_of_another_deal_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no client: expected files such as client-000000"):
+        read_shards(tmp_path)
+    write_shards(tmp_path, DATASET, PARTITION, [0, 1])
+    with pytest.raises(DataError, match=r"client-000003\.safetensors does not exist"):
+        read_shards(tmp_path, [0, 3])
+    other = Partition.of([rows[::-1] for rows in PARTITION])
+    write_shards(tmp_path, DATASET, other, [1])
+    with pytest.raises(DataError, match="another deal than client 0: deal differ"):
+        read_shards(tmp_path)
+    write_shards(tmp_path, replace(DATASET, class_names=tuple("uvwxyz")), PARTITION, [1])
+    with pytest.raises(DataError, match="class_names differ"):
+        read_shards(tmp_path)
+    path_of(tmp_path, 1).write_bytes(path_of(tmp_path, 0).read_bytes()[:-7])
+    with pytest.raises(Exception, match="damaged"):
+        read_shards(tmp_path)
+
+
+def test_clients_are_numbers_and_ranges() -> None:
+    assert parse_clients("0-2,7, 5") == [0, 1, 2, 5, 7]
+    for text in ("", "a", "1-", "-1", "1-2-3", "99999999999"):
+        with pytest.raises(ConfigError, match="expected numbers and ranges"):
+            parse_clients(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"split": {"random": [6, 2, 2]}, "test": {"way": 2}},
+        {"partition": {"name": "iid", "clients": 4}},
+    ],
+    ids=["named classes", "drawn classes", "iid"],
+)
+def test_a_server_without_the_training_data_sets_the_same_tests(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    config = Config.of(merged(SMALL, CHOOSING if not change.get("split") else {}, change))
+    whole = Setting(config)
+    write_exams(tmp_path, whole)
+    part = ExamSetting(config, str(tmp_path))
+    assert part.base_classes == whole.base_classes
+    assert part.clients == whole.clients
+    assert part.method == whole.method
+    assert part.config.settings == whole.config.settings
+    assert part.notes == notes_of(whole.dataset, whole.deal.train)
+    for mine, theirs in ((part.test, whole.test), (part.validation, whole.validation)):
+        assert mine is not None
+        assert theirs is not None
+        assert mine.digest == theirs.digest
+        for u in range(len(theirs)):
+            assert tree.digest(mine.questions[u]) == tree.digest(theirs.questions[u])
+            assert mine.labels(u).equal(theirs.labels(u))
+    trained = whole.dataset.pixels[whole.rows.base]
+    assert trained.any()
+    assert not part.dataset.pixels[whole.rows.base].any()
+    with pytest.raises(DataError, match=r"tests\.safetensors does not exist"):
+        ExamSetting(config, str(tmp_path / "nowhere"))
+
+
+def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) -> None:
+    pool = Redealt(clients=CLIENTS).deal(
+        DATASET, np.arange(len(DATASET)), Key(0), EpisodeSpec(3, 6, 6)
+    )
+    with pytest.raises(DataError, match="'redealt', which deals images anew in every round"):
+        write_shards(tmp_path, DATASET, pool.train, [0])
+    own = {
+        "split": {"base": ["0-9"], "validation": [], "novel": []},
+        "partition": {"name": "pathological", "clients": 3, "way": 3},
+    }
+    with pytest.raises(DataError, match="tested on images of their own"):
+        write_exams(tmp_path, Arrangement(Config.of(merged(SMALL, own))))
+    assert not list(tmp_path.glob("*.safetensors"))
