@@ -140,9 +140,9 @@ def novel(looks: Mapping[str, Look]) -> Iterator[str]:
         yield figure(
             "map-plot",
             "Examples of novel classes by the features of the chosen round",
-            "Examples of classes that no client trained on, placed by the features of the "
-            "server's model at the chosen round (first seed): neighbours look alike to it. Two axes leave much out; the "
-            f"accuracy is in the table, not here.{some}",
+            "Examples of classes that no client trained on, placed by the features of the server's "
+            "model at the chosen round (first seed): neighbours look alike to it. Two axes leave "
+            f"much out; the accuracy is in the table, not here.{some}",
             choices,
             "square",
         )
