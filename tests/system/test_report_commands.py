@@ -164,6 +164,21 @@ def test_the_map_keeps_the_distances_that_two_axes_can(tmp_path: Path) -> None:
     assert novel_map(run) == wide
 
 
+@pytest.mark.parametrize(
+    ("method", "drawn"),
+    [("f2l", True), ("fedmeta", True), ("pfedfsl", False), ("fsl_local", False)],
+)
+def test_only_a_trained_encoder_of_the_server_is_drawn(
+    tmp_path: Path, method: str, drawn: bool
+) -> None:
+    options = {"name": method} | ({"learned_steps": True} if method == "fedmeta" else {})
+    run = finished(tmp_path / "run", {"method": options, "run": {"rounds": 1}})
+    found = novel_map(run)
+    assert isinstance(found, Map) == drawn, found
+    if not drawn:
+        assert "no single encoder" in str(found)
+
+
 def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
     data = tmp_path / "words.jsonl"
     rows = [{"text": "good bad", "label": f"c{i % 4}", "who": f"secret{i % 8}"} for i in range(160)]

@@ -128,7 +128,9 @@ def _body(server: Any) -> Tree | None:
     if "body" in fields:
         found: Tree = fields["body"]
         return found
-    inner = next((name for name in ("theta", "w", "phi", "start") if name in fields), None)
+    # With learned steps the model lies beside them; a start alone is what clients began with.
+    names = ("theta", "w", "phi", *(("start",) if "alpha" in fields else ()))
+    inner = next((name for name in names if name in fields), None)
     return None if inner is None else _body(fields[inner])
 
 
