@@ -67,13 +67,11 @@ def train(label: str, seed: int, folder: Path, say: Any) -> Experiment:
     return experiment
 
 
-def curve(label: str, experiment: Experiment) -> reports.Series:
+def curve(label: str, run: reports.Run) -> reports.Series:
     """Return the accuracies that `train` measured on the way."""
-    lines = (experiment.folder / "curve.jsonl").read_text().splitlines()
-    points = {round: (accuracy, interval) for round, accuracy, interval in map(json.loads, lines)}
-    return reports.Series(
-        label, list(points), [a for a, _ in points.values()], [i for _, i in points.values()]
-    )
+    lines = (run.folder / "curve.jsonl").read_text().splitlines()
+    points = {round: (round, accuracy, half) for round, accuracy, half in map(json.loads, lines)}
+    return reports.Series.measured(label, list(points.values()), [run])
 
 
 def floors(experiment: Experiment) -> list[reports.Row]:
@@ -93,7 +91,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     out = parser.parse_args().out
     console = Console()
-    rows, runs, curves = [], [], []
+    rows, groups, curves, looks = [], {}, [], {}
     with console.status("") as status:
         for label in METHODS:
             made = [train(label, seed, out, status.update) for seed in SEEDS]
@@ -102,22 +100,21 @@ def main() -> int:
                 for seed, experiment in zip(SEEDS, made, strict=True)
             ]
             rows.append(reports.Row.of_runs(label, seen))
-            runs += seen
-            curves.append(curve(label, made[0]))
+            groups[label] = seen
+            curves.append(curve(label, seen[0]))
+            looks[label] = reports.look(seen[0].folder)
             if label == "FL-Proto":
                 below = floors(made[0])
     rows += below
     console.print(reports.comparison(rows))
     page = out / "report.html"
-    setting = made[0].setting
-    base = setting.dataset
     reports.write_page(
         page,
         "Five new digits from one example each",
         rows,
+        groups,
         curves,
-        reports.partition_picture(setting.deal.train, base.y, base.class_names),
-        runs,
+        looks,
         [
             "Ten clients hold the digits 0 to 4 of scikit-learn's handwritten digits, 8 by 8 "
             "pixels each. The test asks for 5 to 9, which no client trained on. Five base classes "

@@ -124,6 +124,13 @@ def _parser() -> argparse.ArgumentParser:
         _add_data_dir(command)
         command.add_argument("--quiet", action="store_true", help="print the result alone")
         command.add_argument("--json", action="store_true", help="print JSON, one record a line")
+    for command in (run, resume):
+        command.add_argument(
+            "--tracker",
+            choices=("tensorboard", "wandb", "mlflow"),
+            help="send the records there, too (pip install 'fedshot[tracking]')",
+        )
+    _add_report(commands)
     methods = _add(commands, "methods", "list the methods, or the options of one")
     methods.add_argument("method", nargs="?", help="a method's name")
     _add_use(commands)
@@ -131,6 +138,28 @@ def _parser() -> argparse.ArgumentParser:
     _add_reproduce(commands)
     add_flower(commands, _add, _add_data_dir)
     return parser
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = _add(commands, "compare", "print runs side by side, paired over episodes", "report")
+    compare.add_argument("--json", action="store_true", help="print JSON")
+    report = _add(commands, "report", "write one HTML page about runs", "report")
+    report.add_argument("--to", type=Path, help="the file (report.html, in the folder of one run)")
+    report.add_argument("--title", help="of the page")
+    report.add_argument(
+        "--without-data",
+        action="store_true",
+        help="do not load data and models: no picture of who holds what, no map of new classes",
+    )
+    _add_data_dir(report)
+    for command in (compare, report):
+        command.add_argument(
+            "folders",
+            nargs="+",
+            type=Path,
+            metavar="RUN",
+            help="folders of runs; those that differ in the seed alone become one row",
+        )
 
 
 def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -19,12 +19,15 @@ from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
 from fedshot.setting import Setting
 from fedshot.settings import parse
+from fedshot.trackers import Tracker, check
 
-_OWN = ("config", "out", "data-dir", "quiet", "json")
+_OWN = ("config", "out", "data-dir", "quiet", "json", "tracker")
 
 
 def run(options: argparse.Namespace) -> int:
     """Train a method, then test it."""
+    if options.tracker:
+        check(options.tracker)
     chosen = chosen_config(options)
     folder = options.out / chosen.name
     if exists(folder):
@@ -38,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
 
 def resume(options: argparse.Namespace) -> int:
     """Go on with a run."""
+    if options.tracker:
+        check(options.tracker)
     options.run_folder = options.folder
     held = _held(options)
     return finish(Experiment(Setting(held, data_dir(options)), options.folder), options)
@@ -47,11 +52,23 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the rounds that are left, test, and print what came of it."""
     for text in experiment.setting.notices():
         tell(text)
-    for record in shown(experiment, options):
-        if options.json:
-            say(json.dumps(record.to_json()))
-    say_score(experiment.result(), options, experiment)
+    tracker = _tracker(experiment, options)
+    try:
+        for record in shown(experiment, options):
+            if options.json:
+                say(json.dumps(record.to_json()))
+            tracker.record(record)
+        score = experiment.result()
+        tracker.result(score, experiment.best_round)
+    finally:
+        tracker.close()
+    say_score(score, options, experiment)
     return 0
+
+
+def _tracker(experiment: Experiment, options: argparse.Namespace) -> Tracker:
+    chosen = experiment.config
+    return Tracker(options.tracker, experiment.folder, chosen.name, chosen.settings, tell)
 
 
 def evaluate(options: argparse.Namespace) -> int:

@@ -24,4 +24,5 @@ def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> N
         assert f"\n {label} " in done.stdout
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "Five new digits from one example each" in page
-    assert page.count("<figure") == 2  # the curve and the partition
+    for name in ("curves-test", "spread", "holdings-plot", "confusion-plot", "map-plot"):
+        assert f'class="plot" id="{name}"' in page

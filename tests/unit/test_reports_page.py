@@ -1,109 +1,69 @@
-"""The page: valid, self-contained, and unmoved by what names hold. Figures: repeatable, sized."""
+"""The page: valid, self-contained, and unmoved by what names hold."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import html.parser
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from plotly.offline import get_plotlyjs
+from reporting import EVIL, run, score
 
-from fedshot.data import ClassSplit, Dataset, Partition
-from fedshot.errors import DataError
-from fedshot.reports import (
-    Row,
-    Run,
-    Series,
-    accuracy_curve,
-    class_histogram,
-    contact_sheet,
-    partition_picture,
-    write_page,
-)
-from fedshot.reports.embed import embed
+from fedshot.reports import Look, Row, Series, charts, grouped, write_page
+from fedshot.reports.looks import Holdings, Map
 
-EVIL = "<script>alert('x')</script> & \"$a$\" \x1b[1m"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
-LOADS = ("src", "srcset", "data", "action", "poster", "background")
+LOADS = ("src", "srcset", "data", "action", "poster", "background", "href")
 
 
 class Walk(html.parser.HTMLParser):
-    """Collects tags, ids and references; fails on a tag that does not close."""
+    """Collects tags, ids and scripts; fails on a tag that does not close or a thing that loads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: set[str] = set()
         self.ids: list[str] = []
-        self.references: list[str] = []
         self.text: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         for name, value in attrs:
             assert not name.startswith("on"), (tag, name)
             assert name not in LOADS, (tag, name)
             if name == "id":
                 self.ids.append(value or "")
-            if name == "href":
-                self.references.append(value or "")
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+        if tag not in VOID:
+            self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.open and self.open[-1] == "script":
+            attrs, text = self.scripts.pop()
+            self.scripts.append((attrs, text + data))
+        else:
+            self.text.append(data)
 
 
-def score(marks: tuple[float, ...]) -> dict[str, Any]:
-    return {
-        "accuracy": float(np.mean(marks)),
-        "interval": 0.01,
-        "episodes": len(marks),
-        "tasks": "abc123",
-        "per_episode": list(marks),
-    }
+LOOK = Look(
+    Holdings((0, 1), (EVIL, "b"), ((3, 0), (1, 2)), 5),
+    Map({EVIL: ((0.0, 1.0), (1.0, 0.0)), "b": ((2.0, 2.0),)}, 9, (0.5, 0.25)),
+)
 
 
-def run(label: str, result: bool = True) -> Run:
-    records: list[dict[str, Any]] = [
-        {
-            "round": r,
-            "metrics": {"accuracy": 0.1 * r},
-            "validation": {"accuracy": 0.2 + 0.1 * r, "interval": 0.05} if result else None,
-            "faults": [],
-            "skipped": None,
-            "seconds": 1.0,
-        }
-        for r in range(4)
-    ]
-    if not result:
-        records[2]["faults"] = [{"client": 7, "kind": "refused", "reason": f"not finite {EVIL}"}]
-        records[3]["skipped"] = "too few replies"
-    settings = {"name": "x", "seed": 3, "run": {"rounds": 9}, "data": {"name": EVIL}}
-    test = {"test": score((0.5, 0.6)), "round": 3, "chosen_by": "validation"}
-    return Run(label, Path("r"), settings, records, test if result else None, {"python": EVIL})
-
-
-def small_partition(classes: int, clients: int) -> tuple[Partition, np.ndarray, list[str]]:
-    rng = np.random.default_rng(0)
-    y = np.repeat(np.arange(classes), 20)
-    owners = rng.integers(0, clients, len(y))
-    names = [EVIL, *(f"class {c}" for c in range(1, classes))]
-    return Partition.by_owner(np.arange(len(y)), owners, clients), y, names
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("out") / "new" / "page.html"
+def written(path: Path) -> str:
     rows = [
         Row(EVIL, score((0.3, 0.4)), note=EVIL, bytes_down=10, bytes_up=10),
         Row("raw pixels", score((0.6, 0.5)), floor=True),
@@ -112,9 +72,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         Series(EVIL, [0, 5], [0.2, 0.3], [0.1, 0.1]),
         Series("other", [0, 5], [0.3, 0.4], None, "validation"),
     ]
-    svg = partition_picture(*small_partition(30, 8))
-    write_page(path, EVIL, rows, curves, svg, [run("fine"), run(EVIL, result=False)], [EVIL])
+    groups = {"fine": [run("fine")], EVIL: [run(EVIL, result=False, way=7)]}
+    looks = {"fine": LOOK, EVIL: Look("no data", "no data")}
+    write_page(path, EVIL, rows, groups, curves, looks, [EVIL])
     return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory.mktemp("out") / "new" / "page.html")
 
 
 @pytest.fixture(scope="module")
@@ -125,175 +91,162 @@ def walk(page: str) -> Walk:
     return walk
 
 
-def test_every_tag_closes(walk):
+def figures(walk: Walk) -> dict[str, list[dict[str, Any]]]:
+    """Return plotly's trees by the id of their place."""
+    return {str(a["data-for"]): json.loads(t) for a, t in walk.scripts if "data-for" in a}
+
+
+def words(walk: Walk) -> str:
+    return " ".join(" ".join(walk.text).split())
+
+
+def test_every_tag_closes_and_every_figure_has_a_place(walk):
     assert walk.open == []
-    assert {"main", "table", "thead", "figure", "figcaption", "svg", "details"} <= walk.tags
-
-
-def test_ids_are_unique_and_references_resolve(walk, page):
+    assert {"main", "table", "thead", "figure", "figcaption", "details", "mark"} <= walk.tags
     assert len(walk.ids) == len(set(walk.ids))
-    own = [reference[1:] for reference in walk.references if reference.startswith("#")]
-    own += re.findall(r"url\(#([^)]+)\)", page)
-    own += re.findall(r'aria-labelledby="([^"]+)"', page)
-    assert own
-    assert set(own) <= set(walk.ids)
+    assert set(figures(walk)) == {
+        "curves-test", "curves-validation", "spread", "holdings-plot", "confusion-plot", "map-plot",
+    }  # fmt: skip
+    assert set(figures(walk)) <= set(walk.ids)
 
 
-def test_nothing_is_fetched_and_nothing_runs(walk, page):
-    assert not re.search(r"https?://", page)
-    assert "@import" not in page
-    assert not re.search(r"url\((?!#)", page)
-    assert walk.tags.isdisjoint({"script", "link", "iframe", "object", "embed", "form", "base"})
-    others = [r for r in walk.references if not r.startswith("#")]
-    assert all(r.startswith("data:image/png;base64,") for r in others)
+def test_nothing_is_fetched(walk, page):
+    assert walk.tags.isdisjoint({"link", "iframe", "object", "embed", "form", "base", "img", "a"})
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    assert "@import" not in style
+    assert "url(" not in style
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    assert policy is not None
+    told = dict(part.strip().split(" ", 1) for part in policy[1].split(";"))
+    assert told["default-src"] == "'none'"
+    assert not {"connect-src", "font-src", "script-src-elem"} & set(told)
+    assert "unsafe" not in told["script-src"]
+
+
+def test_the_policy_lets_the_two_scripts_run_and_no_other(walk, page):
+    kinds = [attrs.get("type") for attrs, _ in walk.scripts]
+    assert set(kinds) == {"application/json", "application/octet-stream", None}
+    [own] = [text for attrs, text in walk.scripts if not attrs]
+    [packed] = [text for attrs, text in walk.scripts if attrs.get("id") == "plotly"]
+    plotly = gzip.decompress(base64.b64decode(packed)).decode()
+    assert plotly == get_plotlyjs()
+    allowed = re.search(r"script-src ([^;]+);", page)
+    assert allowed is not None
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in (own, plotly)]
+    assert allowed[1] == " ".join(f"'sha256-{h.decode()}'" for h in hashes)
 
 
 def test_names_from_data_are_escaped_everywhere(walk, page):
-    assert "<script" not in page
+    assert "<script>alert" not in page
     assert "\x1b" not in page
-    # title, heading, note below it, row, its note, curve, setting, environment, fault
-    assert page.count("&lt;script&gt;") >= 9
-    assert "$a$" in page  # a dollar, not mathematics
+    # title, heading, lead, note below it, row, its note, setting, environment, fault, ledger
+    assert page.count("&lt;script&gt;") >= 10
+    texts = json.dumps(figures(walk))
+    assert "<script" not in texts  # plotly reads tags in text
+    assert texts.count("&lt;script&gt;") >= 4  # curve, class, class of a confusion, class of a map
 
 
 def test_the_page_says_what_happened(walk):
-    text = " ".join(" ".join(walk.text).split())
+    text = words(walk)
     assert "does not beat raw pixels here" in text
     assert "is unfinished: it stands at round 3 of 9" in text
     assert "Every reply counted in all 3 rounds of fine." in text
     assert "1 reply in 1 round did not count; 1 round skipped" in text
     assert "abc123" in text
-    assert "tested at round 3, chosen by validation" in text
+    assert "3 of 9 0 1 2" not in text
+    assert "3.00 12 train" in text  # the ledger: MB, messages, phase
+    assert "no data" in text
+    assert "2 of the 9 novel classes are shown" in text
 
 
-def test_floors_are_drawn_beside_curves_on_test_episodes_only(page):
-    figures = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
-    test, validation = (f for f in figures if "by round: " in f)
-    assert "raw pixels" in test
-    assert "raw pixels" not in validation
+def test_floors_are_drawn_beside_curves_on_test_episodes_only(walk):
+    drawn = {name: json.dumps(trees) for name, trees in figures(walk).items()}
+    assert "raw pixels" in drawn["curves-test"]
+    assert "raw pixels" not in drawn["curves-validation"]
 
 
-def test_every_figure_has_a_title(page):
-    svgs = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(svgs) == 5  # two curves, each wide and narrow, and the partition
-    assert all(re.match(r'<svg[^>]* role="img"[^>]*>\s*<title id="', svg) for svg in svgs)
+def test_rows_can_be_sorted_and_carry_their_values(page):
+    assert page.count('aria-sort="none"') == 7  # all columns but the note
+    assert 'data-value="0.35"' in page
+    assert page.count('class="range"') == 2
+
+
+def test_settings_that_differ_are_marked(page):
+    assert re.search('<th scope="row">way</th><td><mark><code>\N{EN DASH}</code></mark></td>'
+                     r"<td><mark><code>7</code></mark></td>", page)  # fmt: skip
+    assert re.search(r'<th scope="row">run.rounds</th><td><code>9</code></td>', page)
 
 
 def test_the_same_runs_make_the_same_page(tmp_path):
-    for name in ("a", "b"):
-        write_page(tmp_path / name, "t", [Row("m", score((0.1, 0.2)))], None, None, [run("x")])
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert written(tmp_path / "a") == written(tmp_path / "b")
 
 
 def test_without_curves_the_page_draws_what_runs_recorded(tmp_path):
-    write_page(tmp_path / "p", "t", [], None, None, [run("x"), run("y", result=False)])
-    text = (tmp_path / "p").read_text(encoding="utf-8")
-    assert "accuracy on validation episodes" in text
-    assert "accuracy on training episodes" in text
-    assert "No method has a result yet." in text
+    groups = {"x": [run("x")], "y": [run("y", result=False)]}
+    write_page(tmp_path / "p", "t", [], groups)
+    walk = Walk()
+    walk.feed((tmp_path / "p").read_text(encoding="utf-8"))
+    assert {"curves-validation", "curves-training"} <= set(figures(walk))
+    assert "No method has a result yet." in words(walk)
 
 
-def test_a_figure_brings_nothing_along():
-    svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" onload="x()"><script>x()</script>'
-        '<a href="http://a"><text>in</text></a><image href="http://a/b.png"/>'
-        '<g id="g" style="fill: url(http://a)"><text clip-path="url(#g)">1 &lt; 2</text></g></svg>'
-    )
-    found = embed(svg, "p", "a <b>")
-    assert found == (
-        '<svg role="img" aria-labelledby="p-title"><title id="p-title">a &lt;b&gt;</title>'
-        '<image /><g id="p-g"><text clip-path="url(#p-g)">1 &lt; 2</text></g></svg>'
-    )
-    with pytest.raises(DataError, match="not SVG"):
-        embed("<svg>", "p", "t")
+def test_curves_have_three_axes_with_the_same_accuracies():
+    series = Series.of_runs("m", [run("a", seed=1), run("b", seed=2)])
+    assert series is not None
+    assert list(series.rounds) == [0, 1, 2, 3]
+    assert series.accuracies == pytest.approx([0.2, 0.3, 0.4, 0.5])
+    assert series.intervals == pytest.approx([0.05] * 4)
+    drawn = {axis: charts.curves([series], {}, axis, {"m": 0})["data"][1] for axis in charts.AXES}
+    assert drawn["rounds"]["x"] == [0, 1, 2, 3]
+    assert drawn["megabytes"]["x"] == [0, 3, 6, 9]
+    assert drawn["seconds"]["x"] == [1.5, 3.0, 4.5, 6.0]
+    assert drawn["rounds"]["y"] == drawn["megabytes"]["y"] == drawn["seconds"]["y"]
 
 
-def test_figures_repeat_and_carry_no_date():
-    curve = [Series("a", [0, 1, 2], [0.1, 0.2, 0.3], [0.1, 0.1, 0.1])]
-    one, two = (accuracy_curve(curve, {"floor": 0.2}) for _ in range(2))
-    assert one == two
-    assert "dc:date" not in one
-    assert ">floor</text>" in one
-    assert "communication round" in one
-    parts = small_partition(5, 10)
-    assert partition_picture(*parts) == partition_picture(*parts)
-
-
-def test_png_is_a_png():
-    assert accuracy_curve([Series("a", [0], [0.5])], format="png").startswith(b"\x89PNG")
-
-
-def test_drawing_leaves_matplotlib_as_it_was():
-    import matplotlib as mpl
-
-    before = dict(mpl.rcParams)
-    accuracy_curve([Series("a", [0], [0.5])])
-    assert dict(mpl.rcParams) == before
-
-
-def test_few_classes_are_bubbles_and_many_a_heat_map():
-    assert "<image" not in partition_picture(*small_partition(12, 10))
-    assert "<image" in partition_picture(*small_partition(13, 10))
-
-
-def test_a_partition_of_many_clients_says_how_many_are_shown():
-    svg = partition_picture(*small_partition(5, 80), max_clients=20)
-    assert "client, first 20 of 80 shown" in svg
-    some = partition_picture(*small_partition(5, 80), clients=[70, 71])
-    assert ">71</text>" in some
-    assert "shown" not in some
-
-
-def test_clients_and_classes_without_images_can_be_drawn():
-    partition = Partition.of([np.zeros(0, np.int64), np.array([0, 1])])
-    svg = partition_picture(partition, np.array([2, 2, 1]), ["a", "b", "c"])
-    assert ">c</text>" in svg
-    assert ">a</text>" not in svg
-    empty = Partition.of([np.zeros(0, np.int64)])
-    assert partition_picture(empty, np.array([0]), ["a"]).startswith("<?xml")
-
-
-def test_the_histogram_tells_what_classes_are_for():
-    svg = class_histogram(
-        np.array([0, 1, 1, 2, 3]), [EVIL, "b", "c", "d"], ClassSplit((0,), (1,), (2,))
-    )
-    assert "<script" not in svg
-    for part in ("base", "validation", "novel", "unused"):
-        assert f">{part}</text>" in svg
+def test_classes_whose_names_look_alike_stay_apart():
+    names = [f"a very long name of a class, number {i}" for i in range(3)]
+    drawn = charts.confusion({name: dict.fromkeys(names, 1) for name in names})
+    heat = drawn["data"][0]
+    assert len(set(heat["x"])) == 3
+    assert np.shape(heat["z"]) == (3, 3)
+    assert np.asarray(heat["z"]) == pytest.approx(100 / 3)
 
 
 def test_a_series_of_uneven_lengths_is_refused():
     with pytest.raises(ValueError, match="one accuracy"):
         Series("a", [0, 1], [0.5])
+    with pytest.raises(ValueError, match="one accuracy"):
+        Series("a", [0], [0.5], seconds=[1.0, 2.0])
 
 
-def dataset(channels: int) -> Dataset:
-    x = np.arange(6 * 8 * 5 * channels, dtype=np.uint8).reshape(6, 8, 5, channels)
-    return Dataset("d", x, np.array([0, 0, 0, 0, 1, 1]), ("a", EVIL))
+def test_figures_of_what_is_not_finite_are_still_json():
+    series = Series("a", [0, 1], [float("nan"), 0.5], [0.1, 0.1])
+    drawn = charts.curves([series], {}, "rounds", {"a": 0})
+    assert drawn["data"][1]["y"] == [None, 50.0]
+    json.dumps(drawn, allow_nan=False)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_a_contact_sheet_has_a_row_for_each_class(channels):
-    sheet = contact_sheet(dataset(channels), [0, 1], 3, 2)
-    gap = 4
-    assert isinstance(sheet, Image.Image)
-    assert sheet.height == 2 * (8 * 2 + gap) + gap
-    left = sheet.width - 3 * (5 * 2 + gap) - gap
-    assert left > 100  # the longer name
-    blank = sheet.crop((left + 2 * 14, gap + 20, left + 2 * 14 + 10, gap + 20 + 16))
-    assert np.asarray(blank).min() == 255  # class 1 has two images
+def test_runs_that_differ_in_the_seed_alone_are_one_row():
+    first, second = run("net-0", seed=0), run("net-1", seed=1)
+    other, again = run("wide", seed=0, way=7), run("net-0", seed=0)
+    found = grouped([first, second, other, again])
+    assert list(found) == ["net", "wide", "net-0"]
+    assert found["net"] == [first, second]
+    assert list(grouped([first, again])) == ["net-0", "net-0 (2)"]
 
 
-def test_images_are_enlarged_without_smoothing():
-    data = dataset(1)
-    sheet = contact_sheet(data, [0], 1, 3)
-    left = sheet.width - (5 * 3 + 4) - 4
-    pixels = np.asarray(sheet)[4 : 4 + 24, left : left + 15, 0]
-    np.testing.assert_array_equal(pixels, data.x[0, :, :, 0].repeat(3, 0).repeat(3, 1))
+def test_a_method_has_one_colour_in_every_figure():
+    places = {"first": 0, "second": 1}
+    curve = charts.curves([Series("second", [0, 1], [0.1, 0.2])], {}, "rounds", places)
+    clients = charts.spread({"second": [0.1, 0.2]}, {"second": 0.1}, places)
+    colour = curve["data"][0]["line"]["color"]
+    assert clients["data"][0]["marker"]["color"] == colour
+    other = charts.spread({"first": [0.1, 0.2]}, {"first": 0.1}, places)
+    assert other["data"][0]["marker"]["color"] != colour
 
 
-def test_a_sheet_that_cannot_be_drawn_is_refused():
-    with pytest.raises(DataError, match="2 channels"):
-        contact_sheet(dataset(2), [0])
-    with pytest.raises(DataError, match="is empty"):
-        contact_sheet(dataset(1), [])
+def test_equal_rows_without_an_interval_can_be_drawn(tmp_path):
+    for accuracy in (0.0, 0.5, 1.0):
+        rows = [Row("a", score((accuracy, accuracy), interval=0.0))]
+        write_page(tmp_path / "p", "t", rows)
+        assert "nan" not in (tmp_path / "p").read_text(encoding="utf-8").partition("</main>")[0]

@@ -1,29 +1,28 @@
 """Tables, figures and pages made from runs."""
 
 from fedshot.reports.affinity import affinity_groups, affinity_picture
+from fedshot.reports.curves import Series
+from fedshot.reports.holdings import class_histogram, partition_picture
 from fedshot.reports.inspect import facts, pictures
+from fedshot.reports.looks import Look, look
 from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
-from fedshot.reports.plots import (
-    Series,
-    accuracy_curve,
-    class_histogram,
-    contact_sheet,
-    partition_picture,
-)
-from fedshot.reports.runs import Run
+from fedshot.reports.runs import Groups, Run, apart, grouped
+from fedshot.reports.sheet import contact_sheet
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
-from fedshot.reports.verdict import Row, Verdict, compare
+from fedshot.reports.verdict import Row, Verdict, compare, told
 
 __all__ = [
+    "Groups",
+    "Look",
     "Row",
     "Run",
     "Series",
     "Verdict",
-    "accuracy_curve",
     "affinity_groups",
     "affinity_picture",
+    "apart",
     "as_json",
     "as_text",
     "class_histogram",
@@ -32,9 +31,12 @@ __all__ = [
     "contact_sheet",
     "facts",
     "features_picture",
+    "grouped",
+    "look",
     "own_features",
     "partition_picture",
     "pictures",
     "summary",
+    "told",
     "write_page",
 ]

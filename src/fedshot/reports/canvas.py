@@ -1,7 +1,6 @@
 """From a drawing to SVG or PNG: no global state of matplotlib is read or left changed.
 
-Text, axes and grid have one mid-tone, `INK`, which is legible on white and on black; a page that
-knows its own text colour puts that in its place.
+Text, axes and grid have one mid-tone, `INK`, which is legible on white and on black.
 """
 
 from __future__ import annotations

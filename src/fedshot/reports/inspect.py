@@ -13,8 +13,8 @@ from fedshot import storage
 from fedshot.data import Deal
 from fedshot.data.dataset import Ints
 from fedshot.errors import DataError
-from fedshot.reports.holdings import one_client_picture
-from fedshot.reports.plots import class_histogram, contact_sheet, partition_picture
+from fedshot.reports.holdings import class_histogram, one_client_picture, partition_picture
+from fedshot.reports.sheet import contact_sheet
 from fedshot.reports.words import count
 from fedshot.setting import Arrangement
 

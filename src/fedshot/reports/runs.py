@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os.path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -13,6 +15,8 @@ from fedshot import experiment
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
 from fedshot.recorder import Recorder
+
+_LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Run:
         records: one for each round, as in metrics.jsonl.
         result: as in result.json; None while the run is unfinished.
         environment: the versions and the machine.
+        ledger: bytes and messages by phase, work, direction and part, as in ledger.json.
     """
 
     label: str
@@ -34,6 +39,7 @@ class Run:
     records: list[dict[str, Any]]
     result: dict[str, Any] | None
     environment: dict[str, Any]
+    ledger: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path | str, label: str | None = None) -> Run:
@@ -58,6 +64,7 @@ class Run:
             records=_records(folder),
             result=_parsed(result) if result.exists() else None,
             environment=_parsed(environment) if environment.exists() else {},
+            ledger=_ledger(folder / "ledger.json"),
         )
 
     @property
@@ -100,6 +107,58 @@ class Run:
         return difference(_shared(self.settings), _shared(other.settings))
 
 
+Groups: TypeAlias = Mapping[str, Sequence[Run]]
+"""Runs by the label of their method; those of one label are seeds of one thing."""
+
+
+def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return runs that differ in nothing but name and seed, under a label of their own.
+
+    A run alone keeps its label; seeds have what their labels begin with in common.
+    """
+    found: list[list[Run]] = []
+    for run in runs:
+        mine = next((group for group in found if _seed_of(run, group)), None)
+        if mine is None:
+            found.append([run])
+        else:
+            mine.append(run)
+    return _labelled(found)
+
+
+def apart(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return every run under a label of its own."""
+    return _labelled([[run] for run in runs])
+
+
+def _labelled(groups: Iterable[list[Run]]) -> dict[str, list[Run]]:
+    labels: dict[str, list[Run]] = {}
+    for group in groups:
+        label, n = _label(group), 2
+        while label in labels:
+            label, n = f"{_label(group)} ({n})", n + 1
+        labels[label] = group
+    return labels
+
+
+def _seed_of(run: Run, group: Sequence[Run]) -> bool:
+    first = group[0]
+    tested = [(one.result or {}).get("test", {}).get("tasks") for one in (run, first)]
+    return (
+        first.differs(run) is None
+        and tested[0] == tested[1]
+        and run.seed not in [other.seed for other in group]
+    )
+
+
+def _label(group: Sequence[Run]) -> str:
+    first = group[0]
+    if len(group) == 1:
+        return first.label
+    start = os.path.commonprefix([run.label for run in group])  # noqa: RUF071  (letters)
+    return start.rstrip("-_ ,.") or str(first.settings.get("method", {}).get("name", first.label))
+
+
 def _shared(settings: Settings) -> Settings:
     return {key: value for key, value in settings.items() if key not in ("name", "seed")}
 
@@ -114,6 +173,17 @@ def _parsed(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds {type(found).__name__}; expected keys and values.")
     return found
+
+
+def _ledger(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a ledger, in order; none when there is no file."""
+    if not path.exists():
+        return []
+    try:
+        lines = json.loads(path.read_text(encoding="utf-8"))
+        return [{key: line[key] for key in _LEDGER} for line in lines]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fedshot.errors import ConfigError
 from fedshot.evaluation import Score
 from fedshot.reports.runs import Run
-from fedshot.reports.words import points
+from fedshot.reports.words import points, printable
 from fedshot.sections import not_honest
 
 
@@ -135,6 +135,25 @@ def compare(row: Row, other: Row) -> Verdict:
         return Verdict(other, statistics.fmean(gains), half_width(gains), True)
     apart = math.hypot(row.interval, other.interval)
     return Verdict(other, row.accuracy - other.accuracy, apart, False)
+
+
+def told(row: Row, verdict: Verdict) -> str:
+    """Say in a sentence what a verdict allows to say, and what it rests on."""
+    one, other = printable(row.label), printable(verdict.other.label)
+    if verdict.outcome == "unclear":
+        said = f"No difference shown between {one} and {other}: {verdict}, which holds zero."
+    else:
+        size = str(verdict).lstrip("+\N{MINUS SIGN}")
+        said = f"{one} is {verdict.outcome} {other} by {size}."
+    if verdict.paired:
+        return f"{said} Paired over the same {row.episodes:,} episodes."
+    if row.tasks != verdict.other.tasks:
+        return (
+            f"{said} They sat different test episodes ({row.tasks[:12] or 'unknown'} and "
+            f"{verdict.other.tasks[:12] or 'unknown'}), so nothing is paired and the difference "
+            "may be one of tests."
+        )
+    return f"{said} Some episodes are missing, so nothing is paired."
 
 
 def against_floor(row: Row, rows: Sequence[Row]) -> Verdict | None:

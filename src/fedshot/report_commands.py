@@ -1,0 +1,69 @@
+"""The commands that read finished runs: a page of them, and a comparison in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from fedshot import reports
+from fedshot.commands import data_dir
+from fedshot.errors import ConfigError
+from fedshot.printing import say, tell
+from fedshot.reports.words import joined, printable
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the page of some runs."""
+    groups = reports.grouped(_runs(options.folders))
+    rows = [
+        reports.Row.of_runs(label, runs)
+        for label, runs in groups.items()
+        if all(run.result for run in runs)
+    ]
+    looks = {}
+    if not options.without_data:
+        for label, runs in groups.items():
+            tell(f"{printable(label)}: looking at its data and model")
+            looks[label] = reports.look(runs[0].folder, data_dir(options))
+    path = options.to or (
+        options.folders[0] / "report.html" if len(options.folders) == 1 else Path("report.html")
+    )
+    names = joined([printable(label) for label in groups])
+    title = options.title or (names if len(groups) < 4 else f"{len(options.folders)} runs compared")
+    reports.write_page(path, title, rows, groups, looks=looks)
+    say(str(path))
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print the comparison of some runs, and what the first is to each of the others."""
+    runs = _runs(options.folders)
+    if len(runs) < 2:
+        raise ConfigError(f"{options.folders[0]} is one run; a comparison needs two.")
+    groups = reports.grouped(runs)
+    if len(groups) == 1:  # seeds of one thing, which their reader wants apart
+        groups = reports.apart(runs)
+    rows = [reports.Row.of_runs(label, seeds) for label, seeds in groups.items()]
+    verdicts = [reports.compare(rows[0], other) for other in rows[1:]]
+    if options.json:
+        say(json.dumps({"rows": json.loads(reports.as_json(rows)), "differences": [
+            {"of": rows[0].label, "to": v.other.label, "difference": v.difference,
+             "interval": v.interval, "paired": v.paired, "outcome": v.outcome}
+            for v in verdicts
+        ]}))  # fmt: skip
+        return 0
+    say(reports.as_text(rows, Console().width))
+    for verdict in verdicts:
+        say(reports.told(rows[0], verdict))
+    return 0
+
+
+def _runs(folders: Sequence[Path]) -> list[reports.Run]:
+    twice = {str(folder) for folder in folders if list(folders).count(folder) > 1}
+    if twice:
+        raise ConfigError(f"{', '.join(sorted(twice))} is named twice. Name each run once.")
+    return [reports.Run.read(folder) for folder in folders]

@@ -1,0 +1,235 @@
+"""The figures of the page, by plotly: curves, spread of clients, who holds what, new classes.
+
+Each is a plain tree for plotly's JavaScript, checked by its Python half. Colours of text, axes and
+heat maps are left out: the page gives them, in light and in dark. Names come from data, and plotly
+reads a little HTML in text, so each passes `_text`.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import plotly.graph_objects as go
+
+from fedshot.reports.canvas import INK, PALETTE
+from fedshot.reports.curves import Series
+from fedshot.reports.looks import Holdings, Map
+from fedshot.reports.words import shortened
+
+Figure: TypeAlias = dict[str, Any]
+
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
+_LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
+_WRITTEN = 12  # rows and columns up to which the cells of a heat map carry their numbers
+_POINTS = 300  # clients up to which each is a point
+
+AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
+        "seconds": "seconds of training"}  # fmt: skip
+
+
+def curves(
+    series: Sequence[Series], floors: Mapping[str, float], axis: str, places: Mapping[str, int]
+) -> Figure:
+    """Draw accuracy against rounds, megabytes or seconds, its 95 % interval shaded.
+
+    `floors` are dashed lines; they belong here only if they sat the same episodes. `places` gives
+    each label its colour, the same in every figure.
+    """
+    figure = go.Figure()
+    for s in series:
+        x = getattr(s, axis)
+        if x is not None:
+            _curve(figure, places[s.label], s, [_number(value) for value in x], axis)
+    ends = [x for trace in figure.data for x in trace.x if x is not None] or [0, 1]
+    for i, (name, accuracy) in enumerate(floors.items()):
+        line = {"color": INK, "width": 1.3, "dash": _DASHES[1 + i % 3]}
+        figure.add_scatter(x=[min(ends), max(ends)], y=[100 * accuracy] * 2, name=_text(name),
+                           mode="lines", line=line, hovertemplate="%{y:.2f} %")  # fmt: skip
+    kinds = " and ".join(sorted({s.episodes for s in series})) or "test"
+    figure.update_layout(
+        xaxis={"title": {"text": AXES[axis]}, "rangemode": "tozero"},
+        yaxis={"title": {"text": f"accuracy on {kinds} episodes"}, "ticksuffix": " %"},
+        legend=_LEGEND,
+        hovermode="x unified" if axis == "rounds" and len(figure.data) < 16 else "closest",
+    )
+    return _done(figure, 400 + 11 * len(figure.data), 380 + 13 * len(figure.data))
+
+
+def _curve(figure: Any, i: int, s: Series, x: Sequence[float | None], axis: str) -> None:
+    colour, name = PALETTE[i % len(PALETTE)], _text(s.label)
+    y = [_number(100 * value) for value in s.accuracies]
+    if s.intervals is not None:
+        half = [100 * value for value in s.intervals]
+        low = [None if at is None else max(at - h, 0.0) for at, h in zip(y, half, strict=True)]
+        high = [None if at is None else min(at + h, 100.0) for at, h in zip(y, half, strict=True)]
+        figure.add_scatter(
+            x=[*x, *reversed(x)], y=[*high, *reversed(low)], fill="toself", legendgroup=name,
+            fillcolor=_clear(colour, 0.17), mode="lines", line={"width": 0}, hoverinfo="skip",
+            showlegend=False, name=name,
+        )  # fmt: skip
+    # Dashes and marks tell curves apart in grey print, or where two are nearly of a colour.
+    figure.add_scatter(
+        x=x, y=y, name=name, legendgroup=name,
+        mode="lines+markers" if len(x) <= 40 else "lines",
+        line={"color": colour, "width": 2.2, "dash": _DASHES[i % len(_DASHES)]},
+        marker={"symbol": _MARKS[i % len(_MARKS)], "size": 6},
+        customdata=[[r] for r in s.rounds],
+        hovertemplate="%{y:.2f} %" if axis == "rounds" else "%{y:.2f} %, round %{customdata[0]}",
+    )  # fmt: skip
+
+
+def spread(
+    clients: Mapping[str, Sequence[float]], worst: Mapping[str, float], places: Mapping[str, int]
+) -> Figure:
+    """Draw the accuracy of each client, in a row for each method; diamonds are the worst tenth."""
+    figure = go.Figure()
+    shown = dict(zip(clients, _distinct(list(clients), 24), strict=True))
+    for label, accuracies in clients.items():
+        colour, few = PALETTE[places[label] % len(PALETTE)], len(accuracies) <= _POINTS
+        figure.add_box(
+            x=[_number(100 * a) for a in accuracies], y=[shown[label]] * len(accuracies),
+            orientation="h", boxpoints="all" if few else "outliers", jitter=0.6, pointpos=0,
+            marker={"color": colour, "size": 6, "opacity": 0.75}, line={"width": 1.4},
+            fillcolor=_clear(colour, 0.14), width=0.6, hovertemplate="%{x:.2f} %<extra></extra>",
+            name=_text(label), showlegend=False,
+        )  # fmt: skip
+    figure.add_scatter(
+        x=[_number(100 * a) for a in worst.values()], y=[shown[label] for label in worst],
+        mode="markers", name="mean of the worst tenth",
+        marker={"symbol": "diamond", "size": 13, "color": INK, "line": {"width": 0}},
+        hovertemplate="worst tenth %{x:.2f} %<extra></extra>",
+    )  # fmt: skip
+    figure.update_layout(
+        xaxis={"title": {"text": "accuracy of a client"}, "ticksuffix": " %", "nticks": 6},
+        yaxis={"autorange": "reversed", "showgrid": False}, showlegend=True, legend=_LEGEND,
+    )  # fmt: skip
+    height = 190 + 74 * len(clients)
+    return _done(figure, height, height)
+
+
+def who_holds(held: Holdings) -> Figure:
+    """Draw how many examples of each class each client holds."""
+    figure = _heat(
+        [[n or None for n in row] for row in held.table],
+        _distinct(held.classes, 20),
+        [str(c) for c in held.clients],
+        "%{z}",
+        "client %{y}, class %{x}: %{z} examples<extra></extra>",
+    )
+    cut = "" if len(held.clients) == held.total else f", first {len(held.clients)} of {held.total}"
+    figure.update_layout(
+        xaxis={"title": {"text": "base class"}}, yaxis={"title": {"text": f"client{cut}"}}
+    )
+    height = min(130 + 25 * max(len(held.clients), 5), 760)
+    return _done(figure, height, height)
+
+
+def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
+    """Draw which share of each class's queries was taken for which class."""
+    names = sorted({*counts, *(said for row in counts.values() for said in row)}, key=_natural)
+    table = [[counts.get(y, {}).get(said, 0) for said in names] for y in names]
+    shares = [[100 * n / max(sum(row), 1) for n in row] for row in table]
+    shown = _distinct(names, 14)
+    figure = _heat(
+        shares, shown, shown, "%{z:.0f}", "%{y} taken for %{x}: %{z:.1f} %<extra></extra>"
+    )
+    figure.data[0].update(colorbar={"ticksuffix": " %"})
+    figure.update_layout(xaxis={"title": {"text": "taken for"}}, yaxis={"title": {"text": "class"}})
+    height = min(150 + 44 * max(len(names), 4), 680)
+    return _done(figure, height, min(height, 420))
+
+
+def new_classes(found: Map) -> Figure:
+    """Draw novel examples in two dimensions, a colour and a mark for each class."""
+    figure = go.Figure()
+    for i, (name, points) in enumerate(found.points.items()):
+        figure.add_scatter(
+            x=[x for x, _ in points], y=[y for _, y in points], mode="markers",
+            name=_text(name, 24),
+            marker={"color": PALETTE[i % len(PALETTE)], "symbol": _MARKS[i % len(_MARKS)],
+                    "size": 8, "opacity": 0.8},
+            hovertemplate="%{fullData.name}<extra></extra>",
+        )  # fmt: skip
+    titles = ["first feature", "second feature"]
+    if found.shares is not None:
+        parts = [f"{100 * share:.0f} % of variance" for share in found.shares]
+        titles = [f"principal axis {i + 1}, {part}" for i, part in enumerate(parts)]
+    quiet = {"showticklabels": False, "zeroline": False}
+    figure.update_layout(
+        xaxis={"title": {"text": titles[0]}, **quiet},
+        yaxis={"title": {"text": titles[1]}, **quiet},
+        legend=_LEGEND, showlegend=True,
+    )  # fmt: skip
+    return _done(figure, 540, 430)
+
+
+def _heat(
+    z: Sequence[Sequence[float | None]],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    text: str,
+    hover: str,
+) -> Any:
+    """Return a heat map; class names are categories, also where they look like numbers."""
+    figure = go.Figure()
+    written = len(columns) <= _WRITTEN and len(rows) <= 2 * _WRITTEN
+    gap = 2 if max(len(columns), len(rows)) <= 3 * _WRITTEN else 1
+    most = max((n for row in z for n in row if n is not None), default=1)
+    figure.add_heatmap(
+        z=z, x=list(columns), y=list(rows), xgap=gap, ygap=gap, zmin=0, zmax=most or 1,
+        texttemplate=text if written else "", hovertemplate=hover, showscale=not written,
+        hoverongaps=False,
+    )  # fmt: skip
+    figure.update_layout(
+        xaxis={"type": "category", "showgrid": False, "ticks": ""},
+        yaxis={"type": "category", "showgrid": False, "ticks": "", "autorange": "reversed"},
+    )
+    return figure
+
+
+def _done(figure: Any, height: int, narrow: int) -> Figure:
+    """Return the tree; `narrow` is the height on a phone."""
+    figure.update_layout(
+        height=height, meta={"narrow": narrow}, template="none",
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+    )  # fmt: skip
+    found: Figure = figure.to_plotly_json()
+    found["layout"].pop("template", None)
+    return found
+
+
+def _text(name: object, length: int = 40) -> str:
+    """Return a name that plotly shows as it is: no tags, no entities."""
+    return html.escape(shortened(name, length), quote=False)
+
+
+def _distinct(names: Sequence[str], length: int) -> list[str]:
+    """Return the names as they are shown, with a number where two would look alike.
+
+    On an axis of categories two of one name would be one.
+    """
+    shown: list[str] = []
+    for name in names:
+        text, n = _text(name, length), 2
+        while text in shown:
+            text, n = f"{_text(name, length)} ({n})", n + 1
+        shown.append(text)
+    return shown
+
+
+def _natural(name: str) -> tuple[bool, float, str]:
+    return (not name.isdecimal(), float(name) if name.isdecimal() else 0.0, name)
+
+
+def _number(value: float) -> float | None:
+    """Return what JSON can hold."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _clear(colour: str, alpha: float) -> str:
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({', '.join(map(str, parts))}, {alpha})"

@@ -1,0 +1,32 @@
+"""What a tracker must remember of a run, kept beside its records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedshot import storage
+from fedshot.errors import ConfigError
+
+PROJECT = "fedshot"
+MARK = "cost/megabytes_down"  # every round has it
+
+
+def noted(path: Path) -> dict[str, Any]:
+    """Return what was written; `{}` when nothing was."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return dict(found)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}). Remove it to begin a new tracked run."
+        ) from None
+
+
+def note(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace what was written, in one step."""
+    storage.write_bytes(path, json.dumps(content).encode(), sync=False)

@@ -1,0 +1,222 @@
+"""`fedshot report` and `fedshot compare` on real runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedshot import reports
+from fedshot.cli import main
+from fedshot.experiment import Experiment
+from fedshot.reports.looks import Holdings, Map, holdings, look, novel_map
+
+from .runs import CHOOSING, SMALL, finished, merged
+
+PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 1}, "name": "proto"}
+
+
+def made(folder: Path, *changes: dict[str, Any]) -> Experiment:
+    run = finished(folder, *changes)
+    run.result()
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("runs")
+    every: dict[str, tuple[dict[str, Any], ...]] = {
+        "local": ({"name": "local"},),
+        "proto-0": (PROTO, {"name": "proto-0"}),
+        "proto-1": (PROTO, {"name": "proto-1", "seed": 1}),
+        "other": (PROTO, {"name": "other", "test": {"seed": 5}}),
+    }
+    for name, changes in every.items():
+        made(place / name, CHOOSING, *changes)
+    return {name: place / name for name in every}
+
+
+def words(*items: object) -> list[str]:
+    return [str(item) for item in items]
+
+
+def test_compare_pairs_the_same_episodes(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words("compare", runs["proto-0"], runs["local"], "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    [difference] = found["differences"]
+    marks = [
+        np.array(json.loads((runs[name] / "result.json").read_text())["test"]["per_episode"])
+        for name in ("proto-0", "local")
+    ]
+    gains = marks[0] - marks[1]
+    assert difference["paired"] is True
+    assert difference["difference"] == pytest.approx(gains.mean())
+    assert difference["interval"] == pytest.approx(1.96 * gains.std(ddof=1) / np.sqrt(20))
+    assert main(words("compare", runs["proto-0"], runs["local"])) == 0
+    out = capsys.readouterr().out
+    shown = "No difference shown" in out
+    assert shown == (abs(gains.mean()) <= difference["interval"])
+    assert "Paired over the same 20 episodes." in out
+
+
+def test_compare_averages_seeds_and_compares_them_when_alone(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words("compare", runs["proto-0"], runs["proto-1"], runs["local"], "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["label"], row["seeds"]) for row in found["rows"]] == [("proto", 2), ("local", 1)]
+    assert main(words("compare", runs["proto-0"], runs["proto-1"])) == 0
+    assert "proto-1" in capsys.readouterr().out
+
+
+def test_compare_tells_when_the_episodes_differ(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words("compare", runs["proto-0"], runs["other"])) == 0
+    out = capsys.readouterr().out
+    assert "They sat different test episodes" in out
+    assert "Paired" not in out
+
+
+def test_a_run_against_its_copy_shows_no_difference(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "again", CHOOSING, PROTO, {"name": "again"})
+    assert main(words("compare", runs["proto-0"], tmp_path / "again")) == 0
+    out = capsys.readouterr().out
+    assert "No difference shown between proto-0 and again: +0.00 ± 0.00 points" in out
+
+
+def test_what_cannot_be_compared_is_refused(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folders, said in (
+        ([runs["local"]], "is one run; a comparison needs two."),
+        ([runs["local"], runs["local"]], "is named twice"),
+        ([runs["local"], tmp_path], "holds no run"),
+    ):
+        assert main(words("compare", *folders)) == 2
+        assert said in capsys.readouterr().err
+    begun = finished(tmp_path / "begun", PROTO)
+    assert begun.folder.exists()
+    assert main(words("compare", runs["local"], tmp_path / "begun")) == 2
+    assert "has no result" in capsys.readouterr().err
+
+
+def test_report_writes_one_page_of_runs(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "deep" / "page.html"
+    names = ("local", "proto-0", "proto-1")
+    before = {name: sorted(p.name for p in runs[name].rglob("*")) for name in names}
+    assert main(words("report", *(runs[name] for name in names), "--to", page)) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    text = page.read_text(encoding="utf-8")
+    for place in ("curves-validation", "spread", "holdings-plot", "confusion-plot", "map-plot"):
+        assert f'id="{place}"' in text
+    assert "<h1>local and proto</h1>" in text
+    assert "Not shown for local: the server has no single encoder" in text
+    assert {name: sorted(p.name for p in runs[name].rglob("*")) for name in names} == before
+    assert len(text) < 2_500_000
+
+
+def test_report_of_one_run_goes_into_its_folder_and_needs_no_data(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words("report", runs["other"], "--without-data")) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{runs['other'] / 'report.html'}\n"
+    assert err == ""
+    text = (runs["other"] / "report.html").read_text(encoding="utf-8")
+    assert "holdings-plot" not in text
+    assert "curves-validation" in text
+
+
+def test_holdings_count_every_training_example_once(runs: dict[str, Path]) -> None:
+    found = look(runs["proto-0"])
+    assert isinstance(found.holdings, Holdings)
+    assert found.holdings.classes == ("0", "1", "2", "3", "4")
+    assert (found.holdings.total, len(found.holdings.table)) == (6, 6)
+    assert sum(map(sum, found.holdings.table)) == 901  # digits 0 to 4 of scikit-learn's
+
+
+def test_the_map_keeps_the_distances_that_two_axes_can(tmp_path: Path) -> None:
+    two = {"model": {"backbone": {"name": "mlp", "hidden": [2]}}}
+    flat = novel_map(made(tmp_path / "two", CHOOSING, PROTO, two))
+    assert isinstance(flat, Map)
+    assert flat.shares is None
+    assert set(flat.points) == {"7", "8", "9"}
+    run = made(tmp_path / "wide", CHOOSING, PROTO)
+    wide = novel_map(run)
+    assert isinstance(wide, Map)
+    assert wide.shares is not None
+    assert 0 < wide.shares[1] <= wide.shares[0] < 1
+    every = np.concatenate([np.array(points) for points in wide.points.values()])
+    np.testing.assert_allclose(every.mean(axis=0), 0, atol=1e-3)
+    spread = (every**2).sum(axis=0)
+    assert spread[1] / spread[0] == pytest.approx(wide.shares[1] / wide.shares[0], rel=1e-2)
+    assert np.dot(every[:, 0], every[:, 1]) == pytest.approx(0, abs=1e-2 * spread[1])
+    assert novel_map(run) == wide
+
+
+@pytest.mark.parametrize(
+    ("method", "drawn"),
+    [("f2l", True), ("fedmeta", True), ("pfedfsl", False), ("fsl_local", False)],
+)
+def test_only_a_trained_encoder_of_the_server_is_drawn(
+    tmp_path: Path, method: str, drawn: bool
+) -> None:
+    options = {"name": method} | ({"learned_steps": True} if method == "fedmeta" else {})
+    run = finished(tmp_path / "run", {"method": options, "run": {"rounds": 1}})
+    found = novel_map(run)
+    assert isinstance(found, Map) == drawn, found
+    if not drawn:
+        assert "no single encoder" in str(found)
+
+
+def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
+    data = tmp_path / "words.jsonl"
+    rows = [{"text": "good bad", "label": f"c{i % 4}", "who": f"secret{i % 8}"} for i in range(160)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("good 1 2\nbad 3 4\n")
+    texts: dict[str, Any] = {
+        "data": {"name": "texts", "path": str(data), "vectors": str(vectors), "dim": 2,
+                 "user": "who"},
+        "split": {"base": ["c0", "c1"], "novel": ["c2", "c3"]},
+        "partition": {"name": "users"},
+        "episode": {"way": 1, "shot": 1, "query": 2},
+        "model": {"backbone": {"name": "gru", "hidden": 4}},
+        "method": {"name": "fl_proto", "local_steps": 1},
+        "test": {"episodes": 5, "way": 2, "query": 3},
+        "run": {"rounds": 1, "cohort": None},
+    }  # fmt: skip
+    base = {k: v for k, v in SMALL.items() if k not in ("partition", "model")}
+    from fedshot.config import Config
+    from fedshot.experiment import Setting
+
+    run = Experiment(Setting(Config.of(merged(base, texts))), tmp_path / "texts")
+    assert [record.round for record in run.run()] == [0, 1]
+    run.result()
+    assert isinstance(holdings(run.setting), Holdings)
+    assert main(words("report", run.folder)) == 0
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert "secret" not in page  # users are numbers
+    assert 'id="map-plot"' in page
+    data.unlink()
+    found = look(run.folder)
+    assert "words.jsonl" in str(found.map)
+    assert found.map == found.holdings
+
+
+def test_runs_of_unlike_seeds_stay_apart(runs: dict[str, Path]) -> None:
+    read = [reports.Run.read(folder) for folder in runs.values()]
+    assert {label: len(group) for label, group in reports.grouped(read).items()} == {
+        "local": 1, "proto": 2, "other": 1,
+    }  # fmt: skip
+    assert list(reports.apart(read)) == ["local", "proto-0", "proto-1", "other"]
