@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow test-flower test-data check format bench bench-peers clean
+.PHONY: demo test test-slow test-exhaustive test-flower test-data check format bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py --out runs/demo
@@ -12,7 +12,11 @@ test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not data and not flower"
 
 test-slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "slow and not data and not flower"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "slow and not data and not flower and not exhaustive"
+
+# Every test of conformance for every method on every fleet: for a change of a fleet.
+test-exhaustive: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m exhaustive
 
 # Real processes on loopback, and in network namespaces where it is root that asks.
 test-flower: .venv/.flower

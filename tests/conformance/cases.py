@@ -85,7 +85,8 @@ class FleetCase:
     exact: bool = True
     rtol: float = 0.0
     atol: float = 0.0
-    slow: bool = False  # left to the slow suite whole
+    slow: bool = False  # hardly another fleet
+    quick: bool = False  # asked in the quick suite, too
 
 
 METHODS: dict[str, Method[Any]] = {
@@ -199,10 +200,14 @@ SECOND_FORMS = {
 }
 assert METHODS.keys() > SECOND_FORMS
 
+# One of each kind: averaged, private states, rounds inside a round, a bank of models.
+WHOLE = {"fl_proto", "fedfsl_mi_adv", "fsl_local, maml", "f2l", "frl", "pfedfsl", "patchwork"}
+assert METHODS.keys() > WHOLE
+
 REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
-    FleetCase("threads", lambda home: Threads(home.host, 2)),
+    FleetCase("threads", lambda home: Threads(home.host, 2), quick=True),
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
     FleetCase("by letter", by_letter),
     FleetCase("vectorised", lambda home: Vectorised(home.host, 3, 2), False, 1e-6, 1e-9),

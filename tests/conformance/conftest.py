@@ -1,8 +1,10 @@
 """Every test of this folder runs for each method on each fleet.
 
-The quick suite runs all of them on the reference fleet for one form of each method. On other
-fleets, and for `SECOND_FORMS`, it runs those of `EVERYWHERE`: what equals the reference in what it
-trains and answers has little left to get wrong. The slow suite runs the rest.
+The quick suite runs all of them on the reference fleet for the methods of `WHOLE`, one of each
+kind; of the others it asks what `EVERYWHERE` asks, there and on threads. The slow suite has the
+rest of the reference fleet, `EVERYWHERE` on all fleets, and all tests of `WHOLE` on all fleets.
+What equals the reference in what it trains and answers has little left to get wrong: the remaining
+pairs are `exhaustive`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import FLEETS, METHODS, REFERENCE, SECOND_FORMS, FleetCase
+from conformance.cases import FLEETS, METHODS, REFERENCE, SECOND_FORMS, WHOLE, FleetCase
 from conformance.federation import COHORT, Federation
 from fedshot.protocol import Method
 
@@ -29,10 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = params.get("where")
         if not isinstance(case, FleetCase):
             continue
-        other = case is not REFERENCE or params.get("named") in SECOND_FORMS
-        name = getattr(item, "originalname", item.name)
-        if case.slow or (other and name not in EVERYWHERE):
+        everywhere = getattr(item, "originalname", item.name) in EVERYWHERE
+        whole, named = params.get("named") in WHOLE, params.get("named")
+        if case is REFERENCE:
+            quick = whole or (everywhere and named not in SECOND_FORMS)
+        else:
+            quick = everywhere and case.quick and named not in SECOND_FORMS
+        if not quick:
             item.add_marker(pytest.mark.slow)
+        if not everywhere and (case.slow or (case is not REFERENCE and not whole)):
+            item.add_marker(pytest.mark.exhaustive)
 
 
 Begin = Callable[..., Federation]

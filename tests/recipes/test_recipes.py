@@ -106,14 +106,21 @@ def test_every_table_and_figure_has_a_recipe() -> None:
     assert set(names()) == EXPECTED
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_a_recipe_reads_and_its_cells_are_configurations(name: str) -> None:
+def test_a_recipe_reads_and_its_cells_are_configurations(name: str, every: bool) -> None:
+    """Every cell; or, as rows and columns are layers, each row and each column once."""
     recipe = Recipe.load(name)
     if recipe.kind == "picture":
         assert Config.of(recipe.settings)
         return
     for budget in recipe.budgets:
+        rows, columns = set(), set()
         for cell in recipe.cells(budget):
+            if not every and cell.row.key in rows and cell.column.key in columns:
+                continue
+            rows.add(cell.row.key)
+            columns.add(cell.column.key)
             if cell.row.method in METHODS:
                 config = Config.of(cell.settings())
                 assert config.run.threads == 1, "bits depend on it"

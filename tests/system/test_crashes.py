@@ -73,8 +73,11 @@ FAILING = {
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, merged(CHOOSING, FAILING), FAILING],
-    ids=["last round", "chosen round, failing clients", "failing clients"],
+    [
+        pytest.param({}, id="last round", marks=pytest.mark.slow),
+        pytest.param(merged(CHOOSING, FAILING), id="chosen round, failing clients"),
+        pytest.param(FAILING, id="failing clients", marks=pytest.mark.slow),
+    ],
 )
 def test_a_crash_at_any_disk_operation_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -132,7 +135,7 @@ def kill_and_resume(folder: Path, config: Path, kills: int, rng: random.Random) 
 
 
 @pytest.mark.parametrize(
-    "kills", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    "kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(
     tmp_path: Path, kills: int

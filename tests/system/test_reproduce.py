@@ -88,6 +88,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     assert not any(alive(child) for child in children)
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_shown_without_training(undisturbed: Path) -> None:
     begun = time.monotonic()
     done = reproduce(undisturbed, *WORDS, "--json")
