@@ -134,8 +134,13 @@ def kill_and_resume(folder: Path, config: Path, kills: int, rng: random.Random) 
         assert not ended, "the run ended before it could be killed; make it longer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    "kills",
+    [
+        2,
+        pytest.param(20, marks=pytest.mark.timeout(600)),
+    ],
 )
 def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(
     tmp_path: Path, kills: int
