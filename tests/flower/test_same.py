@@ -25,9 +25,15 @@ METHODS: dict[str, dict[str, Any]] = {
         **MAML,
         "method": {"name": "fedfsl_mi", "reference": "exclusive", "local_steps": 1},
     },
+    "f2l": {
+        **MAML,
+        "method": {"name": "f2l", "local_steps": 1, "transformer": {"heads": 2, "hidden": 8}},
+    },
+    "frl": {"method": {"name": "frl", "inner_rounds": 2}},
+    "pfedfsl": {"method": {"name": "pfedfsl", "m": 2, "delay": 1, "local_steps": 2}},
     "quilt": {"method": {"name": "quilt", "clients": CLIENTS}},
 }
-PRIVATE = {"fsl_local", "fedfsl_mi, exclusive", "quilt"}
+PRIVATE = {"fsl_local", "fedfsl_mi, exclusive", "f2l", "quilt"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -215,6 +215,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_digits_that_everybody_has_stand_in_for_mnist_and_it_is_said(tmp_path: Path) -> None:
     words = ("reproduce", "fedfsl-fig6", "--plan", "--data-dir", str(tmp_path))
     done = reproduce(tmp_path, *words)

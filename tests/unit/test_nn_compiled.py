@@ -65,7 +65,10 @@ def test_the_library_is_built_once_and_kept_under_its_hash(cache: Path, built: l
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("size", [0, 100, 9000])
+SLOW = pytest.mark.slow  # each compiles
+
+
+@pytest.mark.parametrize("size", [pytest.param(0, marks=SLOW), 100, pytest.param(9000, marks=SLOW)])
 def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> None:
     """In a process of its own, since loading such a file ends it by SIGBUS."""
     command = [sys.executable, "-c", "from fedshot.nn import compiled; print(compiled.kind())"]
@@ -96,7 +99,7 @@ def test_the_file_is_on_the_disk_before_it_has_its_name(
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-@pytest.mark.parametrize("mode", [0o020, 0o002])
+@pytest.mark.parametrize("mode", [0o020, pytest.param(0o002, marks=SLOW)])
 def test_a_library_that_others_could_have_written_is_not_loaded(
     cache: Path, what: str, mode: int, built: list[str]
 ) -> None:

@@ -143,6 +143,22 @@ class Bank(Protocol):
         """Write a version; it lasts once its round is sealed."""
         ...
 
+    def void(self, round: int) -> None:
+        """Forget what was written in a round that does not count."""
+        ...
+
+    def seal(self, round: int, keep: Collection[int]) -> str:
+        """Make what was written so far the state of a round; return its hash, "" for nothing."""
+        ...
+
+    def open(self, round: int, sha: str) -> None:
+        """Make the trees of a sealed round readable."""
+        ...
+
+    def rewind(self, round: int, sha: str) -> None:
+        """Go back to a sealed round."""
+        ...
+
 
 class Fleet(Protocol):
     """Where clients run. A fleet never knows the name of a method."""

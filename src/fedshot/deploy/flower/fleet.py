@@ -95,18 +95,22 @@ class FlowerFleet(Wrapper):
                 self.roster.order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
-        """Let the nodes drop the states of a round that does not count."""
+        """Let the nodes drop the states of a round that does not count, and the bank here."""
+        self.bank.void(round)
         for node in self.roster if self._keeps else ():
             self.roster.order(node, "void", round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make this round's states last on every node that answers; return who sealed what.
+        """Make this round's states last on every node that answers, and the bank here.
+
+        Returns who sealed what.
 
         Of a node that does not answer an earlier seal stands. Should the run be gone on with from
         this checkpoint, its clients go back to that.
         """
+        bank = self.bank.seal(round, keep)
         if not self._keeps:
-            return ""
+            return json.dumps({"bank": bank}) if bank else ""
         self._rounds = {r: found for r, found in self._rounds.items() if r in keep}
         for node in self.roster:
             kept = {self._rounds.get(r, {}).get(node.name, r) for r in keep}
@@ -116,12 +120,14 @@ class FlowerFleet(Wrapper):
                 self._tell(f"node {name} has not sealed round {round}: {mail.reason}")
         self.roster.bases |= {node.name: node.base for node in self.roster}
         bases = dict(sorted(self.roster.bases.items()))
-        text = json.dumps({"nodes": bases, "kept": self._rounds}, sort_keys=True)
+        found = {"nodes": bases, "kept": self._rounds} | ({"bank": bank} if bank else {})
+        text = json.dumps(found, sort_keys=True)
         self._rounds[round] = {name: r for name, (r, _) in bases.items()}
         return text
 
     def open(self, round: int, sha: str) -> None:
         """Remember which states belong to a sealed round."""
+        self.bank.open(round, _bank(sha))
         self._opened[round] = _bases(sha)
         self._rounds[round] = {name: r for name, (r, _) in self._opened[round].items()}
         for kept, rounds in json.loads(sha or "{}").get("kept", {}).items():
@@ -132,6 +138,7 @@ class FlowerFleet(Wrapper):
 
         Raises CheckpointError when a node that is there does not have them.
         """
+        self.bank.rewind(round, _bank(sha))
         self.roster.begin_life(_bases(sha))
         for mail, name in self._tell_all(max(HELLO, self._deadline)):
             if mail.reason and mail.letter is not None:
@@ -199,6 +206,11 @@ def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arriva
         raise CodecError("its reply has no parts")
     weight: Any = content["weight"] if "weight" in content else result.get("weight")
     return Arrival(client, Reply(content["up"], {}, weight, content["metrics"]))
+
+
+def _bank(sha: str) -> str:
+    found: str = json.loads(sha or "{}").get("bank", "")
+    return found
 
 
 def _bases(sha: str) -> dict[str, Seal]:
