@@ -125,18 +125,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--quiet", action="store_true", help="print the result alone")
         command.add_argument("--json", action="store_true", help="print JSON, one record a line")
     for command in (run, resume):
-        command.add_argument(
-            "--tracker",
-            choices=("tensorboard", "wandb", "mlflow"),
-            help="send the records there, too (pip install 'fedshot[tracking]')",
-        )
+        _add_tracker(command)
     _add_report(commands)
     methods = _add(commands, "methods", "list the methods, or the options of one")
     methods.add_argument("method", nargs="?", help="a method's name")
     _add_use(commands)
     _add_data(commands)
     _add_reproduce(commands)
-    add_flower(commands, _add, _add_data_dir)
+    add_flower(commands, _add, _add_data_dir, _add_tracker)
     return parser
 
 
@@ -271,6 +267,14 @@ def _add(
         takes_settings=settings,
     )
     return made
+
+
+def _add_tracker(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--tracker",
+        choices=("tensorboard", "wandb", "mlflow"),
+        help="send the records there, too (pip install 'fedshot[tracking]')",
+    )
 
 
 def _add_data_dir(command: argparse.ArgumentParser) -> None:

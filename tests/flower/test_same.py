@@ -13,7 +13,7 @@ import pytest
 
 from fedshot.checkpoint import Checkpoints
 
-from .ground import CLIENTS, Ground, alone, newest, weights
+from .ground import Ground, alone, newest, weights
 
 MAML = {"model": {"head": {"name": "linear", "way": 5}}}
 PROTO = {"name": "fsl_local", "learner_name": "proto", "local_steps": 2}
@@ -31,7 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "frl": {"method": {"name": "frl", "inner_rounds": 2}},
     "pfedfsl": {"method": {"name": "pfedfsl", "m": 2, "delay": 1, "local_steps": 2}},
-    "quilt": {"method": {"name": "quilt", "clients": CLIENTS}},
+    "quilt": {"method": {"name": "quilt"}},
 }
 PRIVATE = {"fsl_local", "fedfsl_mi, exclusive", "f2l", "quilt"}
 

@@ -13,7 +13,10 @@ _PORT = 9092
 
 
 def add_flower(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], add: Add, add_data_dir: AddTo
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    add: Add,
+    add_data_dir: AddTo,
+    add_tracker: AddTo,
 ) -> None:
     """Add the command and its actions."""
     text = "train across machines, on Flower"
@@ -44,6 +47,7 @@ def add_flower(
         command.add_argument("--quiet", action="store_true", help="print the result alone")
         command.add_argument("--json", action="store_true", help="print JSON, one record a line")
         add_data_dir(command)
+        add_tracker(command)
     deal = action("deal", "write the data of clients, a folder for each node", settings=True)
     deal.add_argument("--config", type=Path, help="YAML file of settings")
     deal.add_argument("--nodes", type=int, default=3, help="how many (3)")

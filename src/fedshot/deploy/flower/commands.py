@@ -18,6 +18,7 @@ from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import exists
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
+from fedshot.trackers import check
 
 if TYPE_CHECKING:
     from fedshot.deploy.flower.runs import Place
@@ -79,6 +80,8 @@ def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: P
     from fedshot.deploy.flower.home import Home
     from fedshot.deploy.flower.runs import opened
 
+    if options.tracker:
+        check(options.tracker)
     _refuse_rehearsal(setting.config)
     said = _silent if options.quiet else tell
     signal.signal(signal.SIGTERM, _ended)
