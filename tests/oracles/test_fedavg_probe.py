@@ -180,7 +180,7 @@ def test_a_step_of_prototypes_is_torch_optim_on_scaled_cosines(tmp_path: Path) -
     tau = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
     server = run.round()
     adam = torch.optim.Adam([*alone.body.parameters(), tau], ADAM.lr)
-    for (e,) in run.drawn(0).lessons.steps:
+    for (e,) in run.drawn(0).steps:
         adam.zero_grad()
         s, q = (F.normalize(alone.features(x)) for x in (e.support_x, e.query_x))
         means = torch.stack([s[e.support_y == c].mean(0) for c in range(3)])

@@ -68,9 +68,9 @@ def test_fine_tuning_starts_from_the_prepared_encoder_and_a_fresh_head(tmp_path:
     answers = m.evaluate(run.server, run.clients, exam.questions, Key(5))
     heads = []
     for u, answer in enumerate(answers):
-        head = fresh_head(FLAT, run.server.body, Key(5).at("question", u))
+        head = fresh_head(FLAT, run.server.theta["body"], Key(5).at("question", u))
         heads.append(tree.digest(head))
-        w = rounds_of({"body": run.server.body, "head": head}, exam.questions[u], 2, 0.2)
+        w = rounds_of({"body": run.server.theta["body"], "head": head}, exam.questions[u], 2, 0.2)
         want = head_logits(w, exam.questions[u].query_x).float()
         torch.testing.assert_close(answer.logits, want, rtol=1e-5, atol=1e-6)
     assert len(set(heads)) == len(heads)
@@ -79,7 +79,7 @@ def test_fine_tuning_starts_from_the_prepared_encoder_and_a_fresh_head(tmp_path:
 def test_the_preparation_is_a_step_on_all_batches(tmp_path: Path) -> None:
     m = FRLFinetune(FLAT, SPEC, BASE, batch=9, optimizer=SGD)
     run = Run(m, tmp_path)
-    w = leaf(flat({"body": run.server.body, "head": run.server.classifier}))
+    w = leaf(flat({"body": run.server.theta["body"], "head": run.server.theta["classifier"]}))
     losses = []
     for k in range(K):
         key = run.key.at("work", "prepare", "client", k)
@@ -88,7 +88,7 @@ def test_the_preparation_is_a_step_on_all_batches(tmp_path: Path) -> None:
     step = gradient(torch.stack(losses).mean(), w)
     after = run.play()
     want = {name: value.detach() - SGD.lr * step[name] for name, value in w.items()}
-    close({"body": after.body, "head": after.classifier}, want)
+    close({"body": after.theta["body"], "head": after.theta["classifier"]}, want)
 
 
 def test_what_shares_a_preparation_has_the_same_encoder(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_frozen_control_does_not_care_who_holds_what(tmp_path: Path) -> None
     run = Run(flat_model, tmp_path / "flat")
     question = group_exam(FLAT).questions[0]
     (answer,) = flat_model.evaluate(run.server, run.clients, [question], Key(5))
-    want = Proto(FLAT).answer({"body": run.server.body}, {}, question._replace(held=()))
+    want = Proto(FLAT).answer({"body": run.server.theta["body"]}, {}, question._replace(held=()))
     torch.testing.assert_close(answer.logits, want.float(), rtol=1e-5, atol=1e-6)
 
 
@@ -149,8 +149,8 @@ def test_the_best_candidates_are_kept_and_joined(last: Any, tmp_path: Path) -> N
     run, exam = Run(m, tmp_path), group_exam(FLAT, by="iid")
     for u, answer in enumerate(m.evaluate(run.server, run.clients, exam.questions, Key(5))):
         question = exam.questions[u]
-        head = fresh_head(FLAT, run.server.body, Key(5).at("question", u))
-        theta = flat({"body": run.server.body, "head": head})
+        head = fresh_head(FLAT, run.server.theta["body"], Key(5).at("question", u))
+        theta = flat({"body": run.server.theta["body"], "head": head})
         every = candidates_of(m, theta, shares_of(question))
         best = sorted(range(K), key=lambda k, e=every: (-e[k][1], k))[:2]
         n = [every[k][2] for k in best]
@@ -171,8 +171,8 @@ def test_the_best_candidates_are_kept_and_joined(last: Any, tmp_path: Path) -> N
 def test_all_candidates_kept_with_nothing_unseen_are_fedavg_on_the_rest(tmp_path: Path) -> None:
     m = one_shot(keep=K)
     run, exam = Run(m, tmp_path), group_exam(FLAT, by="iid")
-    theta = flat({"body": run.server.body,
-                  "head": fresh_head(FLAT, run.server.body, Key(5).at("question", 0))})  # fmt: skip
+    body = run.server.theta["body"]
+    theta = flat({"body": body, "head": fresh_head(FLAT, body, Key(5).at("question", 0))})
     every = candidates_of(m, theta, shares_of(exam.questions[0]))
     total = sum(n for _, _, n, _ in every)
     w = {name: torch.stack([new[name] * n / total for new, _, n, _ in every]).sum(0)
@@ -188,8 +188,8 @@ def test_a_class_that_no_kept_client_holds_cannot_be_answered(tmp_path: Path) ->
     unseen = 0
     for u, answer in enumerate(m.evaluate(run.server, run.clients, exam.questions, Key(5))):
         shares = shares_of(exam.questions[u])
-        head = fresh_head(FLAT, run.server.body, Key(5).at("question", u))
-        every = candidates_of(m, flat({"body": run.server.body, "head": head}), shares)
+        head = fresh_head(FLAT, run.server.theta["body"], Key(5).at("question", u))
+        every = candidates_of(m, flat({"body": run.server.theta["body"], "head": head}), shares)
         best = min(range(K), key=lambda k, e=every: (-e[k][1], k))
         for c in range(3):
             hidden = bool((answer.logits[:, c] == -1e9).all())

@@ -25,9 +25,16 @@ from fedshot.nn import (
     Question,
     check_batches,
     draw_passes,
-    local_sgd,
 )
-from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Reply,
+    answer_at_server,
+    average,
+    client_work,
+    local_reply,
+)
 from fedshot.tree import Tree
 
 
@@ -103,10 +110,7 @@ class FedAvg:
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Minimise F_k from w; send the change."""
-        theta, stats = down["theta"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
 
     def round(
         self, server: Server, clients: Clients, key: Key

@@ -49,7 +49,6 @@ from fedshot.nn import (
     cross_entropy,
     draw_batches,
     draw_lessons,
-    local_sgd,
     unit_rows,
 )
 from fedshot.protocol import (
@@ -58,8 +57,8 @@ from fedshot.protocol import (
     Reply,
     answer_by_readout,
     average,
-    changes,
     client_work,
+    local_reply,
 )
 from fedshot.tree import Tree
 
@@ -72,13 +71,6 @@ class Server(NamedTuple):
     tau: Tensor  # scale of the cosines to prototypes
     stats: Tree  # running statistics of batch norm
     rounds: Tensor  # int64 scalar: rounds trained so far
-
-
-class Visit(NamedTuple):
-    """What is drawn where a client learns from episodes."""
-
-    lessons: Lessons
-    n: Tensor  # int64 scalar: examples that the client holds
 
 
 @dataclass(frozen=True)
@@ -180,23 +172,17 @@ class FedAvgProbe:
     @client_work(draw="draw")
     def classify(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take the local steps on the cross-entropy over all base classes; send the change."""
-        theta, stats = down["theta"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
 
-    def draw_episodes(self, data: ClientData, key: Key) -> Visit:
+    def draw_episodes(self, data: ClientData, key: Key) -> Lessons:
         """Draw the episodes of a visit."""
         steps, each = self.local_steps, self.episodes_per_step
-        return Visit(draw_lessons(data, self.episode, steps, each, key), torch.tensor(data.n))
+        return draw_lessons(data, self.episode, steps, each, key)
 
     @client_work(draw="draw_episodes")
-    def compare(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+    def compare(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
         """Take the local steps on episodes of cosine prototypes; send the change."""
-        theta, stats = down["theta"], down["stats"]
-        new = local_sgd(self.lesson, self.meta_optimizer, theta, stats, drawn.lessons)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        return local_reply(self.lesson, self.meta_optimizer, down, private, drawn)
 
     def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
         """Return the cross-entropy of the queries under tau times their cosines to prototypes."""

@@ -35,7 +35,6 @@ from fedshot.nn import (
     Readout,
     check_batches,
     draw_batches,
-    local_sgd,
 )
 from fedshot.protocol import (
     Answer,
@@ -43,8 +42,8 @@ from fedshot.protocol import (
     Reply,
     answer_by_readout,
     average,
-    changes,
     client_work,
+    local_reply,
 )
 from fedshot.tree import Tree
 
@@ -150,14 +149,12 @@ class FedBABU:
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take the local steps from theta, under h; send the change of theta."""
-        theta, h, stats = down["theta"], down["h"], down["stats"]
+        h = down["h"]
 
         def lesson(w: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
             return self.learner.lesson({**w, "classifier": h}, stats, batch, seed)
 
-        new = local_sgd(lesson, self.optimizer, theta, stats, drawn)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        return local_reply(lesson, self.optimizer, down, private, drawn)
 
     def round(
         self, server: Server, clients: Clients, key: Key

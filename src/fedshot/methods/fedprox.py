@@ -31,10 +31,17 @@ from fedshot.nn import (
     check_batches,
     check_not_negative,
     draw_passes,
-    local_sgd,
     proximal,
 )
-from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Reply,
+    answer_at_server,
+    average,
+    client_work,
+    local_reply,
+)
 from fedshot.tree import Tree
 
 
@@ -122,11 +129,8 @@ class FedProx:
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Minimise h_k from w^t; send the change."""
-        theta, stats = down["theta"], down["stats"]
-        lesson = partial(self.objective, theta) if self.mu else self.learner.lesson
-        new = local_sgd(lesson, self.optimizer, theta, stats, drawn)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        lesson = partial(self.objective, down["theta"]) if self.mu else self.learner.lesson
+        return local_reply(lesson, self.optimizer, down, private, drawn)
 
     def round(
         self, server: Server, clients: Clients, key: Key

@@ -31,7 +31,6 @@ from fedshot.nn import (
     check_batches,
     draw_batches,
     fresh_head,
-    local_sgd,
 )
 from fedshot.protocol import (
     Adapted,
@@ -41,10 +40,10 @@ from fedshot.protocol import (
     Reply,
     answer_group,
     average,
-    changes,
     check_rounds,
     client_work,
     few_rounds,
+    local_reply,
     update_reply,
 )
 from fedshot.tree import Tree
@@ -53,8 +52,7 @@ from fedshot.tree import Tree
 class Server(NamedTuple):
     """What the server remembers."""
 
-    body: Tree
-    classifier: Tree  # over the base classes, of the preparation alone
+    theta: Tree  # {"body", "classifier"}; the classifier is of the preparation alone
     stats: Tree  # running statistics of batch norm
 
 
@@ -121,8 +119,7 @@ class FRLFinetune:
 
     def init(self, key: Key) -> Server:
         """Return a fresh encoder and classifier."""
-        params, stats = self.learner.init(key)
-        return Server(params["body"], params["classifier"], stats)
+        return Server(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -137,19 +134,14 @@ class FRLFinetune:
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take the local steps on the cross-entropy over all base classes; send the change."""
-        theta, stats = down["theta"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
 
     def round(
         self, server: Server, clients: Clients, key: Key
     ) -> tuple[Server, Mapping[str, float]]:
         """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
-        theta = {"body": server.body, "classifier": server.classifier}
-        parts = {"theta": theta, "stats": server.stats}
-        new, got = average(clients, self.prepare, parts, key, heaviest=None)
-        return Server(**new["theta"], stats=new["stats"]), got.metrics
+        new, got = average(clients, self.prepare, server._asdict(), key, heaviest=None)
+        return Server(**new), got.metrics
 
     @client_work()
     def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
@@ -163,13 +155,13 @@ class FRLFinetune:
 
         def learn(group: Group, question: Question, key: Key) -> Adapted:
             del question
-            head = fresh_head(self.model, server.body, key)
+            head = fresh_head(self.model, server.theta["body"], key)
             return few_rounds(
                 group,
                 group.ids,
                 (self.update, self.update),
                 self.local,
-                {"body": server.body, "head": head},
+                {"body": server.theta["body"], "head": head},
                 self.local.slots(0),
                 self.test_rounds,
                 key,

@@ -30,7 +30,6 @@ from fedshot.nn import (
     Share,
     check_batches,
     draw_batches,
-    local_sgd,
 )
 from fedshot.protocol import (
     Adapted,
@@ -41,9 +40,9 @@ from fedshot.protocol import (
     answer_group,
     average,
     census_reply,
-    changes,
     client_work,
     few_rounds,
+    local_reply,
 )
 from fedshot.tree import Tree
 
@@ -51,8 +50,7 @@ from fedshot.tree import Tree
 class Server(NamedTuple):
     """What the server remembers."""
 
-    body: Tree
-    classifier: Tree  # over the base classes, of the preparation alone
+    theta: Tree  # {"body", "classifier"}; the classifier is of the preparation alone
     stats: Tree  # running statistics of batch norm
 
 
@@ -113,8 +111,7 @@ class FRLFrozen:
 
     def init(self, key: Key) -> Server:
         """Return a fresh encoder and classifier."""
-        params, stats = self.learner.init(key)
-        return Server(params["body"], params["classifier"], stats)
+        return Server(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -129,19 +126,14 @@ class FRLFrozen:
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take the local steps on the cross-entropy over all base classes; send the change."""
-        theta, stats = down["theta"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
 
     def round(
         self, server: Server, clients: Clients, key: Key
     ) -> tuple[Server, Mapping[str, float]]:
         """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
-        theta = {"body": server.body, "classifier": server.classifier}
-        parts = {"theta": theta, "stats": server.stats}
-        new, got = average(clients, self.prepare, parts, key, heaviest=None)
-        return Server(**new["theta"], stats=new["stats"]), got.metrics
+        new, got = average(clients, self.prepare, server._asdict(), key, heaviest=None)
+        return Server(**new), got.metrics
 
     @client_work()
     def census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
@@ -159,7 +151,7 @@ class FRLFrozen:
                 group.ids,
                 (self.census, self.census),
                 self.local,
-                {"body": server.body},
+                {"body": server.theta["body"]},
                 len(question.classes),
                 0,
                 key,

@@ -40,7 +40,6 @@ from fedshot.nn import (
     draw_batches,
     fresh_head,
     in_order,
-    local_sgd,
     shares_of,
     spare_shares,
 )
@@ -55,6 +54,7 @@ from fedshot.protocol import (
     check_rounds,
     client_work,
     in_group,
+    local_reply,
     predict,
     query_maps,
 )
@@ -64,8 +64,7 @@ from fedshot.tree import Tree
 class Server(NamedTuple):
     """What the server remembers."""
 
-    body: Tree
-    classifier: Tree  # over the base classes, of the preparation alone
+    theta: Tree  # {"body", "classifier"}; the classifier is of the preparation alone
     stats: Tree  # running statistics of batch norm
 
 
@@ -150,8 +149,7 @@ class FRLOneShot:
 
     def init(self, key: Key) -> Server:
         """Return a fresh encoder and classifier."""
-        params, stats = self.learner.init(key)
-        return Server(params["body"], params["classifier"], stats)
+        return Server(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -166,19 +164,14 @@ class FRLOneShot:
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take the local steps on the cross-entropy over all base classes; send the change."""
-        theta, stats = down["theta"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
-        up = changes({"theta": new.params, "stats": new.stats}, down)
-        return Reply(up, private, drawn.n, new.metrics)
+        return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
 
     def round(
         self, server: Server, clients: Clients, key: Key
     ) -> tuple[Server, Mapping[str, float]]:
         """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
-        theta = {"body": server.body, "classifier": server.classifier}
-        parts = {"theta": theta, "stats": server.stats}
-        new, got = average(clients, self.prepare, parts, key, heaviest=None)
-        return Server(**new["theta"], stats=new["stats"]), got.metrics
+        new, got = average(clients, self.prepare, server._asdict(), key, heaviest=None)
+        return Server(**new), got.metrics
 
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: Share) -> Reply:
@@ -203,7 +196,10 @@ class FRLOneShot:
         """Let the best candidates of each question fine-tune for R rounds, and answer."""
 
         def answer(question: Question, key: Key) -> Tensor:
-            theta = {"body": server.body, "head": fresh_head(self.model, server.body, key)}
+            theta = {
+                "body": server.theta["body"],
+                "head": fresh_head(self.model, server.theta["body"], key),
+            }
             models, held = self.fine_tune(theta, server.stats, question, key)
             shares = shares_of(question, self.local.slots(0))
             way, p = len(question.classes), []

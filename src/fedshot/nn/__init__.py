@@ -104,6 +104,7 @@ from fedshot.nn.sparse import (
     unpack,
 )
 from fedshot.nn.training import (
+    Drawn,
     Lessons,
     Taught,
     Trained,
@@ -148,6 +149,7 @@ __all__ = [
     "Clip",
     "Conv4",
     "CosineHead",
+    "Drawn",
     "F2LDefaults",
     "F2LMode",
     "F2LReading",

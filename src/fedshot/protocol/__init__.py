@@ -1,6 +1,6 @@
 """How a method and a fleet meet: `exchange`, and the values around it."""
 
-from fedshot.protocol.averaging import OF_EXAMPLES, average, changes
+from fedshot.protocol.averaging import OF_EXAMPLES, average, changes, local_reply
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import (
     Arrival,
@@ -85,6 +85,7 @@ __all__ = [
     "embedded",
     "few_rounds",
     "in_group",
+    "local_reply",
     "message",
     "predict",
     "pull_census_reply",

@@ -8,14 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from torch import Tensor
 
 from fedshot import tree
 from fedshot.keys import Key
-from fedshot.nn import Question, common_forms, divergence
+from fedshot.nn import (
+    Drawn,
+    Lesson,
+    Optimizer,
+    Question,
+    common_forms,
+    divergence,
+    local_sgd,
+)
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Outcome, Reply
 from fedshot.protocol.reducers import Gather, Mean, Reducer
 from fedshot.tree import Tree
+
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
 
 # What a mean admits of n_k times a change where n_k is a number of examples, not of episodes.
 OF_EXAMPLES = 2.0**26
@@ -24,6 +38,28 @@ OF_EXAMPLES = 2.0**26
 def changes(new: Mapping[str, Tree], old: Tree) -> dict[str, Tree]:
     """Return how far each named part of `new` moved; `old` is the message that came down."""
     return {name: tree.sub(part, old[name]) for name, part in new.items()}
+
+
+class Visit(Drawn[E_co], Protocol[E_co]):
+    """What a visit learns from, and how many examples the client holds."""
+
+    @property
+    def n(self) -> Tensor:
+        """n_k."""
+        ...
+
+
+def local_reply(
+    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
+    optimizer: Optimizer,
+    down: Tree,
+    private: Tree,
+    drawn: Visit[E],
+) -> Reply:
+    """Take the local steps from "theta" and "stats"; answer with the changes, weighed by n_k."""
+    new = local_sgd(lesson, optimizer, down["theta"], down["stats"], drawn)
+    up = changes({"theta": new.params, "stats": new.stats}, down)
+    return Reply(up, private, drawn.n, new.metrics)
 
 
 def average(
