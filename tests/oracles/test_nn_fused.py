@@ -237,7 +237,6 @@ def test_what_the_kernels_cannot_take_goes_the_plain_way() -> None:
     assert fused.fits(x)
     assert not fused.fits(x.double())
     assert not fused.fits(x.contiguous())
-    assert not fused.fits(torch.zeros(1, 4, 1, 1))
     assert not fused.fits(torch.zeros(1, 4, 6, 6, device="meta"))
     seen = []
     torch.func.vmap(lambda t: seen.append(fused.fits(t)) or t)(torch.zeros(3, 1, 4, 6, 6))

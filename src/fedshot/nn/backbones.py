@@ -188,7 +188,7 @@ class Conv4:
 def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     """Return (relu(pool(norm(conv(x)))), statistics), by the fused kernels where they fit."""
     given = mode.norm == "given"
-    if fused.fits(x):
+    if min(x.shape[-2:]) >= 2 and fused.fits(x):
         if not given:
             # Normalising by the batch's own mean takes the bias out again: only the mean has it.
             h = conv({"weight": conv_p["weight"]}, x)

@@ -34,7 +34,6 @@ def fits(x: Tensor) -> bool:
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and x.shape[1] <= kernels.MOST_CHANNELS
-        and min(x.shape[-2:]) >= 2
         and x.permute(0, 2, 3, 1).is_contiguous()
         and not torch._C._are_functorch_transforms_active()
         and not torch.is_autocast_enabled("cpu")  # the convolution would hand on bfloat16
@@ -55,23 +54,38 @@ def norm_pool_relu(
         mode: which statistics to use.
     """
     if mode.norm == "given":
-        if not s:
-            raise ConfigError(NO_STATISTICS)
-        scale = p["weight"] * torch.rsqrt(s["var"] + EPS)
-        return pooled_given(x, scale, p["bias"] - s["mean"] * scale), s
+        return pooled_given(x, *at_given(p, s)), s
+    check_enough(x)
+    y, mean, var = pooled(x, p["weight"], p["bias"], EPS)
+    mean = mean if bias is None else mean + bias.detach()
+    return y, after_batch(s, mean, var, x, mode)
+
+
+def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
+    """Return the scale and shift of a norm under given statistics, without a gradient."""
+    if not s:
+        raise ConfigError(NO_STATISTICS)
+    scale = (p["weight"] * torch.rsqrt(s["var"] + EPS)).detach()
+    return scale, (p["bias"] - s["mean"] * scale).detach()
+
+
+def check_enough(x: Tensor) -> None:
+    """Refuse a map of one value per channel, which has no variance."""
     n = x.numel() // x.shape[1]
     if n < 2:
         raise ConfigError(too_few(n, x))
-    y, mean, var = pooled(x, p["weight"], p["bias"], EPS)
-    mean = mean if bias is None else mean + bias.detach()
+
+
+def after_batch(s: Tree, mean: Tensor, var: Tensor, x: Tensor, mode: Mode) -> Tree:
+    """Return the statistics after a batch x whose mean and variance these are."""
     if mode.norm == "capture":
-        return y, {"mean": mean, "var": var}
+        return {"mean": mean, "var": var}
     if not s:
-        return y, s
-    keep, unbiased = 1.0 - mode.momentum, var * (n / (n - 1))
-    return y, {
+        return s
+    n, keep = x.numel() // x.shape[1], 1.0 - mode.momentum
+    return {
         "mean": keep * s["mean"].detach() + mode.momentum * mean,
-        "var": keep * s["var"].detach() + mode.momentum * unbiased,
+        "var": keep * s["var"].detach() + mode.momentum * (var * (n / (n - 1))),
     }
 
 

@@ -27,9 +27,9 @@ _MANY = 1 << 16  # numbers that are worth a thread
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean [c] and the variance [c], divided by n h w, of every channel."""
     n, c, h, w = x.shape
-    parts = _empty(2, n, c, dtype=torch.float64)
-    mean, var = _empty(c), _empty(c)
-    _each(n, library().fedshot_moments, [x], [h * w, c], [parts[0], parts[1]])
+    parts = empty(2, n, c, dtype=torch.float64)
+    mean, var = empty(c), empty(c)
+    each(n, library().fedshot_moments, [x], [h * w, c], [parts[0], parts[1]])
     library().fedshot_merge(
         parts[0].data_ptr(), parts[1].data_ptr(), n, h * w, c, mean.data_ptr(), var.data_ptr()
     )
@@ -39,8 +39,8 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return relu(max_pool2d(x * scale + shift, 2)); a NaN anywhere in a pool wins it."""
     n, c, h, w = x.shape
-    y = _empty(n, h // 2, w // 2, c)
-    _each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y])
+    y = empty(n, h // 2, w // 2, c)
+    each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y])
     return y.permute(0, 3, 1, 2)
 
 
@@ -49,9 +49,9 @@ def sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the sums [c] of dz and of dz * (x - mean), dz being what reaches the winners."""
     n, c, h, w = x.shape
-    parts = _empty(2, n, c, dtype=torch.float64)
+    parts = empty(2, n, c, dtype=torch.float64)
     sizes, outs = [h, w, c], [parts[0], parts[1]]
-    _each(n, library().fedshot_sums, [x, scale, shift, mean, dy], sizes, outs)
+    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], sizes, outs)
     dz, dzx = parts.sum(1).float()
     return dz, dzx
 
@@ -61,9 +61,9 @@ def grad(
 ) -> Tensor:
     """Return scale * dz + slope * (x - mean) + level."""
     n, c, h, w = x.shape
-    dx = _empty(n, h, w, c)
+    dx = empty(n, h, w, c)
     ins = [x, scale, shift, mean, slope, level, dy]
-    _each(n, library().fedshot_grad, ins, [h, w, c], [dx])
+    each(n, library().fedshot_grad, ins, [h, w, c], [dx])
     return dx.permute(0, 3, 1, 2)
 
 
@@ -72,9 +72,9 @@ def twice_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums [c] of u, of u * (x - mean), and of u times dz."""
     n, c, h, w = x.shape
-    parts = _empty(3, n, c, dtype=torch.float64)
+    parts = empty(3, n, c, dtype=torch.float64)
     ins = [x, scale, shift, mean, dy, u]
-    _each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts))
+    each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts))
     u0, u1, uz = parts.sum(1).float()
     return u0, u1, uz
 
@@ -85,9 +85,9 @@ def twice_grad(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the gradients by x and by dy, with coefficients [c]; `fused.c` has the terms."""
     n, c, h, w = x.shape
-    gx, gdy = _empty(n, h, w, c), _empty(n, h // 2, w // 2, c)
+    gx, gdy = empty(n, h, w, c), empty(n, h // 2, w // 2, c)
     ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
-    _each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy])
+    each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy])
     return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
 
 
@@ -141,7 +141,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return memory that C may fill, whatever torch's default type and device are."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
@@ -159,15 +159,19 @@ def _check(t: Tensor, c: int) -> None:
         )
 
 
-def _each(
-    n: int, kernel: Callable[..., None], ins: list[Tensor], sizes: list[int], outs: list[Tensor]
-) -> None:
-    """Run a kernel over n images, the first of `ins`, shared among threads where they are many."""
+def each(
+    n: int, kernel: Callable[..., None], ins: Sequence[Tensor], sizes: list[int],
+    outs: Sequence[Tensor], rule: Sequence[float] = (),
+) -> None:  # fmt: skip
+    """Run a kernel over n images, the first of `ins`, shared among threads where they are many.
+
+    The last of `sizes` is the number of channels, which vectors among `ins` must have.
+    """
     for t in ins:
         _check(t, sizes[-1])
     before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
     threads = min(torch.get_num_threads(), n, ins[0].numel() // _MANY)
-    _share(n, threads, kernel, before, sizes, after)
+    _share(n, threads, kernel, before, [*sizes, *rule], after)
 
 
 def _dense(t: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
+from fedshot.nn import fused, residual
 from fedshot.nn.layers import (
     Shape,
     batch_norm,
@@ -26,6 +27,7 @@ from fedshot.nn.layers import (
     init_conv,
     init_norm,
     keep_mask,
+    needs_gradient,
     site_seed,
 )
 from fedshot.nn.mode import Mode
@@ -113,17 +115,34 @@ class ResNet12:
 
     def _block(self, p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         after: dict[str, Tree] = {}
+        constants = mode.norm == "given"  # the kernels do not differentiate under such statistics
 
-        def norm(name: str, z: Tensor) -> Tensor:
-            z, after[name] = batch_norm(p[name], s.get(name, {}), z, mode)
+        def normed(name: str, z: Tensor) -> residual.Normed:
+            return residual.Normed(z, p[f"norm{name}"], s.get(f"norm{name}", {}))
+
+        def plain(name: str, z: Tensor) -> Tensor:
+            of = normed(name, z)
+            z, after[f"norm{name}"] = batch_norm(of.p, of.s, z, mode)
             return z
 
-        z = F.leaky_relu(norm("norm1", conv(p["conv1"], x)), self.slope)
-        z = F.leaky_relu(norm("norm2", conv(p["conv2"], z)), self.slope)
-        z = norm("norm3", conv(p["conv3"], z)) + norm("norm", conv(p["conv"], x))
-        if min(z.shape[-2:]) >= 2:
-            z = F.max_pool2d(z, 2)
-        return F.leaky_relu(z, self.slope), after
+        def compiled(z: Tensor) -> bool:
+            return fused.fits(z) and not (constants and needs_gradient(z, p))
+
+        def activated(name: str, z: Tensor) -> Tensor:
+            z = conv(p[f"conv{name}"], z)
+            if not compiled(z):
+                return F.leaky_relu(plain(name, z), self.slope)
+            z, after[f"norm{name}"] = residual.norm_leaky(normed(name, z), self.slope, mode)
+            return z
+
+        z = conv(p["conv3"], activated("2", activated("1", x)))
+        r, pooled = conv(p["conv"], x), min(z.shape[-2:]) >= 2
+        if pooled and compiled(z) and compiled(r):
+            ends = normed("3", z), normed("", r)
+            z, after["norm3"], after["norm"] = residual.join(*ends, self.slope, mode)
+            return z, after
+        z = plain("3", z) + plain("", r)
+        return F.leaky_relu(F.max_pool2d(z, 2) if pooled else z, self.slope), after
 
 
 def _init_block(key: Key, c_in: int, width: int, dtype: torch.dtype) -> tuple[Tree, Tree]:

@@ -1,0 +1,200 @@
+"""Batch norm and leaky ReLU between the convolutions of a residual block, each in one operation.
+
+    norm_leaky   y = leaky(batch_norm(x))
+    join         y = leaky(max_pool2d(batch_norm(x) + batch_norm(r), 2)), the end of a block
+
+For channels-last maps in float32, by the kernels of `residual.c`, where `fused.fits`; `resnet.py`
+has the plain operations. They equal those to rounding and are a function of the values alone.
+First derivatives are closed forms, with dz what reaches x * scale + shift, S0 and S1 its sums with
+1 and x - mean, M the number of values in a channel, i the inverse root of the variance and s =
+weight * i:
+
+    dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
+
+Where a graph of them is asked for, they are those of the plain operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.nn.fused import after_batch, at_given, check_enough
+from fedshot.nn.kernels import each, empty, library, moments
+from fedshot.nn.layers import EPS
+from fedshot.nn.mode import Mode
+from fedshot.tree import Tree
+
+
+class Normed(NamedTuple):
+    """A map on its way through batch norm."""
+
+    x: Tensor  # [n, c, h, w], one that `fused.fits`
+    p: Tree  # scale and shift of the norm
+    s: Tree  # running statistics, {} for none
+
+
+def norm_leaky(of: Normed, lean: float, mode: Mode) -> tuple[Tensor, Tree]:
+    """Return (leaky(norm(x)), statistics), as `layers.batch_norm` has them.
+
+    Under "given" statistics nobody may differentiate by anything.
+    """
+    x, p, s = of
+    if mode.norm == "given":
+        return _leaky(x.detach(), *at_given(p, s), lean), s
+    check_enough(x)
+    y, mean, var = _NormLeaky.apply(x, p["weight"], p["bias"], lean)  # type: ignore[no-untyped-call]
+    return y, after_batch(s, mean, var, x, mode)
+
+
+def join(a: Normed, b: Normed, lean: float, mode: Mode) -> tuple[Tensor, Tree, Tree]:
+    """Return (leaky(max_pool2d(norm(a) + norm(b), 2)), statistics of a, of b)."""
+    if mode.norm == "given":
+        (s, s_shift), (t, t_shift) = at_given(a.p, a.s), at_given(b.p, b.s)
+        y = _join(a.x.detach(), b.x.detach(), s, t, s_shift + t_shift, lean)
+        return y, a.s, b.s
+    check_enough(a.x)
+    weights = (a.p["weight"], a.p["bias"], b.p["weight"], b.p["bias"])
+    y, *got = _Join.apply(a.x, b.x, *weights, lean)  # type: ignore[no-untyped-call]
+    mean, var, mid, spread = got
+    return y, after_batch(a.s, mean, var, a.x, mode), after_batch(b.s, mid, spread, b.x, mode)
+
+
+class _Sizes(NamedTuple):
+    """What a map is normalised by, all [c]."""
+
+    mean: Tensor
+    inverse: Tensor  # inverse root of the variance
+    scale: Tensor
+    shift: Tensor
+
+    def tilt(self, s0: Tensor, s1: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return slope and level of dx = scale * dz + slope * (x - mean) + level."""
+        m = x.numel() // x.shape[1]
+        return -self.scale * self.inverse.square() * s1 / m, -self.scale * s0 / m
+
+
+def _sizes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[_Sizes, Tensor]:
+    """Return what x is normalised by, and its variance."""
+    mean, var = moments(x)
+    inverse = torch.rsqrt(var + EPS)
+    scale = weight * inverse
+    return _Sizes(mean, inverse, scale, bias - mean * scale), var
+
+
+def _plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, weight, bias, True, 0.0, EPS)
+
+
+class _NormLeaky(torch.autograd.Function):
+    """y of (x, weight, bias); mean and variance come along without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, lean: float) -> Any:
+        by, var = _sizes(x, weight, bias)
+        ctx.lean = lean
+        ctx.save_for_backward(x, weight, bias, *by)
+        ctx.mark_non_differentiable(by.mean, var)
+        return _leaky(x, by.scale, by.shift, lean), by.mean, var
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
+        x, weight, bias, *sizes = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            y = F.leaky_relu(_plain_norm(x, weight, bias), ctx.lean)
+            return *torch.autograd.grad(y, (x, weight, bias), dy, create_graph=True), None
+        by, dy = _Sizes(*sizes), dy.contiguous(memory_format=torch.channels_last)
+        s0, s1 = _leaky_sums(x, by.scale, by.shift, by.mean, dy, ctx.lean)
+        slope, level = by.tilt(s0, s1, x)
+        dx = _leaky_grad(x, by.scale, by.shift, by.mean, slope, level, dy, lean=ctx.lean)
+        return dx, by.inverse * s1, s0, None
+
+
+class _Join(torch.autograd.Function):
+    """y of (x, r, weights and biases of both); means and variances without a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, r: Tensor, weight: Tensor, bias: Tensor, weight_r: Tensor,
+        bias_r: Tensor, lean: float,
+    ) -> Any:  # fmt: skip
+        a, var = _sizes(x, weight, bias)
+        b, spread = _sizes(r, weight_r, bias_r)
+        ctx.lean = lean
+        ctx.save_for_backward(x, r, weight, bias, weight_r, bias_r, *a, *b)
+        ctx.mark_non_differentiable(a.mean, var, b.mean, spread)
+        y = _join(x, r, a.scale, b.scale, a.shift + b.shift, lean)
+        return y, a.mean, var, b.mean, spread
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
+        x, r, weight, bias, weight_r, bias_r, *sizes = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            both = _plain_norm(x, weight, bias) + _plain_norm(r, weight_r, bias_r)
+            y = F.leaky_relu(F.max_pool2d(both, 2), ctx.lean)
+            points = (x, r, weight, bias, weight_r, bias_r)
+            return *torch.autograd.grad(y, points, dy, create_graph=True), None
+        a, b = _Sizes(*sizes[:4]), _Sizes(*sizes[4:])
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        ins = (x, r, a.scale, b.scale, a.shift + b.shift, a.mean, b.mean)
+        s0, s1, r1 = _join_sums(*ins, dy, lean=ctx.lean)
+        tilts = (*a.tilt(s0, s1, x), *b.tilt(s0, r1, r))
+        dx, dr = _join_grad(*ins, *tilts, dy, lean=ctx.lean)
+        return dx, dr, a.inverse * s1, s0, b.inverse * r1, s0, None
+
+
+def _leaky(x: Tensor, scale: Tensor, shift: Tensor, lean: float) -> Tensor:
+    n, c, h, w = x.shape
+    y = empty(n, h, w, c)
+    each(n, library().fedshot_leaky, [x, scale, shift], [h * w, c], [y], [lean])
+    return y.permute(0, 3, 1, 2)
+
+
+def _leaky_sums(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, lean: float
+) -> tuple[Tensor, Tensor]:
+    """Return the sums [c] of dz and of dz * (x - mean)."""
+    n, c, h, w = x.shape
+    parts = empty(2, n, c, dtype=torch.float64)
+    ins = [x, scale, shift, mean, dy]
+    each(n, library().fedshot_leaky_sums, ins, [h * w, c], [*parts], [lean])
+    s0, s1 = parts.sum(1).float()
+    return s0, s1
+
+
+def _leaky_grad(x: Tensor, *others: Tensor, lean: float) -> Tensor:
+    """Return dx; `others` are scale, shift, mean, slope, level and dy."""
+    n, c, h, w = x.shape
+    dx = empty(n, h, w, c)
+    each(n, library().fedshot_leaky_grad, [x, *others], [h * w, c], [dx], [lean])
+    return dx.permute(0, 3, 1, 2)
+
+
+def _join(x: Tensor, r: Tensor, s: Tensor, t: Tensor, shift: Tensor, lean: float) -> Tensor:
+    n, c, h, w = x.shape
+    y = empty(n, h // 2, w // 2, c)
+    each(n, library().fedshot_join, [x, r, s, t, shift], [h, w, c], [y], [lean])
+    return y.permute(0, 3, 1, 2)
+
+
+def _join_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums [c] of dz and of its products with both maps, less their means.
+
+    `others` are r, s, t, shift, both means and dy.
+    """
+    n, c, h, w = x.shape
+    parts = empty(3, n, c, dtype=torch.float64)
+    each(n, library().fedshot_join_sums, [x, *others], [h, w, c], [*parts], [lean])
+    s0, s1, r1 = parts.sum(1).float()
+    return s0, s1, r1
+
+
+def _join_grad(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:
+    """Return dx and dr; `others` are r, s, t, shift, means, slope and level of both, and dy."""
+    n, c, h, w = x.shape
+    dx, dr = empty(n, h, w, c), empty(n, h, w, c)
+    each(n, library().fedshot_join_grad, [x, *others], [h, w, c], [dx, dr], [lean])
+    return dx.permute(0, 3, 1, 2), dr.permute(0, 3, 1, 2)
