@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshot.nn import Optimizer, compiled, kernels
+from fedshot.nn.layers import kept
 from fedshot.nn.optim import OptState
 from fedshot.tree import Tree
 
@@ -133,3 +134,19 @@ def test_the_largest_number_says_what_is_not_finite(values: list[float], largest
     found = kernels.largest(torch.tensor(values))
     want = float(torch.tensor(largest))
     assert found == want or (math.isnan(found) and math.isnan(want))
+
+
+@pytest.mark.parametrize("seed", [0, 1, -7, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
+def test_a_mask_of_dropout_is_that_of_torch_s_operations(
+    seed: int, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mask(*shape: int) -> Tensor:
+        return kept(torch.Size(shape), rate, torch.tensor(seed), 1.25, torch.float32)
+
+    shapes = [(), (0,), (7, 3), (3, 5, 6, 7), (BIG,)]
+    found = [mask(*shape) for shape in shapes]
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    for shape, values in zip(shapes, found, strict=True):
+        assert torch.equal(values, mask(*shape))
+        assert values.stride() == mask(*shape).stride()

@@ -32,7 +32,7 @@ from fedshot.data.cache import default_folder
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = ("fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c")
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
-_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
+_FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
 _SIGNATURES = {
     "fedshot_moments": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 2],
     "fedshot_merge": [_POINTER, _POINTER, *[_SIZE] * 3, *[_POINTER] * 2],
@@ -49,6 +49,7 @@ _SIGNATURES = {
     "fedshot_join_grad": [*[_POINTER] * 12, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 2],
     "fedshot_adam": [*[_POINTER] * 4, *[_SIZE] * 2, *[_FLOAT] * 5, *[_POINTER] * 3],
     "fedshot_take": [_POINTER, *[_SIZE] * 2, _DOUBLE, _POINTER],
+    "fedshot_kept": [*[_SIZE] * 2, *[_WORD] * 3, _FLOAT, _POINTER],
     "fedshot_gru_gates": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 3],
     "fedshot_gru_back": [*[_POINTER] * 4, *[_SIZE] * 5, *[_POINTER] * 3],
     "fedshot_lstm": [*[_POINTER] * 4, *[_SIZE] * 7, *[_POINTER] * 5],

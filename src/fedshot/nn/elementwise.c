@@ -1,5 +1,5 @@
-/* What goes over every number of a model once: a step of Adam, looking at a client's update, and
- * taking it in.
+/* What goes over every number once: a step of Adam, looking at a client's update, taking it in, and
+ * the masks of dropout.
  *
  * Numbers `from` to `to`, so that threads can share them; no number depends on another.
  */
@@ -44,4 +44,20 @@ void fedshot_largest(const float *restrict x, size from, size to, uint32_t *rest
         most = bits > most ? bits : most;
     }
     *largest = most;
+}
+
+/* The finaliser of a 32-bit murmur hash. */
+static inline uint32_t mix32(uint32_t word) {
+    word = (word ^ (word >> 16)) * 0x85ebca6bu;
+    word = (word ^ (word >> 13)) * 0xc2b2ae35u;
+    return word ^ (word >> 16);
+}
+
+/* `value` for the numbers whose hash, keyed by two words, reaches the threshold, 0 for the others. */
+void fedshot_kept(size from, size to, int32_t high, int32_t low, int32_t threshold, float value,
+                  float *restrict mask) {
+    for (size i = from; i < to; i++) {
+        uint32_t bits = mix32((uint32_t)i * 0x9e3779b9u ^ (uint32_t)high);
+        mask[i] = (int32_t)mix32(bits + (uint32_t)low) >= threshold ? value : 0.0f;
+    }
 }

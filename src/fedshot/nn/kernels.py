@@ -125,6 +125,13 @@ def take(total: Tensor, x: Tensor, scale: float) -> None:
     _numbers(x.numel(), library().fedshot_take, [x.data_ptr()], (scale,), [total.data_ptr()])
 
 
+def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor:
+    """Return float32 [n]: `value` where the hash of a place reaches the threshold, 0 elsewhere."""
+    mask = empty(n)
+    _numbers(n, library().fedshot_kept, [], (*words, threshold, value), [mask.data_ptr()])
+    return mask
+
+
 def largest(x: Tensor) -> float:
     """Return the largest |x| of a float32 tensor; inf or NaN where it holds one, 0 if empty."""
     found = ctypes.c_uint32()

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn.mode import Mode, mix64
+from fedshot.nn import compiled, kernels
+from fedshot.nn.mode import Mode, mix64, mix_int, readable, signed
 from fedshot.tree import Tree
 
 Shape = tuple[int, ...]  # (height, width, channels) of images, (words, vector length) of texts
@@ -179,8 +180,7 @@ def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
     """
     if not mode.train or rate == 0.0:
         return x
-    keep = keep_mask(x.shape, rate, site_seed(mode, site))
-    return x * keep.to(x.dtype) * (1.0 / (1.0 - rate))
+    return x * kept(x.shape, rate, site_seed(mode, site), 1.0 / (1.0 - rate), x.dtype)
 
 
 def check_rate(rate: float, name: str = "dropout") -> None:
@@ -197,20 +197,25 @@ def site_seed(mode: Mode, site: int) -> Tensor:
     return seed
 
 
-def keep_mask(shape: torch.Size, rate: float, seed: Tensor) -> Tensor:
-    """Return a bool mask that is False with probability `rate`, from a counter and a hash.
+def kept(shape: torch.Size, rate: float, seed: Tensor, value: float, dtype: torch.dtype) -> Tensor:
+    """Return a mask that is 0 with probability `rate` and else `value`, from a counter and a hash.
 
     Two keyed rounds of the murmur finaliser on 32-bit words: half the traffic of 64-bit ones.
     """
-    high, low = _words(mix64(seed))
-    counter = torch.arange(math.prod(shape), dtype=torch.int32, device=seed.device)
-    bits = _mix32(_mix32(counter * _STRIDE32 ^ high) + low)
+    n = math.prod(shape)
     threshold = min(round(rate * 2**32) - 2**31, 2**31 - 1)
-    keep = bits >= threshold
+    if dtype == torch.float32 and readable(seed) and compiled.library() is not None:
+        word = mix_int(int(seed))
+        mask = kernels.kept(n, (word >> 32, signed(word, 32)), threshold, value)
+    else:
+        high, low = _words(mix64(seed))
+        counter = torch.arange(n, dtype=torch.int32, device=seed.device)
+        bits = _mix32(_mix32(counter * _STRIDE32 ^ high) + low)
+        mask = (bits >= threshold).to(dtype) * value
     if len(shape) == 4:
         n, c, h, w = shape
-        return keep.view(n, h, w, c).permute(0, 3, 1, 2)
-    return keep.view(shape)
+        return mask.view(n, h, w, c).permute(0, 3, 1, 2)
+    return mask.view(shape)
 
 
 def _words(word: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from fedshot.nn.layers import (
     dropout,
     init_conv,
     init_norm,
-    keep_mask,
+    kept,
     needs_gradient,
     site_seed,
 )
@@ -175,8 +175,9 @@ def drop_block(x: Tensor, rate: float, size: int, mode: Mode, site: int) -> Tens
     size = min(size, h, w)
     rows, columns = h - size + 1, w - size + 1
     gamma = rate / size**2 * (h * w) / (rows * columns)
-    starts = ~keep_mask(torch.Size((n, c, rows, columns)), gamma, site_seed(mode, site))
-    holes = F.max_pool2d(F.pad(starts.to(x.dtype), (size - 1,) * 4), size, stride=1)
+    places = torch.Size((n, c, rows, columns))
+    starts = 1.0 - kept(places, gamma, site_seed(mode, site), 1.0, x.dtype)
+    holes = F.max_pool2d(F.pad(starts, (size - 1,) * 4), size, stride=1)
     keep = 1.0 - holes
     share = keep.mean(dtype=torch.float64).clamp_min(1.0 / (n * c * h * w))
     return x * (keep * (1.0 / share).to(x.dtype))
