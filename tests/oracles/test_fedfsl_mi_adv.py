@@ -15,7 +15,8 @@ from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.methods import FedFSLMIAdv, fedfsl_mi_adv
-from fedshot.nn import Optimizer, floored_kl, jensen_shannon, kl, mean_gap, shortened
+from fedshot.nn import Optimizer, Told, floored_kl, jensen_shannon, kl, mean_gap, shortened
+from fedshot.nn import nearness as nn_nearness
 from oracles.fedfsl import (
     SGD,
     Run,
@@ -193,9 +194,10 @@ def test_the_gradients_of_the_stages_equal_finite_differences(
     heads, body = {"first": w["head"], "second": run.drawn(0).second}, w["body"]
 
     def value(at: Any) -> Tensor:
+        told = Told(m.nearness, m.learner, reference)
         if stage == 1:
-            return m.stage_1(reference, body, at, {}, e, seed).loss
-        return m.stage_2(reference, heads, at, {}, e, seed).loss
+            return m.stage_1(told, body, at, {}, e, seed).loss
+        return m.stage_2(told, heads, at, {}, e, seed).loss
 
     assert_slopes(value, heads if stage == 1 else body)
 
@@ -380,3 +382,20 @@ def test_the_mode_decides_what_is_not_said() -> None:
 def test_impossible_options_are_refused(wrong: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         method(**wrong)
+
+
+@pytest.mark.parametrize("alternation", ["batch", "round"])
+def test_the_reference_answers_each_episode_once(
+    alternation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    plain = nn_nearness.reference_logits
+
+    def counted(learner: Any, params: Any, stats: Any, episode: Any, *rest: Any) -> Any:
+        asked.append(episode)
+        return plain(learner, params, stats, episode, *rest)
+
+    monkeypatch.setattr(nn_nearness, "reference_logits", counted)
+    m = method(gamma=2.0, alternation=alternation, local_steps=3)
+    visit(m, tmp_path)
+    assert len(asked) == len({id(e) for e in asked}) == m.n_episodes

@@ -66,7 +66,7 @@ from fedshot.nn.losses import (
 from fedshot.nn.meta_sgd import MetaSgd
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model, count_parameters
-from fedshot.nn.nearness import Nearness, Reading
+from fedshot.nn.nearness import Nearness, Reading, Told
 from fedshot.nn.optim import Optimizer, OptState, Steps, shortened
 from fedshot.nn.others import (
     Reference,
@@ -194,6 +194,7 @@ __all__ = [
     "SoftThreshold",
     "Steps",
     "Taught",
+    "Told",
     "Trained",
     "TwoLayerHead",
     "TwoModels",

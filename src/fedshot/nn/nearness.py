@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
 from fedshot.data import Episode
 from fedshot.errors import ConfigError, check_word
+from fedshot.nn.gradients import stacked
 from fedshot.nn.learners import Maml
 from fedshot.nn.losses import Clip, clipped_kl
 from fedshot.nn.others import REFERENCES, Reference
@@ -65,3 +67,25 @@ class Nearness:
     def term(self, told: Tensor, mine: Tensor) -> Tensor:
         """Return gamma KL(p(reference) || p(w)), clipped, of the logits of both."""
         return self.gamma * clipped_kl(told, mine, self.clipping, self.epsilon)
+
+
+class Told:
+    """p(reference) of the episodes of a visit, each computed once, though several stages ask.
+
+    It depends on the episode and the seed of its noise, which are the same in every stage; training
+    normalises by the batch, so that running statistics do not matter. Under `vmap` it is computed
+    anew: what one gradient made is not there any more in the next.
+    """
+
+    def __init__(self, nearness: Nearness, learner: Maml, reference: Tree) -> None:
+        self._of = partial(nearness.told, learner, reference)
+        self._known: dict[tuple[int, int], tuple[Episode, Tensor]] = {}
+
+    def __call__(self, stats: Tree, episode: Episode, seed: Tensor) -> Tensor:
+        """Return the logits of p(reference), a constant."""
+        if stacked():
+            return self._of(stats, episode, seed)
+        key = (id(episode), int(seed))  # the episode is kept, so nothing else gets its id
+        if key not in self._known:
+            self._known[key] = episode, self._of(stats, episode, seed)
+        return self._known[key][1]
