@@ -32,6 +32,7 @@ EXPECTED = {
     "f2l-fig6-5shot",
     "f2l-fig6-huffpost",
     "f2l-official",
+    "f2l-readings",
     *(f"frl-{n}" for n in ("table1", "table2", "table3", "a1", "b1", "b2", "c1", "c2", "d1")),
     *(f"frl-{n}" for n in ("e1", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedshot.deploy.flower.codec import (
+from fedshot.codec import (
     LIMITS,
     CodecError,
     Form,
