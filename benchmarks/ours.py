@@ -40,7 +40,7 @@ class Plan:
 N = cores()
 FLEETS: dict[str, Plan] = {
     "threads": Plan(lambda host: Threads(host, N, 1), 1, N),
-    "processes": Plan(lambda host: Processes(host, N), 1, N),
+    "processes": Plan(lambda host: Processes(host, N), 1, N, ("mlp", "conv4", "gru")),
     "sequential": Plan(Sequential, N, N),
     # Stacked convolutions are slow on a CPU; torch's recurrent kernel cannot be stacked.
     "vectorised": Plan(lambda host: Vectorised(host, 32, N, 1), 1, N, ("mlp",)),

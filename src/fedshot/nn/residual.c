@@ -128,6 +128,22 @@ void fedshot_join_sums(const float *restrict x, const float *restrict r, const f
     }
 }
 
+/* The four pixels of a pool, `line` floats from one row to the next: s * e + slope * (x - mean) +
+ * level. By itself, as compilers check no more than some ten pairs of places for overlap. */
+static inline void shift_pool(const float *restrict x, size line, size c, const float *restrict s,
+                              const float *restrict mean, const float *restrict slope,
+                              const float *restrict level, const float *restrict e0,
+                              const float *restrict e1, const float *restrict e2,
+                              const float *restrict e3, float *restrict out) {
+    for (size k = 0; k < c; k++) {
+        float u = s[k], z = mean[k], p = slope[k], l = level[k];
+        out[k] = e0[k] * u + (x[k] - z) * p + l;
+        out[c + k] = e1[k] * u + (x[c + k] - z) * p + l;
+        out[line + k] = e2[k] * u + (x[line + k] - z) * p + l;
+        out[line + c + k] = e3[k] * u + (x[line + c + k] - z) * p + l;
+    }
+}
+
 /* dx = s * dz + slope * (x - mean) + level, and dr likewise with t, bend, mid and rise. */
 void fedshot_join_grad(const float *restrict x, const float *restrict r, const float *restrict s,
                        const float *restrict t, const float *restrict shift,
@@ -137,14 +153,13 @@ void fedshot_join_grad(const float *restrict x, const float *restrict r, const f
                        const float *restrict dy, size from, size to, size h, size w, size c,
                        float lean, float *restrict dx, float *restrict dr) {
     size ph = h / 2, pw = w / 2;
+    float e0[MOST], e1[MOST], e2[MOST], e3[MOST];
     for (size i = from; i < to; i++) {
         for (size row = 0; row < ph; row++)
             for (size q = 0; q < pw; q++) {
                 size at = ((i * h + 2 * row) * w + 2 * q) * c;
                 const float *x0 = x + at, *x1 = x0 + c, *x2 = x0 + w * c, *x3 = x2 + c;
                 const float *r0 = r + at, *r1 = r0 + c, *r2 = r0 + w * c, *r3 = r2 + c;
-                float *dx0 = dx + at, *dx1 = dx0 + c, *dx2 = dx0 + w * c, *dx3 = dx2 + c;
-                float *dr0 = dr + at, *dr1 = dr0 + c, *dr2 = dr0 + w * c, *dr3 = dr2 + c;
                 const float *g = dy + ((i * ph + row) * pw + q) * c;
                 for (size k = 0; k < c; k++) {
                     float u = s[k], v = t[k], b = shift[k];
@@ -155,23 +170,15 @@ void fedshot_join_grad(const float *restrict x, const float *restrict r, const f
                     m = a2 > m ? a2 : m;
                     m = a3 > m ? a3 : m;
                     float d = m > 0.0f ? g[k] : g[k] * lean;
-                    float e0 = a0 == m ? d : 0.0f; /* of equal ones the first takes it all */
+                    e0[k] = a0 == m ? d : 0.0f; /* of equal ones the first takes it all */
                     d = a0 == m ? 0.0f : d;
-                    float e1 = a1 == m ? d : 0.0f;
+                    e1[k] = a1 == m ? d : 0.0f;
                     d = a1 == m ? 0.0f : d;
-                    float e2 = a2 == m ? d : 0.0f;
-                    d = a2 == m ? 0.0f : d;
-                    float p = slope[k], l = level[k], z = mean[k];
-                    dx0[k] = e0 * u + (x0[k] - z) * p + l;
-                    dx1[k] = e1 * u + (x1[k] - z) * p + l;
-                    dx2[k] = e2 * u + (x2[k] - z) * p + l;
-                    dx3[k] = d * u + (x3[k] - z) * p + l;
-                    p = bend[k], l = rise[k], z = mid[k];
-                    dr0[k] = e0 * v + (r0[k] - z) * p + l;
-                    dr1[k] = e1 * v + (r1[k] - z) * p + l;
-                    dr2[k] = e2 * v + (r2[k] - z) * p + l;
-                    dr3[k] = d * v + (r3[k] - z) * p + l;
+                    e2[k] = a2 == m ? d : 0.0f;
+                    e3[k] = a2 == m ? 0.0f : d;
                 }
+                shift_pool(x0, w * c, c, s, mean, slope, level, e0, e1, e2, e3, dx + at);
+                shift_pool(r0, w * c, c, t, mid, bend, rise, e0, e1, e2, e3, dr + at);
             }
         /* A last row or column that no pool covers takes part in the statistics all the same. */
         for (size row = 0; row < h; row++)

@@ -5,6 +5,7 @@
 
 For channels-last maps in float32, by the kernels of `residual.c`, where `fused.fits`; `resnet.py`
 has the plain operations. They equal those to rounding and are a function of the values alone.
+About as quick, they keep a map alone for the way back where the plain ones keep up to three.
 First derivatives are closed forms, with dz what reaches x * scale + shift, S0 and S1 its sums with
 1 and x - mean, M the number of values in a channel, i the inverse root of the variance and s =
 weight * i:
