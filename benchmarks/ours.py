@@ -12,16 +12,7 @@ from pathlib import Path
 from plain import State
 from work import Bench, named
 
-from fedshot.fleets import (
-    Guard,
-    Host,
-    Meter,
-    PrivateStore,
-    Processes,
-    Sequential,
-    Threads,
-    Vectorised,
-)
+from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential, Threads, Vectorised
 from fedshot.machine import arithmetic, cores
 from fedshot.methods.fl_proto import Server
 from fedshot.protocol import Clients, Fleet
@@ -40,7 +31,6 @@ class Plan:
 N = cores()
 FLEETS: dict[str, Plan] = {
     "threads": Plan(lambda host: Threads(host, N, 1), 1, N),
-    "processes": Plan(lambda host: Processes(host, N), 1, N, ("mlp", "conv4", "gru")),
     "sequential": Plan(Sequential, N, N),
     # Stacked convolutions are slow on a CPU; torch's recurrent kernel cannot be stacked.
     "vectorised": Plan(lambda host: Vectorised(host, 32, N, 1), 1, N, ("mlp",)),

@@ -26,7 +26,6 @@ from fedshot.fleets import (
     Host,
     Meter,
     PrivateStore,
-    Processes,
     Sequential,
     Threads,
     Unreliable,
@@ -306,8 +305,6 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
     assert run.threads is not None, "the setting has said how many"
     if run.fleet == "vectorised":
         return Vectorised(host, run.chunk, workers, run.threads)
-    if run.fleet == "processes":
-        return Processes(host, workers, run.threads)
     if workers > 1:
         return Threads(host, workers, run.threads)
     return Sequential(host)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -151,17 +150,16 @@ class RunOptions:
         threads: intra-op threads of torch. Bits may differ between two values, never within one.
             null: 1, or all cores where one training step is 100 GFLOP or more (a ResNet-12); what
             it came to stands in the run's config.yaml.
-        fleet: where clients run: "threads", several at once, "processes", likewise but without
-            Python's lock between them, or "sequential", one by one, all in the same bits;
-            "vectorised", stacked, for GPUs and small heads, to rounding.
+        fleet: where clients run: "threads", several at once, or "sequential", one by one, in the
+            same bits; "vectorised", stacked, for GPUs and small heads, to rounding.
         chunk: the most clients in one stack under "vectorised". Bits depend on it.
         allocator: "keep" lets glibc keep freed memory for the next step, which is quicker for large
             images; "system" leaves it as it is.
         device: "cpu" or "cuda", which suits "sequential" and "vectorised".
-        workers: clients that run at once under "threads" and "processes", or stacks under
-            "vectorised"; null for as many as cores and `threads` allow, and under "threads" for one
-            where a step is so short that they would only wait for each other. The same bits for any
-            number. "sequential" and a GPU refuse more than one.
+        workers: clients that run at once under "threads", or stacks under "vectorised"; null for as
+            many as cores and `threads` allow, and under "threads" for one where a step is so short
+            that they would only wait for each other. The same bits for any number. "sequential"
+            and a GPU refuse more than one.
         unreliable: rehearse failing clients.
     """
 
@@ -174,7 +172,7 @@ class RunOptions:
     choose: Literal["validation", "last", "best_on_test_classes"] = "validation"
     checkpoint_every: int = 1
     threads: int | None = None
-    fleet: Literal["threads", "processes", "sequential", "vectorised"] = "threads"
+    fleet: Literal["threads", "sequential", "vectorised"] = "threads"
     chunk: int = 32
     allocator: Literal["keep", "system"] = "keep"
     device: Literal["cpu", "cuda"] = "cpu"
@@ -208,15 +206,10 @@ class RunOptions:
                 "run.device is 'cuda', and torch sees no CUDA device here. Use 'cpu', or install a "
                 "build of torch for this machine's GPU and its driver."
             )
-        if self.device == "cuda" and self.fleet in ("threads", "processes"):
+        if self.device == "cuda" and self.fleet == "threads":
             raise ConfigError(
-                f"run.device is 'cuda' with run.fleet {self.fleet!r}, whose workers would wait for "
-                "one GPU. Set run.fleet to 'vectorised', or to 'sequential' for large models."
-            )
-        if self.fleet == "processes" and sys.platform != "linux":
-            raise ConfigError(
-                "run.fleet is 'processes', which forks, and only on Linux; this is "
-                f"{sys.platform}. Set run.fleet to 'threads', which gives the same bits."
+                "run.device is 'cuda' with run.fleet 'threads', whose workers would wait for one "
+                "GPU. Set run.fleet to 'vectorised', or to 'sequential' for large models."
             )
         if self.cohort is not None and self.cohort < 1:
             raise ConfigError(f"run.cohort is {self.cohort}; expected at least 1, or null for all.")

@@ -11,7 +11,7 @@ from conformance.own import FLProtoMomentum
 from conformance.patchwork import Patchwork
 from conformance.small import CLASSES, CLIENTS, SHAPE, Home
 from fedshot.data import ClientData, EpisodeSpec
-from fedshot.fleets import Processes, Sequential, Threads, Vectorised
+from fedshot.fleets import Sequential, Threads, Vectorised
 from fedshot.keys import Key
 from fedshot.methods import (
     F2L,
@@ -219,7 +219,6 @@ REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     FleetCase("threads", lambda home: Threads(home.host, 2), quick=True),
-    FleetCase("processes", lambda home: Processes(home.host, 2), slow=True),
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
     FleetCase("by letter", by_letter),
     FleetCase("vectorised", lambda home: Vectorised(home.host, 3, 2), False, 1e-6, 1e-9),

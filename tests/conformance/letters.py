@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from conformance.small import CLIENTS, Home
-from fedshot.codec import LIMITS
+from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.letters import Letter, Mail
 from fedshot.deploy.flower.member import Member

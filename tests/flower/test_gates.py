@@ -190,7 +190,7 @@ def test_keys_come_and_go_while_the_server_runs(ground: Ground, tmp_path: Path) 
 
 def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None:
     """Another seed deals the clients other samples; their node says so and none takes part."""
-    from fedshot.codec import LIMITS
+    from fedshot.deploy.flower.codec import LIMITS
     from fedshot.deploy.flower.letters import Letter
     from fedshot.deploy.flower.setup import Setup
     from fedshot.deploy.flower.shards import read_shards

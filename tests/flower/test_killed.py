@@ -90,7 +90,7 @@ def test_a_server_killed_and_resumed_ends_in_the_same_bits(ground: Ground, tmp_p
 
 def restart_server(ground: Ground) -> None:
     """Kill the SuperLink, and start another at its address."""
-    from fedshot.codec import LIMITS
+    from fedshot.deploy.flower.codec import LIMITS
     from fedshot.deploy.flower.home import split
     from fedshot.deploy.flower.local import start_server
 

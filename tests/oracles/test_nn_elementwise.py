@@ -14,7 +14,7 @@ from fedshot.nn.layers import kept
 from fedshot.nn.optim import OptState
 from fedshot.tree import Tree
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 RULE = {"decay": 0.01, "rise": 0.1, "grow": 0.001, "step": 3e-3, "eps": 1e-8}
 BIG = 200_000  # numbers, enough for two threads
 

@@ -29,7 +29,7 @@ from fedshot.nn.layers import EPS, batch_norm
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
 
 

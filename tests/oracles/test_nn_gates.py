@@ -14,7 +14,7 @@ from fedshot.nn import compiled, gates
 from fedshot.nn.cells import gru_states, lstm_states
 from fedshot.nn.layer_gradients import Gru, Lstm
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 
 # From -90 to 90, where a sigmoid is 0 and 1, and around 0, where a tanh is its argument.
 ENDS = torch.cat([torch.linspace(-90, 90, 6001), torch.logspace(-30, 0, 500)])

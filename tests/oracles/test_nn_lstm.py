@@ -17,7 +17,7 @@ from fedshot.nn import lstm as ours
 from fedshot.nn.recurrence import bilstm, init_recurrence
 from fedshot.tree import Tree
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 
 D = 5
 LENGTHS = [

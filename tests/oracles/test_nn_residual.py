@@ -17,7 +17,7 @@ from fedshot.nn.layers import EPS, batch_norm
 from fedshot.nn.mode import Mode
 from fedshot.nn.residual import Normed, join, norm_leaky
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
 LEAN = 0.1
 BATCH = Mode(norm="batch")
@@ -109,6 +109,24 @@ def test_second_derivatives_are_those_of_the_separate_operations(
     found, wanted = twice(ours, torch.float32), twice(theirs, torch.float64)
     for a, b in zip(found, wanted, strict=True):
         close(a, b, 1e-4)  # by the plain operations in float32
+
+
+@pytest.mark.parametrize("learned", [[0], [1], [2], [0, 2], [1, 2]])
+@pytest.mark.parametrize(("start", "ours", "theirs"), OPERATIONS)
+def test_what_is_frozen_has_no_gradient_and_disturbs_none(
+    learned: list[int], start: Callable[..., list[Tensor]], ours: Op, theirs: Op
+) -> None:
+    def twice(op: Op, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        values = [t.to(dtype) for t in start((3, 5, 6, 7))]
+        points = [values[i].requires_grad_() for i in learned]
+        first = torch.autograd.grad(op(*values).square().sum(), points, create_graph=True)
+        total = sum((g * g.detach().sin()).sum() for g in first)
+        assert isinstance(total, Tensor)
+        again = torch.autograd.grad(total, points, allow_unused=True, materialize_grads=True)
+        return *(g.detach() for g in first), *again
+
+    for a, b in zip(twice(ours, torch.float32), twice(theirs, torch.float64), strict=True):
+        close(a, b, 1e-4)
 
 
 @pytest.mark.parametrize(("start", "ours", "theirs"), OPERATIONS)

@@ -17,7 +17,7 @@ from conformance.letters import written
 from conformance.patchwork import Patchwork
 from conformance.small import CLASSES, CLIENTS, DATASET, PARTITION
 from fedshot import tree
-from fedshot.codec import LIMITS, CodecError
+from fedshot.deploy.flower.codec import LIMITS, CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.letters import Letter, Mail
 from fedshot.deploy.flower.member import Member

@@ -15,8 +15,8 @@ from flwr.app import Message
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedshot.codec import CodecError, Limits
 from fedshot.deploy.flower import node as nodes
+from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.keys import new_key
 from fedshot.deploy.flower.letters import Letter, read_letter
 from fedshot.deploy.flower.link import Link, LinkError, UnreadableError

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_flower_fleet import HOMES, Net, Run, assert_as_alone, joining, on
 
-from fedshot.codec import LIMITS
 from fedshot.deploy.flower import roster as rosters
+from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import _BEHIND, FlowerFleet
 from fedshot.deploy.flower.letters import Letter, Mail
 from fedshot.deploy.flower.replies import arrivals

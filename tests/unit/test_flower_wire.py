@@ -23,7 +23,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot import tree
-from fedshot.codec import LIMITS, CodecError, Limits
+from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.letters import COMMON, Letter, read_letter
 from fedshot.deploy.flower.wire import bound, fetch, name_message
 from fedshot.tree import Tree

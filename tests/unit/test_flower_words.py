@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fedshot.cli import main
-from fedshot.codec import Limits
 from fedshot.config import Config
+from fedshot.deploy.flower.codec import Limits
 from fedshot.errors import ConfigError
 
 pytest.importorskip("cryptography", reason="the extra `flower` is not installed")

@@ -15,7 +15,7 @@ import pytest
 
 from fedshot.nn import compiled
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 
 
 @pytest.fixture

@@ -123,3 +123,12 @@ def test_a_stack_of_seeds_is_mixed_as_each_is_alone(seed: int) -> None:
     stacked = torch.func.vmap(lambda s: Mode(seed=s).layer(3).seed)(word[None])
     assert torch.equal(stacked[0], torch.as_tensor(Mode(seed=word).layer(3).seed))
     assert int(stacked[0]) != int(word)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_left_is_divided_in_the_precision_of_the_rate(dtype: torch.dtype) -> None:
+    """By 0.9, not by the number of a short type that is nearest to it."""
+    x = torch.randn(3, 5, 4, 6, generator=Key(1).torch(), dtype=torch.float64).to(dtype)
+    mode = Mode(train=True, seed=torch.tensor(7))
+    y, plain = dropout(x, 0.1, mode, 0), dropout(torch.ones(3, 5, 4, 6), 0.1, mode, 0)
+    assert torch.equal(y, x * (plain > 0).to(dtype) * (1.0 / 0.9))

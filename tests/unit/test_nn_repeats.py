@@ -10,7 +10,7 @@ from torch import Tensor
 from fedshot.nn import compiled, repeats
 from fedshot.nn.layer_gradients import Gru
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no C compiler is here")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 
 
 def texts(n: int = 6, words: int = 9, width: int = 7, vocabulary: int = 10) -> Tensor:

@@ -4,7 +4,6 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
-from fedshot.fleets.processes import Processes
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import CORRUPT, Trouble, Unreliable, by_chance
@@ -16,7 +15,6 @@ __all__ = [
     "Host",
     "Meter",
     "PrivateStore",
-    "Processes",
     "Sequential",
     "Threads",
     "Trouble",

@@ -274,7 +274,7 @@ class FedFSLMIAdv:
         return Visit(lessons, second)
 
     def verdict(
-        self, told: Told, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
+        self, reference: Told, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> Verdict:
         """Let [Theta, theta] and [Theta, theta'] adapt and predict; compare them."""
         kinds = (self.predictions, self.adv_predictions)
@@ -287,29 +287,29 @@ class FedFSLMIAdv:
             tasks = tasks + cross_entropy(one.query, y)
         mi = torch.zeros_like(tasks)
         if self.mi_counts:
-            near = told(stats, episode, seed)
+            told = reference(stats, episode, seed)
             for one in (first, second):
-                tasks = tasks + self.nearness.term(near, one.p[self.predictions])
-            mi = kl(near, first.p[self.predictions].detach())
+                tasks = tasks + self.nearness.term(told, one.p[self.predictions])
+            mi = kl(told, first.p[self.predictions].detach())
         gap = self._gap(first.p[self.adv_predictions], second.p[self.adv_predictions])
         return Verdict(tasks, gap, mi, first)
 
     def stage_1(
-        self, told: Told, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
+        self, reference: Told, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> Lesson:
         """Return L_k(theta) + L_k(theta') - eta L_adv, eq. (15)."""
-        seen = self.verdict(told, body, heads, stats, episode, seed)
+        seen = self.verdict(reference, body, heads, stats, episode, seed)
         loss = seen.tasks - self.eta * seen.discrepancy
         return Lesson(loss, stats, accuracy(seen.first.query.detach(), episode.query_y))
 
     def stage_2(
-        self, told: Told, heads: Tree, body: Tree, stats: Tree, episode: Episode, seed: Tensor
+        self, reference: Told, heads: Tree, body: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> Lesson:
         """Return L_k(Theta; theta) + L_k(Theta; theta') + lambda L_adv, eq. (16).
 
         This is the stage whose passes move the running statistics.
         """
-        seen = self.verdict(told, body, heads, stats, episode, seed)
+        seen = self.verdict(reference, body, heads, stats, episode, seed)
         loss = seen.tasks + self.lambda_adv * seen.discrepancy
         extra = {"discrepancy": seen.discrepancy} | ({"mi": seen.mi} if self.mi_counts else {})
         hits = accuracy(seen.first.query.detach(), episode.query_y)
@@ -319,14 +319,14 @@ class FedFSLMIAdv:
     def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
         """Let the stages take turns from [Theta^t, theta^t]; send the change, without theta'."""
         w, stats = down["w"], down["stats"]
-        near = Told(self.nearness, self.learner, reference_model(down, private))
+        reference = Told(self.nearness, self.learner, reference_model(down, private))
         body, heads = w["body"], {"first": w["head"], "second": self._second(w, private, drawn)}
         of_heads, of_body = private.get("heads", {}), private.get("features", {})
         state_1, state_2 = moments_of(of_heads), moments_of(of_body)
         told: list[dict[str, Tensor]] = []
         for lessons in self._turns(drawn.lessons):
             heads, _, state_1, _ = local_sgd(
-                partial(self.stage_1, near, body),
+                partial(self.stage_1, reference, body),
                 self.optimizer,
                 heads,
                 stats,
@@ -335,7 +335,7 @@ class FedFSLMIAdv:
                 longest=self.longest,
             )
             body, stats, state_2, metrics = local_sgd(
-                partial(self.stage_2, near, heads),
+                partial(self.stage_2, reference, heads),
                 self.optimizer,
                 body,
                 stats,

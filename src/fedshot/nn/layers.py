@@ -180,7 +180,10 @@ def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
     """
     if not mode.train or rate == 0.0:
         return x
-    return x * kept(x.shape, rate, site_seed(mode, site), 1.0 / (1.0 - rate), x.dtype)
+    seed, scale = site_seed(mode, site), 1.0 / (1.0 - rate)
+    if x.dtype in (torch.float32, torch.float64):
+        return x * kept(x.shape, rate, seed, scale, x.dtype)
+    return x * kept(x.shape, rate, seed, 1.0, x.dtype) * scale  # which bfloat16 would round
 
 
 def check_rate(rate: float, name: str = "dropout") -> None:

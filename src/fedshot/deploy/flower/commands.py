@@ -157,7 +157,7 @@ def keys(options: argparse.Namespace) -> int:
 def server(options: argparse.Namespace) -> int:
     """Run a server until it is stopped."""
     require_flower()
-    from fedshot.codec import Limits
+    from fedshot.deploy.flower.codec import Limits
     from fedshot.deploy.flower.home import CA, Home, own_folder
     from fedshot.deploy.flower.local import Doorman, start_server
     from fedshot.deploy.flower.processes import Children, heed_leash
@@ -193,7 +193,7 @@ def server(options: argparse.Namespace) -> int:
 def node(options: argparse.Namespace) -> int:
     """Serve the clients of this machine until it is stopped."""
     require_flower()
-    from fedshot.codec import Limits
+    from fedshot.deploy.flower.codec import Limits
     from fedshot.deploy.flower.home import check_secure, joined, own_folder, split
     from fedshot.deploy.flower.keys import load_node_key, new_key
     from fedshot.deploy.flower.link import Link

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedshot.codec import LIMITS, Limits
+from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.letters import COMMON, Letter, Mail
 from fedshot.deploy.flower.replies import arrivals
 from fedshot.deploy.flower.roster import HELLO, NO_SEAL, Carrier, Node, Roster, Seal

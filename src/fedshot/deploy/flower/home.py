@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedshot import storage
-from fedshot.codec import Limits
+from fedshot.deploy.flower.codec import Limits
 from fedshot.errors import ConfigError
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedshot.codec import (
+from fedshot.deploy.flower.codec import (
     LIMITS,
     CodecError,
     Form,

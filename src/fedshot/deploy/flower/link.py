@@ -44,7 +44,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedshot import storage
-from fedshot.codec import CodecError, Limits
+from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.keys import public_bytes
 from fedshot.deploy.flower.wire import bound, fetch, name_message
 from fedshot.errors import ConfigError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from fedshot.codec import LIMITS, Limits
+from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.home import CERTIFICATE, Home, free_port, joined, own_folder
 from fedshot.deploy.flower.keys import (
     load_node_key,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fedshot import storage
-from fedshot.codec import CodecError
 from fedshot.config import difference
+from fedshot.deploy.flower.codec import CodecError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import Holdings
 from fedshot.errors import CheckpointError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 from flwr.app import Message
 
-from fedshot.codec import CodecError, Limits
+from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.letters import Letter, read_letter
 from fedshot.deploy.flower.link import Link, LinkError, UnreadableError
 from fedshot.deploy.flower.worker import Worker

@@ -34,7 +34,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedshot.codec import LIMITS, Limits
+from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import be_quiet, bound
 from fedshot.errors import ConfigError

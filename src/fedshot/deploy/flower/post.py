@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
 
-from fedshot.codec import CodecError, Limits, short
+from fedshot.deploy.flower.codec import CodecError, Limits, short
 from fedshot.deploy.flower.letters import Letter, Mail, read_letter, refusal
 from fedshot.deploy.flower.wire import fetch
 from fedshot.errors import FedshotError

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshot.codec import CodecError, Limits, short
+from fedshot.deploy.flower.codec import CodecError, Limits, short
 from fedshot.deploy.flower.letters import Letter, Mail
 from fedshot.protocol import Arrival, Exchange, Fault, Reply
 

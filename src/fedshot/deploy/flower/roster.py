@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fedshot.codec import short
+from fedshot.deploy.flower.codec import short
 from fedshot.deploy.flower.letters import Letter, Mail
 from fedshot.deploy.flower.setup import Setup
 

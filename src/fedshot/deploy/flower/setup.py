@@ -15,8 +15,8 @@ import yaml
 
 from fedshot import __version__
 from fedshot import settings as trees
-from fedshot.codec import CodecError
 from fedshot.config import Config
+from fedshot.deploy.flower.codec import CodecError
 from fedshot.deploy.flower.exams import ExamSetting
 from fedshot.deploy.flower.shards import Holdings, notes_of
 from fedshot.errors import ConfigError

@@ -18,7 +18,7 @@ import os
 import sys
 from typing import Any
 
-from fedshot.codec import Limits
+from fedshot.deploy.flower.codec import Limits
 from fedshot.deploy.flower.processes import heed_leash
 from fedshot.deploy.flower.wire import be_quiet, largest_object, most_objects
 

@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.protobuf.client import ProtobufClient
 
-from fedshot.codec import CodecError, Limits, short
+from fedshot.deploy.flower.codec import CodecError, Limits, short
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

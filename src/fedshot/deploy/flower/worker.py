@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.codec import LIMITS, CodecError, Limits
+from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.letters import COMMON, Letter
 from fedshot.deploy.flower.member import Member
 from fedshot.deploy.flower.setup import Setup

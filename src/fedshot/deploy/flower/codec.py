@@ -27,7 +27,6 @@ from fedshot.tree import Tree
 
 Form: TypeAlias = Any
 _MB = 1 << 20
-_OURS = "fedshot."
 _NAMES = 500  # characters of the names on the way to a leaf
 
 # Dense real numbers, of which the guard can tell the largest. Others it could not look at.
@@ -77,12 +76,8 @@ def pack(content: Tree) -> tuple[Form, bytes]:
     return form_of(content), save(flat)
 
 
-def unpack(form: Form, data: bytes, limits: Limits, *, trusted: bool = False) -> Tree:
-    """Return the tree of a form and the bytes of its leaves. Raises CodecError.
-
-    `trusted` takes the named tuples of every module that is loaded: of a worker that this process
-    has forked, whose methods may be somebody's own.
-    """
+def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
+    """Return the tree of a form and the bytes of its leaves. Raises CodecError."""
     if len(data) > limits.message:
         raise CodecError(f"{len(data)} bytes; at most {limits.message} are taken")
     header = int.from_bytes(data[:8], "little")
@@ -97,7 +92,7 @@ def unpack(form: Form, data: bytes, limits: Limits, *, trusted: bool = False) ->
     for name, leaf in flat.items():
         if leaf.dtype not in _TYPES:
             raise CodecError(f"{short(name)} is {tree.form(leaf)}, a type that is not taken")
-    made = _build(form, flat, "", limits.depth, "" if trusted else _OURS)
+    made = _build(form, flat, "", limits.depth)
     if flat:
         raise CodecError(short(f"arrays that no form names: {sorted(flat)[:3]}"))
     return made
@@ -116,7 +111,7 @@ def form_of(content: Tree) -> Form:
     raise TypeError(f"{type(content).__name__} is no tree")
 
 
-def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int, within: str) -> Tree:
+def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
     if depth < 0:
         raise CodecError("containers nested too deeply")
     if len(path) > _NAMES or not path.isprintable():
@@ -130,19 +125,18 @@ def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int, within: s
         if any("/" in name or not name for name in form):
             raise CodecError(f"a part below {path or 'the root'} has a name with '/' or none")
         return {
-            name: _build(child, flat, _below(path, name), depth - 1, within)
-            for name, child in form.items()
+            name: _build(child, flat, _below(path, name), depth - 1) for name, child in form.items()
         }
     if not isinstance(form, list) or not form or not isinstance(form[0], str):
         raise CodecError(f"{path or 'the root'} has no form")
-    kind = _named_tuple(form[0], within) if form[0] else None
+    kind = _named_tuple(form[0]) if form[0] else None
     names = kind._fields if kind else [str(i) for i in range(len(form) - 1)]
     if len(names) != len(form) - 1:
         raise CodecError(
             f"{path or 'the root'} has {len(form) - 1} parts, {form[0][:100]} {len(names)}"
         )
     parts = [
-        _build(child, flat, _below(path, name), depth - 1, within)
+        _build(child, flat, _below(path, name), depth - 1)
         for name, child in zip(names, form[1:], strict=True)
     ]
     return kind(*parts) if kind else tuple(parts)
@@ -152,9 +146,9 @@ def _below(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _named_tuple(text: str, within: str) -> Any:
+def _named_tuple(text: str) -> Any:
     module, _, name = text.partition(":")
-    loaded = sys.modules.get(module) if module.startswith(within) else None
+    loaded = sys.modules.get(module) if module.startswith("fedshot.") else None
     # Not getattr: a module may import for a name that it does not have.
     found = vars(loaded).get(name) if loaded is not None else None
     named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")

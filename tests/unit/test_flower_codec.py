@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from fedshot import tree
-from fedshot.codec import (
+from fedshot.deploy.flower.codec import (
     _TYPES,
     LIMITS,
     CodecError,
