@@ -108,8 +108,15 @@ def test_every_table_and_figure_has_a_recipe() -> None:
     assert set(names()) == EXPECTED
 
 
+# Those of many cells; the family of each is in the quick suite by a smaller one.
+LARGE = ("f2l-fig4-huffpost", "f2l-fig5", "pfedfsl-fig2", "pfedfsl-fig3", "pfedfsl-table1")
+
+
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(EXPECTED))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in sorted(EXPECTED)],
+)
 def test_a_recipe_reads_and_its_cells_are_configurations(name: str, every: bool) -> None:
     """Every cell; or, as rows and columns are layers, each row and each column once."""
     recipe = Recipe.load(name)
