@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,8 @@ def _read(settings: Mapping[str, Any]) -> Config:
             del tree[section]
     names = {place: _take_kind(tree, place) for place in KINDS}
     settle(tree, names)
-    parser = _parser(names)
+    chosen = [(place, KINDS[place][0][name]) for place, name in names.items() if name != NO_HEAD]
+    parser = _parser(tuple(chosen))
     try:
         found = parser.parse_object(tree)
         if found.model.norm_policy == "method":
@@ -295,20 +297,21 @@ def _new_parser() -> Any:
     return ArgumentParser(exit_on_error=False, add_help=False, prog="fedshot")
 
 
-def _parser(names: Mapping[str, str]) -> Any:
+@lru_cache(maxsize=32)
+def _parser(chosen: tuple[tuple[str, Any], ...]) -> Any:
+    """Return the parser for the places and the classes chosen there.
+
+    Kept, because a recipe of a hundred cells asks for the same few again and again, and making one
+    takes as long as reading with it.
+    """
     parser = _new_parser()
     for section, cls in SECTIONS.items():
         if section != "model":
             parser.add_class_arguments(cls, section)
-    for place, (kinds, _) in KINDS.items():
-        if names[place] != NO_HEAD:
-            # The method is built later, when the data is known.
-            parser.add_class_arguments(
-                kinds[names[place]],
-                place,
-                skip=NOT_OPTIONS.get(place, set()),
-                instantiate=place != "method",
-            )
+    for place, cls in chosen:
+        # The method is built later, when the data is known.
+        skip = NOT_OPTIONS.get(place, set())
+        parser.add_class_arguments(cls, place, skip=skip, instantiate=place != "method")
     skip = NOT_OPTIONS["model"]
     parser.add_class_arguments(ModelOptions, "model", skip=skip, instantiate=False)
     return parser

@@ -108,28 +108,21 @@ def test_every_table_and_figure_has_a_recipe() -> None:
     assert set(names()) == EXPECTED
 
 
-# Those of many cells; the family of each is in the quick suite by a smaller one.
-LARGE = ("f2l-fig4-huffpost", "f2l-fig5", "pfedfsl-fig2", "pfedfsl-fig3", "pfedfsl-table1")
-
-
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in sorted(EXPECTED)],
-)
+@pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_a_recipe_reads_and_its_cells_are_configurations(name: str, every: bool) -> None:
-    """Every cell; or, as rows and columns are layers, each row and each column once."""
+    """Every cell; or, as rows, columns and budgets are layers, each of them at least once."""
     recipe = Recipe.load(name)
     if recipe.kind == "picture":
         assert Config.of(recipe.settings)
         return
+    seen: set[str] = set()
     for budget in recipe.budgets:
-        rows, columns = set(), set()
         for cell in recipe.cells(budget):
-            if not every and cell.row.key in rows and cell.column.key in columns:
+            layers = {f"budget {budget}", f"row {cell.row.key}", f"column {cell.column.key}"}
+            if not every and layers <= seen:
                 continue
-            rows.add(cell.row.key)
-            columns.add(cell.column.key)
+            seen |= layers
             if cell.row.method in METHODS:
                 config = Config.of(cell.settings())
                 assert config.run.threads == 1, "bits depend on it"
