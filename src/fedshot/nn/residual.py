@@ -115,7 +115,7 @@ class _NormLeaky(torch.autograd.Function):
             y = F.leaky_relu(_plain_norm(x, weight, bias), ctx.lean)
             return *_with_graph(y, (x, weight, bias), dy), None
         by, dy = _Sizes(*sizes), dy.contiguous(memory_format=torch.channels_last)
-        s0, s1 = _leaky_sums(x, by.scale, by.shift, by.mean, dy, ctx.lean)
+        s0, s1 = _leaky_sums(x, by.scale, by.shift, by.mean, dy, lean=ctx.lean)
         slope, level = by.tilt(s0, s1, x)
         dx = _leaky_grad(x, by.scale, by.shift, by.mean, slope, level, dy, lean=ctx.lean)
         return dx, by.inverse * s1, s0, None
@@ -160,14 +160,11 @@ def _leaky(x: Tensor, scale: Tensor, shift: Tensor, lean: float) -> Tensor:
     return y.permute(0, 3, 1, 2)
 
 
-def _leaky_sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, lean: float
-) -> tuple[Tensor, Tensor]:
-    """Return the sums [c] of dz and of dz * (x - mean)."""
+def _leaky_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:
+    """Return the sums [c] of dz and of dz * (x - mean); `others` are scale, shift, mean and dy."""
     n, c, h, w = x.shape
     parts = empty(2, n, c, dtype=torch.float64)
-    ins = [x, scale, shift, mean, dy]
-    each(n, library().fedshot_leaky_sums, ins, [h * w, c], [*parts], [lean])
+    each(n, library().fedshot_leaky_sums, [x, *others], [h * w, c], [*parts], [lean])
     s0, s1 = parts.sum(1).float()
     return s0, s1
 
