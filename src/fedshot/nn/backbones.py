@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
-from fedshot.nn import fused
+from fedshot.nn import fused, stem
 from fedshot.nn.layers import (
     Shape,
     batch_norm,
@@ -189,6 +189,8 @@ def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[
     """Return (relu(pool(norm(conv(x)))), statistics), by the fused kernels where they fit."""
     given = mode.norm == "given"
     if min(x.shape[-2:]) >= 2 and fused.fits(x):
+        if stem.fits(x, conv_p["weight"]) and not (given and needs_gradient(conv_p, norm_p)):
+            return stem.stem(conv_p, norm_p, s, x, mode)
         if not given:
             # Normalising by the batch's own mean takes the bias out again: only the mean has it.
             h = conv({"weight": conv_p["weight"]}, x)

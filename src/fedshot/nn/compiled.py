@@ -30,7 +30,7 @@ from fedshot.data.cache import default_folder
 
 # No fast-math: NaN must stay NaN, and sums keep the order that the source gives them.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
-_SOURCES = ("fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c")
+_SOURCES = ("fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c", "stem.c")
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
 _SIGNATURES = {
@@ -47,6 +47,12 @@ _SIGNATURES = {
     "fedshot_join": [*[_POINTER] * 5, *[_SIZE] * 5, _FLOAT, _POINTER],
     "fedshot_join_sums": [*[_POINTER] * 8, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 3],
     "fedshot_join_grad": [*[_POINTER] * 12, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 2],
+    "fedshot_rim": [_POINTER, *[_SIZE] * 5, _POINTER],
+    "fedshot_patches": [_POINTER, *[_SIZE] * 5, *[_POINTER] * 2],
+    "fedshot_stem_norm": [*[_POINTER] * 4, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 8],
+    "fedshot_stem": [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2],
+    "fedshot_stem_sums": [*[_POINTER] * 3, *[_SIZE] * 7, _POINTER],
+    "fedshot_stem_grad": [*[_POINTER] * 7, *[_SIZE] * 3, *[_POINTER] * 3],
     "fedshot_adam": [*[_POINTER] * 4, *[_SIZE] * 2, *[_FLOAT] * 5, *[_POINTER] * 3],
     "fedshot_take": [_POINTER, *[_SIZE] * 2, _DOUBLE, _POINTER],
     "fedshot_kept": [*[_SIZE] * 2, *[_WORD] * 3, _FLOAT, _POINTER],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -10,6 +11,17 @@ from torch import Tensor
 
 from fedshot import tree
 from fedshot.tree import Tree
+
+_TWICE = ContextVar("a gradient that is differentiated again", default=False)
+
+
+def differentiated_twice() -> bool:
+    """Whether what is computed now is for a gradient that keeps its graph.
+
+    Operations whose second derivatives take the long way ask, to be spared it. No result hangs on
+    the answer.
+    """
+    return _TWICE.get()
 
 
 def stacked() -> bool:
@@ -37,8 +49,12 @@ def value_and_grad(
         return (value, extra, grad) if differentiable else (value.detach(), extra, grad)
     if not differentiable:
         params = tree.map(lambda leaf: leaf.detach().requires_grad_(), params)
+    before = _TWICE.set(differentiable or _TWICE.get())
     with torch.enable_grad():
-        value, extra = fn(params)
+        try:
+            value, extra = fn(params)
+        finally:
+            _TWICE.reset(before)
         points = tree.leaves(params)
         grads = iter(
             torch.autograd.grad(
@@ -51,6 +67,13 @@ def value_and_grad(
         )
     grad = tree.map(lambda _: next(grads), params)
     return (value, extra, grad) if differentiable else (value.detach(), extra, grad)
+
+
+def with_graph(y: Tensor, points: tuple[Tensor, ...], dy: Tensor) -> list[Tensor | None]:
+    """Return the gradients by the points that have one, to be differentiated again."""
+    asked = [point for point in points if point.requires_grad]
+    found = iter(torch.autograd.grad(y, asked, dy, create_graph=True))
+    return [next(found) if point.requires_grad else None for point in points]
 
 
 def descend(

@@ -153,7 +153,8 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-def _check(t: Tensor, c: int) -> None:
+def check(t: Tensor, c: int) -> None:
+    """Refuse a map, or a vector of c channels, that C would misread."""
     if t.dtype != torch.float32 or t.device.type != "cpu":
         raise TypeError(
             f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}; they take "
@@ -175,7 +176,7 @@ def each(
     The last of `sizes` is the number of channels, which vectors among `ins` must have.
     """
     for t in ins:
-        _check(t, sizes[-1])
+        check(t, sizes[-1])
     before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
     threads = min(torch.get_num_threads(), n, ins[0].numel() // _MANY)
     _share(n, threads, kernel, before, [*sizes, *rule], after)
@@ -195,10 +196,17 @@ def _alike(t: Tensor, like: Tensor) -> Tensor:
 
 
 def shared(
-    n: int, kernel: Callable[..., None], ins: list[int], rest: Sequence[float], outs: list[int]
-) -> None:
-    """Run a kernel over n columns, shared among as many threads as torch uses."""
-    _share(n, min(torch.get_num_threads(), n), kernel, ins, rest, outs)
+    n: int, kernel: Callable[..., None], ins: list[int], rest: Sequence[float], outs: list[int],
+    *, numbers: int | None = None,
+) -> None:  # fmt: skip
+    """Run a kernel over n columns, shared among as many threads as torch uses.
+
+    Fewer where `numbers`, how many are worked on, would not keep them busy.
+    """
+    threads = min(torch.get_num_threads(), n)
+    if numbers is not None:
+        threads = min(threads, numbers // _MANY)
+    _share(n, threads, kernel, ins, rest, outs)
 
 
 def _numbers(

@@ -24,6 +24,7 @@ import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
 from fedshot.nn.fused import after_batch, at_given, check_enough
+from fedshot.nn.gradients import with_graph
 from fedshot.nn.kernels import each, empty, library, moments
 from fedshot.nn.layers import EPS
 from fedshot.nn.mode import Mode
@@ -90,13 +91,6 @@ def _plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, EPS)
 
 
-def _with_graph(y: Tensor, points: tuple[Tensor, ...], dy: Tensor) -> list[Tensor | None]:
-    """Return the gradients by the points that have one, to be differentiated again."""
-    asked = [point for point in points if point.requires_grad]
-    found = iter(torch.autograd.grad(y, asked, dy, create_graph=True))
-    return [next(found) if point.requires_grad else None for point in points]
-
-
 class _NormLeaky(torch.autograd.Function):
     """y of (x, weight, bias); mean and variance come along without a gradient."""
 
@@ -113,7 +107,7 @@ class _NormLeaky(torch.autograd.Function):
         x, weight, bias, *sizes = ctx.saved_tensors
         if torch.is_grad_enabled():
             y = F.leaky_relu(_plain_norm(x, weight, bias), ctx.lean)
-            return *_with_graph(y, (x, weight, bias), dy), None
+            return *with_graph(y, (x, weight, bias), dy), None
         by, dy = _Sizes(*sizes), dy.contiguous(memory_format=torch.channels_last)
         s0, s1 = _leaky_sums(x, by.scale, by.shift, by.mean, dy, lean=ctx.lean)
         slope, level = by.tilt(s0, s1, x)
@@ -143,7 +137,7 @@ class _Join(torch.autograd.Function):
         if torch.is_grad_enabled():
             both = _plain_norm(x, weight, bias) + _plain_norm(r, weight_r, bias_r)
             y = F.leaky_relu(F.max_pool2d(both, 2), ctx.lean)
-            return *_with_graph(y, (x, r, weight, bias, weight_r, bias_r), dy), None
+            return *with_graph(y, (x, r, weight, bias, weight_r, bias_r), dy), None
         a, b = _Sizes(*sizes[:4]), _Sizes(*sizes[4:])
         dy = dy.contiguous(memory_format=torch.channels_last)
         ins = (x, r, a.scale, b.scale, a.shift + b.shift, a.mean, b.mean)

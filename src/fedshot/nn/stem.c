@@ -1,0 +1,334 @@
+/* The first block of a Conv4 on images of few channels: 3x3 convolution, batch norm, 2x2 max-pool and
+ * ReLU, without ever writing the map between them, which is the largest of the whole net.
+ *
+ * What a convolution gives at a place is W p, for p the patch of d = 9 c numbers there. With m and S
+ * the mean and the covariance of all patches, the map of a filter has the mean W m and the variance
+ * W S W', so both are known before the map is. And with A the sum of dz p over the winners of the
+ * pools, S0 that of dz, i the inverse root of the variance and s = weight * i:
+ *
+ *     S1 = W A - mean S0,    dW = s (A - S0 m - i^2 S1 W S),    dweight = i S1,    dbias = S0,
+ *
+ * which is what dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M gives when it is summed times p.
+ *
+ * Images are [n, h + 2, w + 2, c] with a rim of zeros, and LANES floats behind the last. Number t of a
+ * patch is that of row t / 3c and of place t % 3c in three neighbouring pixels. As in fused.c, sums
+ * belong to one image, or to GROUP of them, and are merged in their order.
+ */
+
+#if defined(__AVX512F__) /* as many as the processor has in a register: compilers split longer ones badly */
+#define LANES 16
+#define POOLS 2 /* whose sums fit into the registers */
+#elif defined(__AVX__)
+#define LANES 8
+#define POOLS 1
+#else
+#define LANES 4
+#define POOLS 1
+#endif
+#define GROUP 8 /* images whose derivatives are summed together */
+#define WIDEST 256 /* filters; the caller sees to it */
+#define ROW (9 / LANES + 1) /* vectors for a row of a patch */
+#define PATCH 27 /* the largest patch */
+#define AHEAD 8 /* pools; a step of f floats is too long for the processor to foresee */
+#define ALONE static inline __attribute__((always_inline))
+
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+/* One image x [h, w, c] with its rim. */
+static inline void rim(const float *restrict x, size h, size w, size c, float *restrict image) {
+    size line = (w + 2) * c;
+    memset(image, 0, (line + c) * sizeof *image);
+    for (size r = 0; r < h; r++) {
+        float *row = image + (r + 1) * line + c;
+        memcpy(row, x + r * w * c, w * c * sizeof *row);
+        memset(row + w * c, 0, 2 * c * sizeof *row); /* to its right, and left of the next */
+    }
+    memset(image + (h + 1) * line + c, 0, (line - c) * sizeof *image);
+}
+
+/* Images `from` to `to` of x [n, h, w, c]. */
+void fedshot_rim(const float *restrict x, size from, size to, size h, size w, size c,
+                 float *restrict rimmed) {
+    for (size i = from; i < to; i++)
+        rim(x + i * h * w * c, h, w, c, rimmed + i * (h + 2) * (w + 2) * c);
+}
+
+/* Of one image, with r the 3c numbers around a place of one row, over all its places: the sums of
+ * r r', of r and r' of the row below, and of the row after; of r r' in the first row and in the last;
+ * then of r, in all, the first and the last. Sums of a row are in float, over rows in double. */
+ALONE void correlate(const float *restrict image, size h, size w, const size c,
+                     double *restrict out) {
+    const size d = 3 * c, v = (d + LANES - 1) / LANES; /* vectors for r */
+    size line = (w + 2) * c;
+    double *sums = out + 5 * d * d;
+    for (size k = 0; k < 5 * d * d + 3 * d; k++) out[k] = 0.0;
+    for (size r = 0; r < h; r++) {
+        const float *a = image + (r + 1) * line, *b = a + line, *e = r + 2 < h ? b + line : image;
+        lanes none = {0}, one[ROW], same[9][ROW], next[9][ROW], after[9][ROW];
+#pragma GCC unroll 9
+        for (size j = 0; j < d; j++)
+#pragma GCC unroll 3
+            for (size k = 0; k < v; k++) one[k] = same[j][k] = next[j][k] = after[j][k] = none;
+        for (size q = 0; q < w; q++) {
+            const lanes *at = (const lanes *)(a + q * c), *below = (const lanes *)(b + q * c);
+            const lanes *second = (const lanes *)(e + q * c);
+#pragma GCC unroll 3
+            for (size k = 0; k < v; k++) {
+                lanes x = at[k], y = below[k], z = second[k];
+                one[k] += x;
+#pragma GCC unroll 9
+                for (size j = 0; j < d; j++) {
+                    float by = a[q * c + j];
+                    same[j][k] += x * by;
+                    next[j][k] += y * by;
+                    after[j][k] += z * by;
+                }
+            }
+        }
+        for (size j = 0; j < d; j++)
+            for (size k = 0; k < d; k++) {
+                double x = (double)same[j][k / LANES][k % LANES];
+                out[j * d + k] += x;
+                out[(d + j) * d + k] += (double)next[j][k / LANES][k % LANES];
+                out[(2 * d + j) * d + k] += (double)after[j][k / LANES][k % LANES];
+                if (r == 0) out[(3 * d + j) * d + k] = x;
+                if (r == h - 1) out[(4 * d + j) * d + k] = x;
+            }
+        for (size k = 0; k < d; k++) {
+            double x = (double)one[k / LANES][k % LANES];
+            sums[k] += x;
+            if (r == 0) sums[d + k] = x;
+            if (r == h - 1) sums[2 * d + k] = x;
+        }
+    }
+}
+
+/* The same, and sums[image][45 c c + 9 c] as `correlate` has them. */
+void fedshot_patches(const float *restrict x, size from, size to, size h, size w, size c,
+                     float *restrict rimmed, double *restrict sums) {
+    for (size i = from; i < to; i++) {
+        float *image = rimmed + i * (h + 2) * (w + 2) * c;
+        double *out = sums + i * (45 * c * c + 9 * c);
+        rim(x + i * h * w * c, h, w, c, image);
+        if (c == 1)
+            correlate(image, h, w, 1, out);
+        else
+            correlate(image, h, w, 3, out);
+    }
+}
+
+/* What a pass over n images goes by. `parts` are those of `fedshot_patches`, which are summed into
+ * the first image's. Of the patches: mean[9c] and, by filter, W S [9c][f]. Of the map: mu[f] twice,
+ * inverse[f], var[f]. Of what `fedshot_stem` multiplies and adds: folded[9c][f] and shift[f]. */
+void fedshot_stem_norm(double *restrict parts, const float *restrict filters,
+                       const float *restrict weight, const float *restrict bias, size n, size h,
+                       size w, size c, size f, float eps, double *restrict mean,
+                       double *restrict spread, double *restrict mu, double *restrict inverse,
+                       float *restrict mu_float, float *restrict var, float *restrict folded,
+                       float *restrict shift) {
+    size d = 3 * c, all = 3 * d, each = 5 * d * d + 3 * d;
+    double m = (double)n * (double)h * (double)w, covariance[PATCH * PATCH], square[WIDEST];
+    double turned[PATCH * WIDEST];
+    for (size i = 1; i < n; i++)
+        for (size k = 0; k < each; k++) parts[k] += parts[i * each + k];
+    const double *same = parts, *next = same + d * d, *after = next + d * d;
+    const double *first = after + d * d, *last = first + d * d, *sums = last + d * d;
+    for (size k = 0; k < d; k++) {
+        mean[k] = (sums[k] - sums[2 * d + k]) / m; /* the row above a place is never the last */
+        mean[d + k] = sums[k] / m;
+        mean[2 * d + k] = (sums[k] - sums[d + k]) / m;
+    }
+    for (size j = 0; j < d; j++)
+        for (size k = 0; k < d; k++) {
+            size at = j * d + k, back = k * d + j;
+            covariance[j * all + k] = same[at] - last[at];
+            covariance[(d + j) * all + d + k] = same[at];
+            covariance[(2 * d + j) * all + 2 * d + k] = same[at] - first[at];
+            covariance[j * all + d + k] = covariance[(d + j) * all + 2 * d + k] = next[at];
+            covariance[(d + j) * all + k] = covariance[(2 * d + j) * all + d + k] = next[back];
+            covariance[j * all + 2 * d + k] = after[at];
+            covariance[(2 * d + j) * all + k] = after[back];
+        }
+    for (size t = 0; t < all; t++)
+        for (size u = 0; u < all; u++)
+            covariance[t * all + u] = covariance[t * all + u] / m - mean[t] * mean[u];
+    for (size t = 0; t < all; t++)
+        for (size k = 0; k < f; k++)
+            turned[t * f + k] = (double)filters[(k * c + t % c) * 9 + t / c];
+    for (size k = 0; k < f; k++) mu[k] = square[k] = 0.0;
+    for (size t = 0; t < all; t++) {
+        double *row = spread + t * f;
+        for (size k = 0; k < f; k++) row[k] = 0.0;
+        for (size u = 0; u < all; u++)
+            for (size k = 0; k < f; k++) row[k] += covariance[t * all + u] * turned[u * f + k];
+        for (size k = 0; k < f; k++) square[k] += row[k] * turned[t * f + k];
+        for (size k = 0; k < f; k++) mu[k] += mean[t] * turned[t * f + k];
+    }
+    for (size k = 0; k < f; k++) {
+        double v = square[k] < 0.0 ? 0.0 : square[k]; /* rounded below it */
+        inverse[k] = 1.0 / sqrt(v + (double)eps);
+        var[k] = (float)v;
+        mu_float[k] = (float)mu[k];
+        square[k] = (double)weight[k] * inverse[k];
+        shift[k] = (float)((double)bias[k] - mu[k] * square[k]);
+    }
+    for (size t = 0; t < all; t++)
+        for (size k = 0; k < f; k++) folded[t * f + k] = (float)(turned[t * f + k] * square[k]);
+}
+
+ALONE lanes either(words where, lanes a, lanes b) {
+    return (lanes)((where & (words)a) | (~where & (words)b));
+}
+
+/* `many` neighbouring pools of 2 LANES filters: y, and which of the four won, or 4 for what is cut at
+ * zero. */
+ALONE void stem_pools(const float *restrict at, size line, const size c, const size many,
+                      const float *restrict folded, const float *restrict shift, size f,
+                      float *restrict y, uint8_t *restrict won) {
+    lanes a[4 * POOLS][2];
+#pragma GCC unroll 8
+    for (size i = 0; i < 4 * many; i++) {
+        a[i][0] = *(const lanes *)shift;
+        a[i][1] = *(const lanes *)(shift + LANES);
+    }
+    for (size r = 0; r < 3; r++)
+#pragma GCC unroll 9
+        for (size j = 0; j < 3 * c; j++) {
+            const float *rule = folded + (r * 3 * c + j) * f, *x = at + r * line + j;
+            lanes u = *(const lanes *)rule, v = *(const lanes *)(rule + LANES);
+#pragma GCC unroll 8
+            for (size i = 0; i < 4 * many; i++) {
+                float pixel = x[(i / 2 % 2) * line + (i % 2 + i / 4 * 2) * c];
+                a[i][0] += u * pixel;
+                a[i][1] += v * pixel;
+            }
+        }
+#pragma GCC unroll 4
+    for (size i = 0; i < 2 * many; i++) {
+        size pool = i / 2, half = i % 2;
+        lanes a0 = a[4 * pool][half], a1 = a[4 * pool + 1][half];
+        lanes a2 = a[4 * pool + 2][half], a3 = a[4 * pool + 3][half], none = {0};
+        words upper = a1 > a0, lower = a3 > a2;
+        lanes p = either(upper, a1, a0), q = either(lower, a3, a2);
+        words below = q > p, who = (below & (2 - lower)) | (~below & -upper);
+        p = either(below, q, p);
+        words alive = p > none, whole = (a0 == a0) & (a1 == a1) & (a2 == a2) & (a3 == a3);
+        *(lanes *)(y + pool * f + half * LANES) = either(whole, either(alive, p, none), none + NAN);
+        who = (alive & who) | (~alive & 4);
+        if (won) *(bytes *)(won + pool * f + half * LANES) = __builtin_convertvector(who, bytes);
+    }
+}
+
+ALONE void stem_image(const float *restrict image, size h, size w, const size c, size f,
+                      const float *restrict folded, const float *restrict shift, float *restrict y,
+                      uint8_t *restrict won) {
+    size ph = h / 2, pw = w / 2, line = (w + 2) * c;
+    for (size k = 0; k < f; k += 2 * LANES)
+        for (size r = 0; r < ph; r++) {
+            const float *row = image + 2 * r * line;
+            size q = 0, at = r * pw * f + k;
+            for (; q + POOLS <= pw; q += POOLS, at += POOLS * f)
+                stem_pools(row + 2 * q * c, line, c, POOLS, folded + k, shift + k, f, y + at,
+                           won ? won + at : won);
+            if (POOLS > 1 && q < pw)
+                stem_pools(row + 2 * q * c, line, c, 1, folded + k, shift + k, f, y + at,
+                           won ? won + at : won);
+        }
+}
+
+/* y = relu(maxpool(conv(x) * scale + shift)) [n, h / 2, w / 2, f], with the scale in `folded`; a NaN
+ * anywhere in a pool wins it. won[n, h / 2, w / 2, f]: which of the four, 4 for none; may be null. */
+void fedshot_stem(const float *restrict rimmed, const float *restrict folded,
+                  const float *restrict shift, size from, size to, size h, size w, size c, size f,
+                  float *restrict y, uint8_t *restrict won) {
+    size pools = (h / 2) * (w / 2) * f;
+    for (size i = from; i < to; i++) {
+        const float *image = rimmed + i * (h + 2) * (w + 2) * c;
+        uint8_t *which = won ? won + i * pools : won;
+        if (c == 1)
+            stem_image(image, h, w, 1, f, folded, shift, y + i * pools, which);
+        else
+            stem_image(image, h, w, 3, f, folded, shift, y + i * pools, which);
+    }
+}
+
+/* Adds to out[9c + 1][f] the sums of dz p over one image, and of dz. */
+ALONE void stem_sums(const float *restrict image, const uint8_t *restrict won,
+                     const float *restrict dy, size h, size w, const size c, size f,
+                     double *restrict out) {
+    const size d = 3 * c;
+    size ph = h / 2, pw = w / 2, line = (w + 2) * c, rows = 128 / pw > 0 ? 128 / pw : 1;
+    for (size k = 0; k < f; k += LANES)
+        for (size first = 0; first < ph; first += rows) {
+            size last = first + rows < ph ? first + rows : ph;
+            lanes total = {0}, sum[PATCH];
+#pragma GCC unroll 27
+            for (size t = 0; t < 3 * d; t++) sum[t] = total;
+            for (size r = first; r < last; r++)
+                for (size q = 0; q < pw; q++) {
+                    size at = (r * pw + q) * f + k;
+                    words who = __builtin_convertvector(*(const bytes *)(won + at), words);
+                    words g = *(const words *)(dy + at);
+                    __builtin_prefetch(dy + at + AHEAD * f);
+                    __builtin_prefetch(won + at + AHEAD * f);
+                    for (size i = 0; i < 4; i++) {
+                        lanes dz = (lanes)(g & (who == (int32_t)i));
+                        const float *x = image + (2 * r + i / 2) * line + (2 * q + i % 2) * c;
+                        total += dz;
+#pragma GCC unroll 27
+                        for (size t = 0; t < 3 * d; t++) sum[t] += dz * x[t / d * line + t % d];
+                    }
+                }
+            for (size t = 0; t < 3 * d; t++)
+                for (size j = 0; j < LANES; j++) out[t * f + k + j] += (double)sum[t][j];
+            for (size j = 0; j < LANES; j++) out[3 * d * f + k + j] += (double)total[j];
+        }
+}
+
+/* out[group][9c + 1][f]: sums of dz p over the winners, and of dz, for the groups `from` to `to`. */
+void fedshot_stem_sums(const float *restrict rimmed, const uint8_t *restrict won,
+                       const float *restrict dy, size from, size to, size n, size h, size w, size c,
+                       size f, double *restrict out) {
+    size pools = (h / 2) * (w / 2) * f, each = (9 * c + 1) * f;
+    for (size i = from * GROUP; i < to * GROUP && i < n; i++) {
+        const float *image = rimmed + i * (h + 2) * (w + 2) * c;
+        double *at = out + i / GROUP * each;
+        if (i % GROUP == 0)
+            for (size k = 0; k < each; k++) at[k] = 0.0;
+        if (c == 1)
+            stem_sums(image, won + i * pools, dy + i * pools, h, w, 1, f, at);
+        else
+            stem_sums(image, won + i * pools, dy + i * pools, h, w, 3, f, at);
+    }
+}
+
+/* The derivatives by filters [f, c, 3, 3], weight [f] and bias [f] of what `fedshot_stem_sums` gave,
+ * which is summed into the first group's. */
+void fedshot_stem_grad(double *restrict parts, const float *restrict filters,
+                       const float *restrict weight, const double *restrict mean,
+                       const double *restrict spread, const double *restrict mu,
+                       const double *restrict inverse, size groups, size c, size f,
+                       float *restrict d_filters, float *restrict d_weight,
+                       float *restrict d_bias) {
+    size all = 9 * c, each = (all + 1) * f;
+    double s1[WIDEST];
+    for (size i = 1; i < groups; i++)
+        for (size k = 0; k < each; k++) parts[k] += parts[i * each + k];
+    const double *s0 = parts + all * f;
+    for (size k = 0; k < f; k++) s1[k] = -mu[k] * s0[k];
+    for (size t = 0; t < all; t++)
+        for (size k = 0; k < f; k++)
+            s1[k] += (double)filters[(k * c + t % c) * 9 + t / c] * parts[t * f + k];
+    for (size k = 0; k < f; k++) {
+        d_weight[k] = (float)(inverse[k] * s1[k]);
+        d_bias[k] = (float)s0[k];
+    }
+    for (size t = 0; t < all; t++)
+        for (size k = 0; k < f; k++) {
+            double i = inverse[k], rest = s0[k] * mean[t] + i * i * s1[k] * spread[t * f + k];
+            d_filters[(k * c + t % c) * 9 + t / c] =
+                (float)((double)weight[k] * i * (parts[t * f + k] - rest));
+        }
+}
