@@ -8,7 +8,7 @@ Nothing here changes its arguments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -48,7 +48,23 @@ def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def leaves(tree: Tree) -> list[Tensor]:
     """Return the leaves in the order of `items`."""
-    return [leaf for _, leaf in items(tree)]
+    found: list[Tensor] = []
+    if not _gather(tree, found):
+        return [leaf for _, leaf in items(tree)]
+    return found
+
+
+def _gather(tree: Tree, found: list[Tensor]) -> bool:
+    """Collect the leaves of dicts in dicts, nearly every tree; False for what `items` must see."""
+    for name in sorted(tree, key=str) if type(tree) is dict else ():
+        child = tree[name]
+        if isinstance(child, Tensor):
+            found.append(child)
+        elif not _gather(child, found):
+            return False
+        if not isinstance(name, str) or "/" in name or not name:
+            return False
+    return type(tree) is dict
 
 
 def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -56,37 +72,58 @@ def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
     Raises ValueError, naming the place, where the trees differ in structure.
     """
-    return _map(fn, "", tree, *others)
+    try:
+        return _map(fn, tree, others)
+    except _DifferError as error:
+        place = "/".join(reversed(error.above)) or "the root"
+        raise ValueError(error.words.format(place)) from None
 
 
-def _map(fn: Callable[..., Any], path: str, tree: Tree, *others: Tree) -> Tree:
+class _DifferError(Exception):
+    """Trees are not of one structure; `above` grows on the way up, from the place to the root."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words = words
+        self.above: list[str] = []
+
+
+def _map(fn: Callable[..., Any], tree: Tree, others: Sequence[Tree]) -> Tree:
     if isinstance(tree, Tensor):
         for other in others:
             if not isinstance(other, Tensor):
-                raise ValueError(f"{path or 'the root'} is a tensor in one tree, not in the other")
+                raise _DifferError("{} is a tensor in one tree, not in the other")
         return fn(tree, *others)
     for other in others:
-        if type(other) is not type(tree) or _names(other) != _names(tree):
-            raise ValueError(
-                f"trees differ at {path or 'the root'}: {_names(tree)} against {_names(other)}"
-            )
-    below = f"{path}/" if path else ""
+        if type(other) is not type(tree) or not _alike(tree, other):
+            names = f"{_names(tree)} against {_names(other)}".replace("{", "{{").replace("}", "}}")
+            raise _DifferError("trees differ at {}: " + names)
+    done = {}
+    for name, child, *rest in _together(tree, others):
+        try:
+            done[name] = _map(fn, child, rest)
+        except _DifferError as error:
+            error.above.append(name)
+            raise
+    if isinstance(tree, tuple):
+        return type(tree)(**done) if hasattr(tree, "_fields") else tuple(done.values())
+    return done
+
+
+def _alike(a: Tree, b: Tree) -> bool:
+    """Whether two trees of one type have parts of the same names."""
+    return a.keys() == b.keys() if type(a) is dict else _names(a) == _names(b)
+
+
+def _together(tree: Tree, others: Sequence[Tree]) -> Iterator[tuple[Any, ...]]:
+    """Yield name and child, and the children of the others of that name."""
     if type(tree) is dict:  # nearly every tree, so it goes the short way
-        return {
-            name: _map(fn, f"{below}{name}", tree[name], *[other[name] for other in others])
-            for name in _names(tree)
-        }
-    done = {
-        name: _map(fn, f"{below}{name}", child, *rest)
-        for (name, child), *rest in zip(
-            _children(tree), *[[c for _, c in _children(o)] for o in others], strict=True
-        )
-    }
-    if isinstance(tree, Mapping):
-        return done
-    if hasattr(tree, "_fields"):
-        return type(tree)(**done)
-    return tuple(done.values())
+        for name in sorted(tree, key=str):
+            yield name, tree[name], *[other[name] for other in others]
+    else:
+        rest = [[child for _, child in _children(other)] for other in others]
+        for (name, child), *more in zip(_children(tree), *rest, strict=True):
+            yield name, child, *more
 
 
 def _names(tree: Tree) -> list[str]:
@@ -130,7 +167,8 @@ def difference(like: Tree, other: Tree) -> str | None:
             return f"{path} is missing"
         if path not in expected:
             return f"{path} is not expected"
-        if form(given[path]) != form(expected[path]):
+        a, b = given[path], expected[path]
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
             return f"{path} is {form(given[path])}, expected {form(expected[path])}"
     try:  # the same leaves may sit in other containers, or beside empty ones
         map(lambda leaf, _: leaf, like, other)
