@@ -111,6 +111,22 @@ def test_second_derivatives_are_those_of_the_separate_operations(
         close(a, b, 1e-4)  # by the plain operations in float32
 
 
+def test_scale_and_shift_may_hang_on_one_another() -> None:
+    """A backward pass returns partial derivatives; autograd adds up the paths."""
+    x, weight, _ = maps((3, 5, 7, 9))
+    found = []
+    for dtype, again in ((torch.float32, False), (torch.float32, True), (torch.float64, True)):
+        (one,) = leaves([weight], dtype)
+        if dtype == torch.float64:
+            y = F.leaky_relu(F.batch_norm(x.double(), None, None, one, one * 2, True, 0, EPS), LEAN)
+        else:
+            y, _ = norm_leaky(Normed(x, {"weight": one, "bias": one * 2}, {}), LEAN, BATCH)
+        (grad,) = torch.autograd.grad(y.sin().sum(), [one], create_graph=again)
+        found.append(grad.detach().double())
+    for grad in found[:2]:
+        torch.testing.assert_close(grad, found[2], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("learned", [[0], [1], [2], [0, 2], [1, 2]])
 @pytest.mark.parametrize(("start", "ours", "theirs"), OPERATIONS)
 def test_what_is_frozen_has_no_gradient_and_disturbs_none(

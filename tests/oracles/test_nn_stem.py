@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,13 +96,63 @@ def test_gradients_are_torch_s_in_float64(shape: tuple[int, ...]) -> None:
         close(g, h, 1e-5)
 
 
-def test_large_means_do_not_spoil_the_variance() -> None:
-    x, filters, p, _, _ = block((8, 3, 32, 32, 32))
-    _, after = stem.stem(filters, p, {}, x + 300, Mode(norm="capture"))
-    z = conv(double(filters), (x + 300).double())
-    torch.testing.assert_close(
-        after["var"].double(), z.var((0, 2, 3), unbiased=False), rtol=1e-5, atol=0
+HARD = {
+    "large mean": lambda x: x + 300,
+    "larger mean": lambda x: 1000 + x / 4,
+    "smooth": lambda x: torch.linspace(0, 1, x.shape[2])[:, None].sin().expand(x.shape) + 1e-3 * x,
+    "black but for a few": lambda x: (x > 6).float(),
+}
+
+
+def contrasts(f: int) -> Tensor:
+    """Return filters whose maps are small beside what they are sums of, but for single pixels."""
+    step = torch.tensor([1.0, -2.0, 1.0])
+    some = torch.stack([step[:, None] * step, step[:, None] * torch.tensor([0.0, 1, 0])])
+    some = torch.cat([some, some.new_zeros(1, 3, 3)])
+    some[2, 1, 1] = 1
+    return some[torch.arange(f) % 3][:, None].expand(f, 3, 3, 3) / 3
+
+
+@pytest.mark.parametrize("images", HARD)
+def test_small_variances_are_as_exact_as_the_map_would_have_been(images: str) -> None:
+    """They are small parts of what they are made of, and of rows of 84 places."""
+    x, filters, p, _, dy = block((4, 3, 20, 84, 32))
+    x = HARD[images](x)
+    x[:, :, :3] = x[:, :, -3:] = x[:, :, :, :3] = x[:, :, :, -3:] = (
+        0  # a frame: no steps at the rim
     )
+    filters["weight"] = contrasts(32)
+    mode = Mode(norm="capture")
+    ours, a, b = points(filters, p)
+    y, after = stem.stem(a, b, {}, x, mode)
+    theirs, u, v = points(double(filters), double(p))
+    wanted, exact = plain(x.double(), u, v, {}, mode)
+    torch.testing.assert_close(after["var"].double(), exact["var"], rtol=1e-6, atol=1e-12)
+    close(y, wanted, 1e-4 if "mean" in images else 1e-5)
+    found = torch.autograd.grad(y, ours, dy)
+    for g, h in zip(found, torch.autograd.grad(wanted, theirs, dy.double()), strict=True):
+        close(g, h, 3e-3 if "mean" in images else 1e-4)  # rounding decides who wins some pools
+
+
+def test_sums_over_many_pools_stay_exact() -> None:
+    x, filters, p, _, dy = block((2, 1, 60, 512, 32))
+    dy = dy.abs() + 1
+    ours, a, b = points(filters, p)
+    theirs, u, v = points(double(filters), double(p))
+    mode = Mode(norm="batch")
+    found = torch.autograd.grad(stem.stem(a, b, {}, x, mode)[0], ours, dy)
+    wanted = torch.autograd.grad(plain(x.double(), u, v, {}, mode)[0], theirs, dy.double())
+    for g, h in zip(found, wanted, strict=True):
+        close(g, h, 2e-6)
+
+
+def test_black_images_teach_nothing_where_the_shift_is_zero() -> None:
+    """A ReLU at exactly zero has no gradient, as in torch."""
+    _, filters, p, _, dy = block((2, 3, 8, 8, 32))
+    ours, a, b = points(filters, {**p, "bias": torch.zeros(32)})
+    y, _ = stem.stem(a, b, {}, torch.zeros(2, 8, 8, 3).permute(0, 3, 1, 2), Mode(norm="batch"))
+    assert not y.any()
+    assert all(not g.any() for g in torch.autograd.grad(y, ours, dy))
 
 
 def test_equal_images_have_no_variance_and_a_finite_gradient() -> None:
@@ -133,15 +185,19 @@ def test_the_first_of_equal_values_takes_the_gradient_as_in_torch() -> None:
         close(g, h, 1e-5)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_makes_nan_of_every_filter(bad: float) -> None:
     """As of a channel whose statistics it is in."""
     x, filters, p, s, dy = block((2, 3, 6, 6, 32))
     x[0, 1, 2, 3] = x[0, 1, 2, 4] = bad
     ours, a, b = points(filters, p)
-    y = stem.stem(a, b, s, x, Mode(norm="batch"))[0]
+    y, after = stem.stem(a, b, s, x, Mode(norm="batch"))
     assert torch.isnan(y).all()
-    assert torch.isnan(torch.autograd.grad(y, ours, dy)[0]).all()
+    assert torch.isnan(after["var"]).all()
+    by_filters, by_weight, by_bias = torch.autograd.grad(y, ours, dy)
+    assert torch.isnan(by_filters).all()
+    assert torch.isnan(by_weight).all()
+    torch.testing.assert_close(by_bias, dy.sum((0, 2, 3)))  # as in torch: NaN is not cut off
 
 
 @pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -172,6 +228,22 @@ def test_second_derivatives_are_those_of_the_separate_operations() -> None:
     wanted = twice(lambda a, b: plain(x.double(), a, b, {}, mode), double)
     for g, h in zip(found, wanted, strict=True):
         close(g, h, 1e-4)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_scale_and_shift_may_hang_on_one_another(again: bool) -> None:
+    """A backward pass returns partial derivatives; autograd adds up the paths."""
+    x, filters, _, _, dy = block((3, 1, 8, 6, 32))
+    one = torch.linspace(-1, 1, 32).requires_grad_()
+    wide = one.detach().double().requires_grad_()
+    mode = Mode(norm="batch")
+    # Images of one channel may lie as [n, c, h, w] in memory: it is the same.
+    for images in (x, x.contiguous().view(3, 1, 8, 6)):
+        y, _ = stem.stem(filters, {"weight": one, "bias": one * 2}, {}, images, mode)
+        (found,) = torch.autograd.grad(y, [one], dy, create_graph=again)
+        norm = {"weight": wide, "bias": wide * 2}
+        z, _ = plain(x.double(), double(filters), norm, {}, mode)
+        close(found.detach(), torch.autograd.grad(z, [wide], dy.double())[0], 1e-5)
 
 
 def test_a_filter_alone_may_be_trained() -> None:
@@ -223,6 +295,11 @@ def test_what_the_kernels_cannot_take_goes_the_plain_way() -> None:
     assert not stem.fits(x.clone(memory_format=torch.preserve_format).requires_grad_(), weight)
     assert not stem.fits(x, weight[:31])
     assert not stem.fits(x, torch.randn(32, 3, 5, 5))
+    assert not stem.fits(x, weight.to("meta"))
+    assert not stem.fits(x[:, :, :1], weight)
+    wide = torch.zeros(1, 2, 513, 3).permute(0, 3, 1, 2)
+    assert not stem.fits(wide, weight)
+    assert stem.fits(wide[..., :512].contiguous(memory_format=torch.channels_last), weight)
     four = torch.zeros(2, 6, 6, 4).permute(0, 3, 1, 2)
     assert not stem.fits(four, torch.randn(32, 4, 3, 3))
 
@@ -250,8 +327,9 @@ def test_vectors_that_c_would_misread_are_refused() -> None:
             mode = Mode(norm=norm)  # type: ignore[arg-type]
             with pytest.raises(TypeError, match=r"given torch\.float64 on cpu"):
                 stem.stem(filters, {**p, name: p[name].double()}, s, x, mode)
-        with pytest.raises(ValueError, match=r"shape \[3\] .* expected \[32\]"):
-            stem.stem(filters, {**p, name: torch.zeros(3)}, s, x, Mode(norm="batch"))
+        for bad in ([3], [1, 1, 1, 1]):
+            with pytest.raises(ValueError, match=r"shape .* expected \[32\]"):
+                stem.stem(filters, {**p, name: torch.zeros(bad)}, s, x, Mode(norm="batch"))
     with pytest.raises(ConfigError, match="no statistics to go by"):
         stem.stem(filters, p, {}, x, Mode(norm="given"))
 
@@ -288,3 +366,29 @@ def test_a_lesson_of_a_conv4_is_the_same_with_and_without(
         assert float((a.double() - c).norm()) <= 2 * error + 1e-4 * scale
     for a, b in zip(tree.leaves(found[1]), tree.leaves(wanted[1]), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
+@pytest.mark.parametrize("narrow", ["-mno-avx512f", "-mno-avx"])
+def test_processors_with_shorter_vectors_compute_the_same(
+    narrow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled for them here, which this processor can run."""
+    flags = tuple("-O1" if flag == "-O3" else flag for flag in compiled._FLAGS)
+    monkeypatch.setattr(compiled, "_FLAGS", (*flags, narrow))
+    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path))
+    compiler = next(compiled._compilers())
+    library = compiled._built(compiler)
+    results = []
+    for used in (stem.library(), library):
+        monkeypatch.setattr(stem, "library", lambda used=used: used)
+        for shape in ((9, 1, 28, 28, 32), (2, 3, 9, 7, 64)):
+            x, filters, p, s, dy = block(shape)
+            of, a, b = points(filters, p)
+            y, after = stem.stem(a, b, s, x, Mode(norm="batch"))
+            given, _ = stem.stem(filters, p, s, x, Mode(norm="given"))
+            results.append([y, given, *tree.leaves(after), *torch.autograd.grad(y, of, dy)])
+    half = len(results) // 2
+    for one, other in zip(results[:half], results[half:], strict=True):
+        for g, h in zip(one, other, strict=True):
+            close(g, h.double(), 1e-5)

@@ -30,7 +30,10 @@ from fedshot.data.cache import default_folder
 
 # No fast-math: NaN must stay NaN, and sums keep the order that the source gives them.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
-_SOURCES = ("fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c", "stem.c")
+_SOURCES = (
+    "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
+    "stem.c",
+)  # fmt: skip
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
 _SIGNATURES = {

@@ -4,13 +4,6 @@
  * Numbers `from` to `to`, so that threads can share them; no number depends on another.
  */
 
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-typedef ptrdiff_t size;
-
 /* With g + decay w for g: m' = m + rise (g - m), v' = v + grow (g g - v),
  * w' = w - step m' / (sqrt(v') + eps). */
 void fedshot_adam(const float *restrict w, const float *restrict g, const float *restrict m,

@@ -6,13 +6,8 @@
  * Within an image, sums run over blocks of rows in float and over blocks in double.
  */
 
-#include <math.h>
-#include <stddef.h>
-
 #define BLOCK 64
 #define MOST 1024 /* channels; the caller sees to it */
-
-typedef ptrdiff_t size;
 
 /* mean[image][c] and m2[image][c], the sum of squared distances from that mean. */
 void fedshot_moments(const float *restrict x, size from, size to, size rows, size c,

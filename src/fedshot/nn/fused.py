@@ -26,10 +26,11 @@ from fedshot.tree import Tree
 def fits(x: Tensor) -> bool:
     """Whether the kernels take this map: float32 on a CPU, channels last, some, not under vmap.
 
-    An exporter, which follows torch's own operations alone, has none of them.
+    An exporter or a tracer, which follows torch's own operations alone, has none of them.
     """
     return (
         not torch.compiler.is_exporting()
+        and torch._C._get_tracing_state() is None
         and x.numel() > 0
         and x.dtype == torch.float32
         and x.device.type == "cpu"

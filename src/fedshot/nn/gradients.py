@@ -18,8 +18,8 @@ _TWICE = ContextVar("a gradient that is differentiated again", default=False)
 def differentiated_twice() -> bool:
     """Whether what is computed now is for a gradient that keeps its graph.
 
-    Operations whose second derivatives take the long way ask, to be spared it. No result hangs on
-    the answer.
+    Operations whose second derivatives take the long way ask, to be spared it. Results hang on the
+    answer by no more than rounding.
     """
     return _TWICE.get()
 
@@ -69,11 +69,17 @@ def value_and_grad(
     return (value, extra, grad) if differentiable else (value.detach(), extra, grad)
 
 
-def with_graph(y: Tensor, points: tuple[Tensor, ...], dy: Tensor) -> list[Tensor | None]:
-    """Return the gradients by the points that have one, to be differentiated again."""
-    asked = [point for point in points if point.requires_grad]
-    found = iter(torch.autograd.grad(y, asked, dy, create_graph=True))
-    return [next(found) if point.requires_grad else None for point in points]
+def with_graph(
+    fn: Callable[..., Tensor], points: tuple[Tensor, ...], dy: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients of fn(*points) by the points that have one, to be differentiated again.
+
+    Partial ones, as a `backward` has to return: a point may be made of another.
+    """
+    at = [point.view_as(point) for point in points]
+    asked = [point for point in at if point.requires_grad]
+    found = iter(torch.autograd.grad(fn(*at), asked, dy, create_graph=True))
+    return [next(found) if point.requires_grad else None for point in at]
 
 
 def descend(

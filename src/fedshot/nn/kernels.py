@@ -153,17 +153,21 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-def check(t: Tensor, c: int) -> None:
-    """Refuse a map, or a vector of c channels, that C would misread."""
+def check_vector(t: Tensor, c: int) -> None:
+    """Refuse a vector of c channels that C would misread."""
+    _check_floats(t)
+    if t.shape != (c,) or not t.is_contiguous():
+        raise ValueError(
+            f"the kernels were given a vector of shape {list(t.shape)} and strides "
+            f"{list(t.stride())}; expected [{c}], one value per channel, contiguous."
+        )
+
+
+def _check_floats(t: Tensor) -> None:
     if t.dtype != torch.float32 or t.device.type != "cpu":
         raise TypeError(
             f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}; they take "
             "torch.float32 on the CPU. Convert it, or set FEDSHOT_KERNELS=off."
-        )
-    if t.dim() != 4 and not (t.shape == (c,) and t.is_contiguous()):
-        raise ValueError(
-            f"the kernels were given a vector of shape {list(t.shape)} and strides "
-            f"{list(t.stride())}; expected [{c}], one value per channel, contiguous."
         )
 
 
@@ -176,7 +180,10 @@ def each(
     The last of `sizes` is the number of channels, which vectors among `ins` must have.
     """
     for t in ins:
-        check(t, sizes[-1])
+        if t.dim() == 4:
+            _check_floats(t)
+        else:
+            check_vector(t, sizes[-1])
     before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
     threads = min(torch.get_num_threads(), n, ins[0].numel() // _MANY)
     _share(n, threads, kernel, before, [*sizes, *rule], after)

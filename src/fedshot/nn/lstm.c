@@ -5,13 +5,10 @@
  * blocks. Read from its last word on where `back` is 1. Of each word `gates` holds i | f | g | o,
  * rows `lie` floats apart; cells, squashed (the tanh of the cells) and states lie together.
  *
- * A product's second factor has its rows padded with zeros to a multiple of LANES.
+ * A product's second factor has its rows padded with zeros to a multiple of 16, and so of LANES.
  */
 
-#include <stdlib.h>
-
-enum { TEXTS = 6, LANES = 16 };
-typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
+enum { TEXTS = 6 };
 
 /* sums [TEXTS][wide] += rows [TEXTS][n] times m [n][wide]. */
 static inline void add_product(const float *const *rows, const float *restrict m, size n, size wide,

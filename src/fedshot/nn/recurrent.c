@@ -5,13 +5,6 @@
  * more for the states, which begin with the one before the first word.
  */
 
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-typedef ptrdiff_t size;
-
 /* exp(x) to 2e-7 of itself: 2^k exp(f), f within log(2)/2 of 0, by its series. Written without
  * branches, so that a compiler makes vectors of it. Beyond +-87 the result is that of 87. */
 static inline float gate_exp(float x) {

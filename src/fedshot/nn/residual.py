@@ -17,6 +17,7 @@ Where a graph of them is asked for, they are those of the plain operations.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -91,6 +92,18 @@ def _plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, EPS)
 
 
+def _plain_leaky(lean: float, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.leaky_relu(_plain_norm(x, weight, bias), lean)
+
+
+def _plain_join(
+    lean: float, x: Tensor, r: Tensor, weight: Tensor, bias: Tensor, weight_r: Tensor,
+    bias_r: Tensor,
+) -> Tensor:  # fmt: skip
+    both = _plain_norm(x, weight, bias) + _plain_norm(r, weight_r, bias_r)
+    return F.leaky_relu(F.max_pool2d(both, 2), lean)
+
+
 class _NormLeaky(torch.autograd.Function):
     """y of (x, weight, bias); mean and variance come along without a gradient."""
 
@@ -106,8 +119,7 @@ class _NormLeaky(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
         x, weight, bias, *sizes = ctx.saved_tensors
         if torch.is_grad_enabled():
-            y = F.leaky_relu(_plain_norm(x, weight, bias), ctx.lean)
-            return *with_graph(y, (x, weight, bias), dy), None
+            return *with_graph(partial(_plain_leaky, ctx.lean), (x, weight, bias), dy), None
         by, dy = _Sizes(*sizes), dy.contiguous(memory_format=torch.channels_last)
         s0, s1 = _leaky_sums(x, by.scale, by.shift, by.mean, dy, lean=ctx.lean)
         slope, level = by.tilt(s0, s1, x)
@@ -135,9 +147,8 @@ class _Join(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
         x, r, weight, bias, weight_r, bias_r, *sizes = ctx.saved_tensors
         if torch.is_grad_enabled():
-            both = _plain_norm(x, weight, bias) + _plain_norm(r, weight_r, bias_r)
-            y = F.leaky_relu(F.max_pool2d(both, 2), ctx.lean)
-            return *with_graph(y, (x, r, weight, bias, weight_r, bias_r), dy), None
+            points = (x, r, weight, bias, weight_r, bias_r)
+            return *with_graph(partial(_plain_join, ctx.lean), points, dy), None
         a, b = _Sizes(*sizes[:4]), _Sizes(*sizes[4:])
         dy = dy.contiguous(memory_format=torch.channels_last)
         ins = (x, r, a.scale, b.scale, a.shift + b.shift, a.mean, b.mean)

@@ -10,31 +10,18 @@
  *
  * which is what dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M gives when it is summed times p.
  *
- * Images are [n, h + 2, w + 2, c] with a rim of zeros, and LANES floats behind the last. Number t of a
- * patch is that of row t / 3c and of place t % 3c in three neighbouring pixels. As in fused.c, sums
- * belong to one image, or to GROUP of them, and are merged in their order.
+ * The covariance is summed in double, as W S W' may be a small part of what S is made of. Images are
+ * [n, h + 2, w + 2, c] with a rim of zeros. Number t of a patch is that of row t / 3c and of place
+ * t % 3c in three neighbouring pixels. As in fused.c, sums belong to one image, or to GROUP of them, and
+ * are merged in their order.
  */
 
-#if defined(__AVX512F__) /* as many as the processor has in a register: compilers split longer ones badly */
-#define LANES 16
-#define POOLS 2 /* whose sums fit into the registers */
-#elif defined(__AVX__)
-#define LANES 8
-#define POOLS 1
-#else
-#define LANES 4
-#define POOLS 1
-#endif
-#define GROUP 8 /* images whose derivatives are summed together */
-#define WIDEST 256 /* filters; the caller sees to it */
-#define ROW (9 / LANES + 1) /* vectors for a row of a patch */
-#define PATCH 27 /* the largest patch */
+#define POOLS (LANES == 16 ? 2 : 1) /* neighbours whose sums fit into the registers */
 #define AHEAD 8 /* pools; a step of f floats is too long for the processor to foresee */
-#define ALONE static inline __attribute__((always_inline))
-
-typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+#define GROUP 8 /* images whose derivatives are summed together */
+#define PATCH 27 /* the largest patch */
+#define WIDEST 256 /* filters, and */
+#define LONGEST 512 /* pixels in a row; the caller sees to both */
 
 /* One image x [h, w, c] with its rim. */
 static inline void rim(const float *restrict x, size h, size w, size c, float *restrict image) {
@@ -55,53 +42,88 @@ void fedshot_rim(const float *restrict x, size from, size to, size h, size w, si
         rim(x + i * h * w * c, h, w, c, rimmed + i * (h + 2) * (w + 2) * c);
 }
 
-/* Of one image, with r the 3c numbers around a place of one row, over all its places: the sums of
- * r r', of r and r' of the row below, and of the row after; of r r' in the first row and in the last;
- * then of r, in all, the first and the last. Sums of a row are in float, over rows in double. */
+/* Adds, for r and q the 3c numbers around a place of row `a` and of one of `many` other rows, the sums
+ * of r q' over all w places to out[many][3c][3c], and those of r to sums[3c] unless it is null. The
+ * ninth number of c = 3, which would need a vector to itself, goes by itself. */
+ALONE void products(const double *restrict a, const double *const *others, const size many, size w,
+                    const size c, double *restrict out, double *restrict sums) {
+    const size d = 3 * c, whole = c == 3 ? d - 1 : d, v = (whole + DOUBLES - 1) / DOUBLES;
+    doubles none = {0}, sum[3][9][9 / DOUBLES + 1], last[3][9 / DOUBLES + 1];
+    doubles one[9 / DOUBLES + 1];
+    double corner[3] = {0}, ninth = 0.0;
+#pragma GCC unroll 5
+    for (size k = 0; k < v; k++) one[k] = none;
+#pragma GCC unroll 3
+    for (size i = 0; i < many; i++)
+#pragma GCC unroll 5
+        for (size k = 0; k < v; k++) {
+            last[i][k] = none;
+#pragma GCC unroll 9
+            for (size j = 0; j < d; j++) sum[i][j][k] = none;
+        }
+    for (size q = 0; q < w; q++) {
+        const double *r = a + q * c;
+        if (sums) {
+#pragma GCC unroll 5
+            for (size k = 0; k < v; k++) one[k] += ((const doubles *)r)[k];
+            if (whole < d) ninth += r[d - 1];
+        }
+#pragma GCC unroll 3
+        for (size i = 0; i < many; i++) {
+            const double *b = others[i] + q * c;
+#pragma GCC unroll 5
+            for (size k = 0; k < v; k++) {
+                doubles y = ((const doubles *)b)[k];
+#pragma GCC unroll 9
+                for (size j = 0; j < d; j++) sum[i][j][k] += y * r[j];
+                if (whole < d) last[i][k] += ((const doubles *)r)[k] * b[d - 1];
+            }
+            if (whole < d) corner[i] += r[d - 1] * b[d - 1];
+        }
+    }
+    for (size i = 0; i < many; i++, out += d * d) {
+        for (size j = 0; j < d; j++)
+            for (size k = 0; k < whole; k++) out[j * d + k] += sum[i][j][k / DOUBLES][k % DOUBLES];
+        if (whole == d) continue;
+        for (size j = 0; j < whole; j++) out[j * d + whole] += last[i][j / DOUBLES][j % DOUBLES];
+        out[whole * d + whole] += corner[i];
+    }
+    for (size k = 0; sums && k < d; k++)
+        sums[k] += k < whole ? one[k / DOUBLES][k % DOUBLES] : ninth;
+}
+
+/* Of one image with its rim, with r the 3c numbers around a place of one row, over all its places: the
+ * sums of r r', of r and r' of the row below, and of the row after; of r r' in the first row and in the
+ * last; then of r, in all, the first and the last. */
 ALONE void correlate(const float *restrict image, size h, size w, const size c,
                      double *restrict out) {
-    const size d = 3 * c, v = (d + LANES - 1) / LANES; /* vectors for r */
+    const size d = 3 * c, square = d * d;
+    double ring[3][3 * (LONGEST + 2) + DOUBLES], row[PATCH * PATCH / 3 + PATCH];
+    double *sums = out + 5 * square;
     size line = (w + 2) * c;
-    double *sums = out + 5 * d * d;
-    for (size k = 0; k < 5 * d * d + 3 * d; k++) out[k] = 0.0;
+    for (size k = 0; k < 5 * square + 3 * d; k++) out[k] = 0.0;
+    for (size i = 0; i < 3; i++)
+        for (size k = 0; k < DOUBLES; k++) ring[i][line + k] = 0.0; /* read, and not used */
+    for (size i = 1; i < 3; i++)
+        for (size k = 0; k < line; k++) ring[i][k] = (double)image[i * line + k];
     for (size r = 0; r < h; r++) {
-        const float *a = image + (r + 1) * line, *b = a + line, *e = r + 2 < h ? b + line : image;
-        lanes none = {0}, one[ROW], same[9][ROW], next[9][ROW], after[9][ROW];
-#pragma GCC unroll 9
-        for (size j = 0; j < d; j++)
-#pragma GCC unroll 3
-            for (size k = 0; k < v; k++) one[k] = same[j][k] = next[j][k] = after[j][k] = none;
-        for (size q = 0; q < w; q++) {
-            const lanes *at = (const lanes *)(a + q * c), *below = (const lanes *)(b + q * c);
-            const lanes *second = (const lanes *)(e + q * c);
-#pragma GCC unroll 3
-            for (size k = 0; k < v; k++) {
-                lanes x = at[k], y = below[k], z = second[k];
-                one[k] += x;
-#pragma GCC unroll 9
-                for (size j = 0; j < d; j++) {
-                    float by = a[q * c + j];
-                    same[j][k] += x * by;
-                    next[j][k] += y * by;
-                    after[j][k] += z * by;
-                }
-            }
-        }
-        for (size j = 0; j < d; j++)
-            for (size k = 0; k < d; k++) {
-                double x = (double)same[j][k / LANES][k % LANES];
-                out[j * d + k] += x;
-                out[(d + j) * d + k] += (double)next[j][k / LANES][k % LANES];
-                out[(2 * d + j) * d + k] += (double)after[j][k / LANES][k % LANES];
-                if (r == 0) out[(3 * d + j) * d + k] = x;
-                if (r == h - 1) out[(4 * d + j) * d + k] = x;
-            }
-        for (size k = 0; k < d; k++) {
-            double x = (double)one[k / LANES][k % LANES];
-            sums[k] += x;
-            if (r == 0) sums[d + k] = x;
-            if (r == h - 1) sums[2 * d + k] = x;
-        }
+        const double *rows[3] = {ring[(r + 1) % 3], ring[(r + 2) % 3], ring[r % 3]};
+        double *after = ring[r % 3];
+        for (size k = 0; k < line; k++)
+            after[k] = r + 3 < h + 2 ? (double)image[(r + 3) * line + k] : 0.0;
+        for (size k = 0; k < 3 * square + d; k++) row[k] = 0.0;
+        if (c == 1)
+            products(rows[0], rows, 3, w, c, row, row + 3 * square);
+        else
+            for (size i = 0; i < 3; i++)
+                products(rows[0], rows + i, 1, w, c, row + i * square,
+                         i == 0 ? row + 3 * square : NULL);
+        for (size k = 0; k < 3 * square; k++) out[k] += row[k];
+        for (size k = 0; k < d; k++) sums[k] += row[3 * square + k];
+        if (r > 0 && r < h - 1) continue;
+        size end = r == 0 ? 0 : 1;
+        memcpy(out + (3 + end) * square, row, square * sizeof *row);
+        memcpy(sums + (1 + end) * d, row + 3 * square, d * sizeof *row);
     }
 }
 
@@ -214,9 +236,9 @@ ALONE void stem_pools(const float *restrict at, size line, const size c, const s
         lanes p = either(upper, a1, a0), q = either(lower, a3, a2);
         words below = q > p, who = (below & (2 - lower)) | (~below & -upper);
         p = either(below, q, p);
-        words alive = p > none, whole = (a0 == a0) & (a1 == a1) & (a2 == a2) & (a3 == a3);
-        *(lanes *)(y + pool * f + half * LANES) = either(whole, either(alive, p, none), none + NAN);
-        who = (alive & who) | (~alive & 4);
+        words dead = p <= none, whole = (a0 == a0) & (a1 == a1) & (a2 == a2) & (a3 == a3);
+        *(lanes *)(y + pool * f + half * LANES) = either(whole, either(dead, none, p), none + NAN);
+        who = (~dead & who) | (dead & 4);
         if (won) *(bytes *)(won + pool * f + half * LANES) = __builtin_convertvector(who, bytes);
     }
 }

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from fedshot.nn import fused
 from fedshot.nn.gradients import differentiated_twice, with_graph
-from fedshot.nn.kernels import check, empty, library, shared
-from fedshot.nn.layers import EPS, conv
+from fedshot.nn.kernels import check_vector, empty, library, shared
+from fedshot.nn.layers import EPS, channels_last, conv
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
 
 _CHANNELS = (1, 3)  # for which stem.c is written out
 _FILTERS = range(32, 257, 32)
-_SLACK = 16  # floats that may be read behind the last image
-_GROUP = 8  # images whose derivatives are summed together
+_LONGEST = 512  # pixels in a row of an image
+_GROUP = 8  # images whose derivatives are summed together, as in stem.c
 
 
 def fits(x: Tensor, filters: Tensor) -> bool:
@@ -38,7 +38,9 @@ def fits(x: Tensor, filters: Tensor) -> bool:
         x.shape[1] in _CHANNELS
         and filters.shape[0] in _FILTERS
         and filters.shape[1:] == (x.shape[1], 3, 3)
-        and filters.dtype == x.dtype
+        and (filters.dtype, filters.device) == (x.dtype, x.device)
+        and min(x.shape[-2:]) >= 2
+        and x.shape[-1] <= _LONGEST
         and not (x.requires_grad and torch.is_grad_enabled())
         and not differentiated_twice()
         and fused.fits(x)
@@ -52,7 +54,7 @@ def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Te
         conv_p: filters [f, c, 3, 3] and their bias [f].
         norm_p: scale and shift of the norm.
         s: running statistics, `{}` for none.
-        x: images that `fits`, of at least 2x2 pixels. Under "given" statistics nobody may
+        x: images that `fits`. Under "given" statistics nobody may
             differentiate by anything.
         mode: which statistics to use.
     """
@@ -72,8 +74,8 @@ class _Stem(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Any:
         (n, c, h, w), f = x.shape, len(filters)
-        check(weight, f)
-        check(bias, f)
+        check_vector(weight, f)
+        check_vector(bias, f)
         rimmed, parts = _room_for_rims(x), _doubles(n, 45 * c * c + 9 * c)
         _shared("patches", n, [x], [h, w, c], [rimmed, parts], numbers=x.numel())
         sizes = [_doubles(9 * c), _doubles(9 * c, f), _doubles(f), _doubles(f)]
@@ -94,8 +96,7 @@ class _Stem(torch.autograd.Function):
         x, filters, weight, bias, rimmed, won, *sizes = ctx.saved_tensors
         points = (filters, weight, bias)
         if torch.is_grad_enabled():
-            y = fused.pooled(conv({"weight": filters}, x), weight, bias, EPS)[0]
-            return None, *with_graph(y, points, dy)
+            return None, *with_graph(lambda *at: _separately(x, *at), points, dy)
         (n, c, h, w), f = x.shape, len(filters)
         groups, dy = -(-n // _GROUP), dy.contiguous(memory_format=torch.channels_last)
         parts, grads = _doubles(groups, 9 * c + 1, f), [torch.empty_like(p) for p in points]
@@ -106,10 +107,16 @@ class _Stem(torch.autograd.Function):
         return None, *grads
 
 
+def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return what `_Stem` does, by operations that can be differentiated twice."""
+    h = channels_last(conv({"weight": filters}, channels_last(x)))
+    return fused.pooled(h, weight, bias, EPS)[0]
+
+
 def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
     """Return relu(max_pool2d(conv2d(x, filters) + shift, 2)); carries no gradient."""
     (n, c, h, w), f = x.shape, len(filters)
-    check(shift, f)
+    check_vector(shift, f)
     rimmed, y = _room_for_rims(x), empty(n, h // 2, w // 2, f)
     _shared("rim", n, [x], [h, w, c], [rimmed], numbers=x.numel())
     folded = filters.permute(2, 3, 1, 0).contiguous()
@@ -118,11 +125,8 @@ def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
 
 
 def _room_for_rims(x: Tensor) -> Tensor:
-    """Return memory for images with a rim, and for what is read behind the last."""
     n, c, h, w = x.shape
-    rimmed = empty(n * (h + 2) * (w + 2) * c + _SLACK)
-    rimmed[-_SLACK:] = 0.0
-    return rimmed
+    return empty(n, h + 2, w + 2, c)
 
 
 def _doubles(*shape: int) -> Tensor:
