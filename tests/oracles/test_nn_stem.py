@@ -60,6 +60,7 @@ def double(one: Tree) -> Tree:
 
 def close(found: Tensor, wanted: Tensor, share: float = 3e-6) -> None:
     assert found.shape == wanted.shape
+    found, wanted = found.detach(), wanted.detach()
     assert float((found.double() - wanted).norm()) <= share * float(wanted.norm()) + 1e-6
 
 
@@ -318,6 +319,21 @@ def test_a_gradient_that_is_differentiated_again_goes_the_plain_way() -> None:
     with pytest.raises(ZeroDivisionError):
         value_and_grad(lambda _: 1 / 0, filters, differentiable=True)  # type: ignore[arg-type,return-value]
     assert not differentiated_twice()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_autocast_leaves_it_in_float32(again: bool) -> None:
+    """Few of the products are here, and what takes time elsewhere, the map, is not written."""
+    x, filters, p, _, dy = block((3, 3, 8, 6, 32))
+    found = []
+    for cast in (False, True):
+        of, a, b = points(filters, p)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            assert stem.fits(x, a["weight"])
+            y, _ = stem.stem(a, b, {}, x, Mode(norm="batch"))
+            found.append([y, *torch.autograd.grad(y, of, dy, create_graph=again)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_vectors_that_c_would_misread_are_refused() -> None:

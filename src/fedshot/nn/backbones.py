@@ -188,17 +188,15 @@ class Conv4:
 def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     """Return (relu(pool(norm(conv(x)))), statistics), by the fused kernels where they fit."""
     given = mode.norm == "given"
-    if min(x.shape[-2:]) >= 2 and fused.fits(x):
-        if stem.fits(x, conv_p["weight"]) and not (given and needs_gradient(conv_p, norm_p)):
-            return stem.stem(conv_p, norm_p, s, x, mode)
-        if not given:
-            # Normalising by the batch's own mean takes the bias out again: only the mean has it.
-            h = conv({"weight": conv_p["weight"]}, x)
-            if fused.fits(h):
-                return fused.norm_pool_relu(norm_p, s, h, conv_p["bias"], mode)
-        elif not needs_gradient(x, conv_p, norm_p):
-            h = conv(conv_p, x)
-            return fused.norm_pool_relu(norm_p, s, h, None, mode)
+    able = not given or not needs_gradient(x, conv_p, norm_p)
+    if able and stem.fits(x, conv_p["weight"]):
+        return stem.stem(conv_p, norm_p, s, x, mode)
+    if able and min(x.shape[-2:]) >= 2 and fused.fits(x):
+        # Normalising by the batch's own mean takes the bias out again: only the mean has it.
+        h = conv(conv_p if given else {"weight": conv_p["weight"]}, x)
+        if fused.fits(h):
+            bias = None if given else conv_p["bias"]
+            return fused.norm_pool_relu(norm_p, s, h, bias, mode)
     h = conv(conv_p if given else _without_bias_gradient(conv_p), x)
     h, kept = batch_norm(norm_p, s, h, mode)
     if min(h.shape[-2:]) >= 2:

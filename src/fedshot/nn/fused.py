@@ -24,7 +24,12 @@ from fedshot.tree import Tree
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels take this map: float32 on a CPU, channels last, some, not under vmap.
+    """Whether the kernels take this map of a convolution, which autocast makes of bfloat16."""
+    return readable(x) and not torch.is_autocast_enabled("cpu")
+
+
+def readable(x: Tensor) -> bool:
+    """Whether kernels can read these maps: float32 on a CPU, channels last, some, not under vmap.
 
     An exporter or a tracer, which follows torch's own operations alone, has none of them.
     """
@@ -37,7 +42,6 @@ def fits(x: Tensor) -> bool:
         and x.shape[1] <= kernels.MOST_CHANNELS
         and x.permute(0, 2, 3, 1).is_contiguous()
         and not torch._C._are_functorch_transforms_active()
-        and not torch.is_autocast_enabled("cpu")  # the convolution would hand on bfloat16
         and library() is not None
     )
 

@@ -43,7 +43,7 @@ def fits(x: Tensor, filters: Tensor) -> bool:
         and x.shape[-1] <= _LONGEST
         and not (x.requires_grad and torch.is_grad_enabled())
         and not differentiated_twice()
-        and fused.fits(x)
+        and fused.readable(x)
     )
 
 
@@ -109,7 +109,8 @@ class _Stem(torch.autograd.Function):
 
 def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return what `_Stem` does, by operations that can be differentiated twice."""
-    h = channels_last(conv({"weight": filters}, channels_last(x)))
+    with torch.autocast("cpu", enabled=False):
+        h = channels_last(conv({"weight": filters}, channels_last(x)))
     return fused.pooled(h, weight, bias, EPS)[0]
 
 
