@@ -157,6 +157,8 @@ def form(leaf: Tensor) -> str:
 
 def difference(like: Tree, other: Tree) -> str | None:
     """Say where `other` departs from the names, shapes or dtypes of `like`; None if nowhere."""
+    if _equal_form(like, other):
+        return None
     try:
         given = dict(items(other))
     except (TypeError, AttributeError) as error:
@@ -175,6 +177,17 @@ def difference(like: Tree, other: Tree) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _equal_form(like: Tree, other: Tree) -> bool:
+    """Whether two trees of tensors and dicts, nearly all, are surely of one form."""
+    if isinstance(like, Tensor):
+        return isinstance(other, Tensor) and (like.shape, like.dtype) == (other.shape, other.dtype)
+    return (
+        type(like) is type(other) is dict
+        and like.keys() == other.keys()
+        and all(_equal_form(child, other[name]) for name, child in like.items())
+    )
 
 
 def add(a: Tree, b: Tree) -> Tree:
