@@ -151,14 +151,20 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
 
 
 def _results(options: argparse.Namespace) -> int:
-    """Write the page of everything that is finished."""
-    text = page.markdown(Results(options.results).every())
+    """Write the page of everything that is finished, and draw its figures beside the files."""
+    every = Results(options.results).every()
+    text = page.markdown(every)
     if options.to is None:
         say(text)
         return 0
     options.to.parent.mkdir(parents=True, exist_ok=True)
     storage.write_bytes(options.to, text.encode(), sync=False)
     tell(f"wrote {options.to}")
+    for name, variant in sorted({(result.recipe, result.variant) for result in every}):
+        if name in names() and variant.partition("-")[0] in Recipe.load(name).budgets:
+            drawn = figures.write(options.results, Recipe.load(name), variant)
+            if drawn:
+                tell(f"wrote {drawn}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The figures of recipes: curves over an axis, and planes of two features."""
+"""The figures of recipes: curves over an axis, planes of two features, and what exchanges buy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from fedshot import storage
 from fedshot.recipes.bench import State
+from fedshot.recipes.learning import learning
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
@@ -106,4 +107,8 @@ def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
     return file
 
 
-_FIGURES: dict[str, Callable[[Recipe, Sequence[State]], str]] = {"curve": curve, "plane": planes}
+_FIGURES: dict[str, Callable[[Recipe, Sequence[State]], str]] = {
+    "curve": curve,
+    "plane": planes,
+    "table": learning,
+}

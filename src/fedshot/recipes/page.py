@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fedshot import settings as trees
 from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
+from fedshot.recipes.learning import shown
 from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Cell, Recipe, names
 from fedshot.recipes.results import Result, mean, outdated
@@ -86,7 +87,7 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
         *_clients(states),
         *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
         *[f"- **{printable(text)}**" for text in unfair(states)],
-        *_figure(recipe, variant),
+        *_figure(recipe, variant, states),
         "",
         f"`{_command(recipe, states)}`",
         "",
@@ -100,11 +101,21 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
     return "\n".join(said)
 
 
-def _figure(recipe: Recipe, variant: str) -> list[str]:
-    """Return a link to the figure that `fedshot reproduce` draws beside the files, if any."""
-    if recipe.kind not in ("curve", "plane"):
+def _figure(recipe: Recipe, variant: str, states: Sequence[State]) -> list[str]:
+    """Return a link to the figure that is drawn beside the files, if any, and what it shows."""
+    said = []
+    if recipe.kind == "table":
+        if not shown(states):
+            return []
+        said = [
+            "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
+            "is the round that they chose for the test.",
+            "",
+        ]
+    elif recipe.kind not in ("curve", "plane"):
         return []
-    return ["", f"![{printable(recipe.title)}](../results/{recipe.name}/{variant}.svg)"]
+    link = f"../results/{recipe.name}/{variant}.svg"
+    return ["", *said, f"![{printable(recipe.title)}]({link})"]
 
 
 def _line(state: State, letters: Marks) -> str:

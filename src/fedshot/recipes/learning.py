@@ -1,0 +1,109 @@
+"""What an exchange buys: accuracy on validation classes against the bytes that went by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedshot.recipes.bench import State
+from fedshot.recipes.recipe import Recipe
+from fedshot.recipes.results import mean
+from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing
+from fedshot.sections import not_honest
+
+_PANEL, _LEGEND, _ABREAST = (3.6, 2.8), 0.22, 2  # inches; inches a line; panels in a row
+_MB = 1e6
+
+
+def shown(states: Sequence[State]) -> list[State]:
+    """Return the cells to draw: those that were looked at while they learned, where two were.
+
+    Cells whose looks were at test classes are left out: their curves are no validation.
+    """
+    held = [s for s in states if s.result and not not_honest(s.result.settings) and _looked(s)]
+    columns = [state.cell.column.key for state in held]
+    return [state for state in held if columns.count(state.cell.column.key) > 1]
+
+
+def learning(recipe: Recipe, states: Sequence[State]) -> str:
+    """Return the figure as SVG: a panel for each setting, a line for each method; "" for none.
+
+    Lines are means over seeds; dots on them are the rounds that the validation classes chose, one a
+    seed. A method that exchanges nothing is a dotted line at the height of its chosen round.
+    """
+    held = shown(states)
+    if not held:
+        return ""
+    columns = list(dict.fromkeys(state.cell.column.key for state in held))
+    abreast = min(_ABREAST, len(columns))
+    down = -(-len(columns) // abreast)
+    labels = {row.label for row in (state.cell.row for state in held)}
+    height = _PANEL[1] * down + _LEGEND * (len(labels) // 2 + 1)
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(down, abreast, squeeze=False)
+        lines: dict[int, Any] = {}
+        for i, axes in enumerate(grid.flat):
+            mine = [s for s in held if i < len(columns) and s.cell.column.key == columns[i]]
+            if mine:
+                _panel(axes, recipe, mine, lines)
+            else:
+                axes.set_axis_off()
+        handles = [line for _, line in sorted(lines.items())]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, labelcolor=INK)
+
+    text = drawing(recipe.title, (_PANEL[0] * abreast, height), draw, "svg")
+    assert isinstance(text, str)
+    return text
+
+
+def _panel(axes: Axes, recipe: Recipe, states: Sequence[State], lines: dict[int, Any]) -> None:
+    rows = list(recipe.rows)
+    for state in states:
+        assert state.result is not None
+        i = rows.index(state.cell.row.key)
+        colour, dash = PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)]
+        seeds = list(state.result.seeds.values())
+        if not any(one["bytes_down"] + one["bytes_up"] for one in seeds):
+            height = 100 * mean([_curve(one)[one["round"]] for one in seeds])
+            label = f"{state.cell.row.label} (exchanges nothing)"
+            lines[i] = axes.axhline(
+                height, color=colour, linestyle=(0, (1, 3)), linewidth=1.4, label=label
+            )
+            continue
+        rounds = sorted(set.intersection(*(set(_curve(one)) for one in seeds)))
+        x = [mean([_traffic(one, r) for one in seeds]) for r in rounds]
+        y = [100 * mean([_curve(one)[r] for one in seeds]) for r in rounds]
+        lines[i] = axes.plot(
+            x, y, color=colour, linestyle=dash, linewidth=1.4, label=state.cell.row.label
+        )[0]
+        dots = sorted({one["round"] for one in seeds} & set(rounds))
+        axes.plot(
+            [x[rounds.index(r)] for r in dots], [y[rounds.index(r)] for r in dots],
+            linestyle="", marker="o", markersize=4, color=colour, clip_on=False,
+        )  # fmt: skip
+    axes.set_title(states[0].cell.column.label)
+    axes.set_xlabel("MB exchanged, all clients, both ways")
+    axes.set_ylabel("accuracy on validation classes, %")
+    axes.set_xlim(left=0)
+    axes.grid(visible=True, axis="y")
+
+
+def _looked(state: State) -> bool:
+    assert state.result is not None
+    return all(
+        len(one["validation"]) > 1 and one["round"] in _curve(one)
+        for one in state.result.seeds.values()
+    )
+
+
+def _curve(seed: Mapping[str, Any]) -> dict[int, float]:
+    return {round: accuracy for round, accuracy, _ in seed["validation"]}
+
+
+def _traffic(seed: Mapping[str, Any], round: int) -> float:
+    """Return the megabytes until the end of a round; every round of a cell has as many."""
+    return float(seed["bytes_down"] + seed["bytes_up"]) / _MB * round / float(seed["rounds"])

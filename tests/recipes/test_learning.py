@@ -1,0 +1,112 @@
+"""What exchanges buy, as a figure: which cells it shows, and where their lines and dots lie."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedshot.recipes import figures, learning, page
+from fedshot.recipes.bench import State
+from fedshot.recipes.recipe import Recipe, read
+from fedshot.recipes.results import Results
+
+from .test_recipes import SMALL, facts
+
+MB = 1_000_000
+LOOKS = [[0, 0.3, 0.1], [2, 0.4, 0.1], [4, 0.6, 0.1]]
+TRAINED: dict[str, Any] = {"rounds": 4, "bytes_down": MB, "bytes_up": 3 * MB}
+
+
+def recipe(**parts: Any) -> Recipe:
+    return read("t", deepcopy(SMALL) | parts)
+
+
+def state(folder: Path, key: str, *seeds: dict[str, Any], made: Recipe | None = None) -> State:
+    (cell,) = (made or recipe()).cells("small", [key])
+    for seed, told in enumerate(seeds):
+        result = Results(folder).add(cell, "small", None, seed, facts(**told))
+    return State(cell, result=result)
+
+
+def panels(states: list[State], monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """The axes as they were drawn."""
+    kept: list[Figure] = []
+    real = learning.drawing
+
+    def drawing(title: str, size: tuple[float, float], draw: Any, kind: Any) -> Any:
+        return real(title, size, lambda figure: (kept.append(figure), draw(figure)), kind)
+
+    monkeypatch.setattr(learning, "drawing", drawing)
+    assert learning.learning(recipe(), states).startswith("<?xml")
+    return kept[0].axes
+
+
+def test_lines_are_means_over_seeds_against_the_bytes_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = [[0, 0.1, 0.1], [2, 0.4, 0.1], [4, 0.2, 0.1]]
+    proto = state(
+        tmp_path, "proto/one",
+        TRAINED | {"validation": LOOKS, "round": 4}, TRAINED | {"validation": lower, "round": 2},
+    )  # fmt: skip
+    local = state(tmp_path, "local/one", {"validation": LOOKS, "round": 2, "rounds": 4,
+                                          "bytes_down": 0, "bytes_up": 0})  # fmt: skip
+    (axes,) = panels([proto, local], monkeypatch)
+    line, dots, level = axes.lines
+    assert list(line.get_xdata()) == [0, 2, 4]
+    assert list(line.get_ydata()) == pytest.approx([20, 40, 40])
+    assert list(dots.get_xdata()) == [2, 4]
+    assert list(dots.get_ydata()) == pytest.approx([40, 40])
+    assert list(level.get_ydata()) == pytest.approx([40, 40])
+    assert level.get_label() == "Local (exchanges nothing)"
+    assert line.get_label() == "FL-Proto"
+
+
+def test_a_panel_for_each_setting_in_which_two_methods_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = TRAINED | {"validation": LOOKS, "round": 4}
+    every = [state(tmp_path, key, told) for key in ("proto/one", "proto/five", "local/one")]
+    assert [s.cell.key for s in learning.shown(every)] == ["proto/one", "local/one"]
+    assert [axes.get_title() for axes in panels(every, monkeypatch)] == ["1-shot"]
+    assert learning.shown(every[:2]) == []
+    assert learning.learning(recipe(), every[:2]) == ""
+
+
+@pytest.mark.parametrize("told", [{"validation": []}, {"validation": LOOKS[:1], "round": 0}])
+def test_what_was_not_looked_at_has_no_line(tmp_path: Path, told: dict[str, Any]) -> None:
+    one = state(tmp_path, "proto/one", TRAINED | told)
+    other = state(tmp_path, "local/one", TRAINED | {"validation": LOOKS, "round": 4})
+    assert learning.shown([one, other]) == []
+
+
+def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
+    tree = deepcopy(SMALL)
+    tree["columns"]["one"]["settings"] = {"run": {"choose": "best_on_test_classes"}}
+    made = read("t", tree)
+    told = TRAINED | {"validation": LOOKS, "round": 4}
+    both = [state(tmp_path, key, told, made=made) for key in ("proto/one", "local/one")]
+    assert learning.shown(both) == []
+
+
+def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None:
+    told = TRAINED | {"validation": LOOKS, "round": 4}
+    both = [state(tmp_path, key, told) for key in ("proto/one", "local/one")]
+    assert page._figure(recipe(), "small", both)[-1] == "![A test](../results/t/small.svg)"
+    assert page._figure(recipe(), "small", both[:1]) == []
+    written = figures.write(tmp_path, recipe(), "small")
+    assert written == tmp_path / "t" / "small.svg"
+    assert "FL-Proto" in written.read_text()
+
+
+def test_every_figure_of_the_page_of_results_is_there() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    links = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert links
+    assert all((root / "docs" / link).is_file() for link in links)
