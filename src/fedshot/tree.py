@@ -27,7 +27,7 @@ def _children(tree: Tree) -> Iterator[tuple[str, Tree]]:
         yield from zip(names, tree, strict=True)
     else:
         for name in sorted(tree, key=str):
-            if not isinstance(name, str) or "/" in name or not name:
+            if not _is_name(name):
                 raise TypeError(f"{name!r} cannot name a part of a tree: expected text without '/'")
             yield name, tree[name]
 
@@ -62,7 +62,7 @@ def _gather(tree: Tree, found: list[Tensor]) -> bool:
             found.append(child)
         elif not _gather(child, found):
             return False
-        if not isinstance(name, str) or "/" in name or not name:
+        if not _is_name(name):
             return False
     return type(tree) is dict
 
@@ -103,7 +103,7 @@ def _map(fn: Callable[..., Any], tree: Tree, others: Sequence[Tree]) -> Tree:
         try:
             done[name] = _map(fn, child, rest)
         except _DifferError as error:
-            error.above.append(name)
+            error.above.append(str(name))
             raise
     if isinstance(tree, tuple):
         return type(tree)(**done) if hasattr(tree, "_fields") else tuple(done.values())
@@ -186,8 +186,12 @@ def _equal_form(like: Tree, other: Tree) -> bool:
     return (
         type(like) is type(other) is dict
         and like.keys() == other.keys()
-        and all(_equal_form(child, other[name]) for name, child in like.items())
+        and all(_is_name(name) and _equal_form(part, other[name]) for name, part in like.items())
     )
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and "/" not in name
 
 
 def add(a: Tree, b: Tree) -> Tree:

@@ -191,7 +191,9 @@ def test_an_mlp_runs_stacked_as_in_the_loop() -> None:
     torch.testing.assert_close(got, loop, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("backbone", [Conv4(16), ResNet12((8, 16, 16, 32), dropblock=0.0)])
+@pytest.mark.parametrize(
+    "backbone", [Conv4(16), Conv4(32), ResNet12((8, 16, 16, 32), dropblock=0.0)]
+)
 def test_bf16_rounds_gradients_and_leaves_float32_everywhere_else(backbone: Any) -> None:
     """It is another arithmetic: near the gradient of float32, and not it."""
     x, found = images(12, 32, 32, 3), []

@@ -74,6 +74,18 @@ def test_what_is_no_tree_is_refused_by_place(bad: Any, text: str) -> None:
         tree.leaves(bad)
 
 
+@pytest.mark.parametrize("name", ["a/b", "", 0])
+def test_a_name_that_is_none_is_a_difference_even_from_itself(name: Any) -> None:
+    """So that nobody takes such a tree in for being like what was expected."""
+    bad = {"w": {name: torch.ones(1)}}
+    assert "cannot name a part of a tree" in str(tree.difference(bad, bad))
+
+
+def test_map_says_where_trees_differ_below_a_number() -> None:
+    with pytest.raises(ValueError, match=r"^trees differ at 1: \['a'\] against \['b'\]$"):
+        tree.add({1: {"a": torch.ones(1)}}, {1: {"b": torch.ones(1)}})
+
+
 def test_a_number_is_no_name() -> None:
     with pytest.raises(TypeError, match="0 cannot name a part of a tree: expected text"):
         tree.leaves({0: torch.ones(1)})

@@ -19,7 +19,7 @@ def differentiated_twice() -> bool:
     """Whether what is computed now is for a gradient that keeps its graph.
 
     Operations whose second derivatives take the long way ask, to be spared it. Results hang on the
-    answer by no more than rounding.
+    answer by no more than rounding, that of bfloat16 where the model has it.
     """
     return _TWICE.get()
 

@@ -31,8 +31,9 @@ class Model:
     batch-norm statistics a test uses: "running" those of training, "support" those of the support
     set, "transductive" those of the query batch. Parameters are `{"body": ..., "head": ...}`,
     without "head" when there is none; statistics hold tensors only, and are `{}` unless the policy
-    is "running". With `bf16` a backbone's convolutions and matrix products run in bfloat16 and all
-    else in `dtype`, parameters and features included.
+    is "running". With `bf16` a backbone's convolutions and matrix products run in bfloat16 (not the
+    first block of a Conv4 where `stem.py` takes it) and all else in `dtype`, parameters and features
+    included.
     """
 
     backbone: Backbone
