@@ -75,8 +75,8 @@ class ModelOptions:
         dtype: of parameters and features.
         pixel_mean: subtracted from pixels in [0, 1].
         pixel_std: pixels are divided by it.
-        bf16: convolutions and matrix products of the backbone in bfloat16, all else in float32 (so is
-            the first block of a Conv4 where the compiled kernels take it).
+        bf16: convolutions and matrix products of the backbone in bfloat16, all else in float32; so
+            is the first block of a Conv4 where the compiled kernels take it.
     """
 
     backbone: Backbone

@@ -32,8 +32,8 @@ class Model:
     set, "transductive" those of the query batch. Parameters are `{"body": ..., "head": ...}`,
     without "head" when there is none; statistics hold tensors only, and are `{}` unless the policy
     is "running". With `bf16` a backbone's convolutions and matrix products run in bfloat16 (not the
-    first block of a Conv4 where `stem.py` takes it) and all else in `dtype`, parameters and features
-    included.
+    first block of a Conv4 where `stem.py` takes it) and all else in `dtype`, parameters and
+    features included.
     """
 
     backbone: Backbone
