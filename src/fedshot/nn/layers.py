@@ -79,10 +79,17 @@ def init_conv(
 
 def conv(p: Tree, x: Tensor) -> Tensor:
     """Return the convolution with an odd kernel, padded: a map of the same height and width."""
-    # Laid out plainly, so that the result is a function of the weight's values alone: torch rounds
-    # small maps otherwise when the weight is channels-last. No copy is made of a plain one.
-    weight = p["weight"].reshape(-1).view(p["weight"].shape)
+    weight = laid_plainly(p["weight"])
     return F.conv2d(x, weight, p.get("bias"), padding=weight.shape[-1] // 2)
+
+
+def laid_plainly(weight: Tensor) -> Tensor:
+    """Return the filters in the order of their axes; no copy is made of plain ones.
+
+    So a result is a function of the values alone: torch rounds small maps otherwise when the weight
+    is channels-last.
+    """
+    return weight.reshape(-1).view(weight.shape)
 
 
 def channels_last(x: Tensor) -> Tensor:

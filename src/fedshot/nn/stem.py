@@ -19,7 +19,7 @@ from torch import Tensor
 from fedshot.nn import fused
 from fedshot.nn.gradients import differentiated_twice, with_graph
 from fedshot.nn.kernels import check_vector, empty, library, shared
-from fedshot.nn.layers import EPS, channels_last, conv
+from fedshot.nn.layers import EPS, channels_last, conv, laid_plainly
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
 
@@ -54,11 +54,10 @@ def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Te
         conv_p: filters [f, c, 3, 3] and their bias [f].
         norm_p: scale and shift of the norm.
         s: running statistics, `{}` for none.
-        x: images that `fits`. Under "given" statistics nobody may
-            differentiate by anything.
+        x: images that `fits`. Under "given" statistics nobody may differentiate by anything.
         mode: which statistics to use.
     """
-    filters = conv_p["weight"].reshape(-1).view(conv_p["weight"].shape)
+    filters = laid_plainly(conv_p["weight"])
     if mode.norm == "given":
         scale, shift = fused.at_given(norm_p, s)
         shift = shift + conv_p["bias"].detach() * scale
@@ -79,7 +78,7 @@ class _Stem(torch.autograd.Function):
         rimmed, parts = _room_for_rims(x), _doubles(n, 45 * c * c + 9 * c)
         _shared("patches", n, [x], [h, w, c], [rimmed, parts], numbers=x.numel())
         sizes = [_doubles(9 * c), _doubles(9 * c, f), _doubles(f), _doubles(f)]
-        mean, var, shift, folded = (empty(f), empty(f), empty(f), empty(9 * c, f))
+        mean, var, shift, folded = empty(f), empty(f), empty(f), empty(9 * c, f)
         _call(
             "stem_norm", [parts, filters, weight, bias], [n, h, w, c, f, EPS],
             [*sizes, mean, var, folded, shift],

@@ -40,8 +40,8 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
     columns = list(dict.fromkeys(state.cell.column.key for state in held))
     abreast = min(_ABREAST, len(columns))
     down = -(-len(columns) // abreast)
-    labels = {row.label for row in (state.cell.row for state in held)}
-    height = _PANEL[1] * down + _LEGEND * (len(labels) // 2 + 1)
+    rows = {state.cell.row.key for state in held}
+    height = _PANEL[1] * down + _LEGEND * (len(rows) // 2 + 1)
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(down, abreast, squeeze=False)
