@@ -89,7 +89,11 @@ def _x(state: State) -> float:
 
 
 def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
-    """Write the figure of all that is finished; None when nothing is, or there is none to draw."""
+    """Write the figure of all that is finished and return its path.
+
+    None where there is nothing to write: no figure for this kind of recipe, nothing finished, or
+    the file holds this very figure.
+    """
     draw = _FIGURES.get(recipe.kind)
     if draw is None:
         return None
@@ -102,6 +106,8 @@ def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
     if not text:
         return None
     file = path(folder, recipe, variant)
+    if file.exists() and file.read_bytes() == text.encode():
+        return None
     file.parent.mkdir(parents=True, exist_ok=True)
     storage.write_bytes(file, text.encode(), sync=False)
     return file
