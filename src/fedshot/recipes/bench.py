@@ -17,6 +17,7 @@ from fedshot.recipes.jobs import Event, Job, Jobs
 from fedshot.recipes.plan import Obstacle, look
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import Result, Results
+from fedshot.recipes.sharing import shared
 from fedshot.recipes.tuning import Chosen
 
 
@@ -127,17 +128,37 @@ class Bench:
         """Tune, train and test, yielding what the workers say."""
         self.prepare()
         yield from self._tune()
+        self._share()
         for event in Jobs(self._jobs(), self.request.jobs):
             self._take(event)
             yield event
+
+    def _share(self) -> None:
+        """Take over the seeds that another recipe, or another row, has trained already."""
+        every = self.results.every()
+        for state in self._ready():
+            chosen = self._chosen(state.cell.row)
+            missing = self._missing(state)
+            found = shared(state.cell, chosen, every) if missing else {}
+            for seed in sorted(found.keys() & set(missing)):
+                state.result = self.results.add(
+                    state.cell, self.request.variant, chosen, seed, found[seed]
+                )
 
     def _jobs(self) -> list[Job]:
         return [
             self._job(state.cell, seed, "train", self._chosen(state.cell.row))
             for seed in range(self.request.seeds)  # every cell has a number soon
+            for state in self._ready()
+            if seed in self._missing(state)
+        ]
+
+    def _ready(self) -> list[State]:
+        """Return the cells that nothing stands in the way of."""
+        return [
+            state
             for state in self.states.values()
             if state.obstacle is None
-            and seed in self._missing(state)
             and (not self.request.tune or self.tuned[state.cell.row.key] is not None)
         ]
 

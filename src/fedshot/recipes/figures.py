@@ -98,7 +98,7 @@ def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
     if draw is None:
         return None
     budget = variant.partition("-")[0]
-    held = {f"{r.row}/{r.column}": r for r in Results(folder).every()
+    held = {r.key: r for r in Results(folder).every()
             if (r.recipe, r.variant) == (recipe.name, variant)}  # fmt: skip
     states = [State(c, result=held[c.key]) for c in recipe.cells(budget) if c.key in held]
     states = [s for s in states if s.result and not outdated(s.result, s.cell, s.result.tuned)]

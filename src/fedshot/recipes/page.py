@@ -56,7 +56,7 @@ def _current(name: str, variant: str, results: list[Result]) -> tuple[list[State
     budget = variant.partition("-")[0]
     if name not in names() or budget not in Recipe.load(name).budgets:
         return [], [f"{name}/{variant}: there is no such recipe or budget"]
-    held = {f"{r.row}/{r.column}": r for r in results}
+    held = {r.key: r for r in results}
     states, left = [], []
     for cell in Recipe.load(name).cells(budget):
         result = held.pop(cell.key, None)

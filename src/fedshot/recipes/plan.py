@@ -101,6 +101,8 @@ def marks(
             found.append(f"{total} {text}")
     if any(one["test"]["transductive"] for one in every):
         found.append("transductive: predictions may depend on other queries")
+    elsewhere = sorted({one["shared"] for one in every if "shared" in one})
+    found += [f"the training of {whose}, which has the same settings" for whose in elsewhere]
     for name, text in (("faults", "replies refused or lost"), ("skipped", "rounds skipped")):
         total = sum(one[name] for one in every)
         if total:

@@ -53,6 +53,16 @@ class Result:
     path: Path | None = field(default=None, compare=False)
 
     @property
+    def key(self) -> str:
+        """Its cell's name in commands."""
+        return f"{self.row}/{self.column}"
+
+    @property
+    def method(self) -> str:
+        """The method's name in `fedshot methods`."""
+        return str(self.settings["method"]["name"])
+
+    @property
     def score(self) -> Mapping[str, Any]:
         """The test score: the mean over seeds, its interval over episodes of that mean."""
         return combined([score_of(one) for _, one in sorted(self.seeds.items())])
@@ -65,7 +75,7 @@ class Result:
     def command(self) -> str:
         """Return the command that makes the same numbers again."""
         budget, _, tuned = self.variant.partition("-tune")
-        words = [f"fedshot reproduce {self.recipe} --cells '{self.row}/{self.column}'"]
+        words = [f"fedshot reproduce {self.recipe} --cells '{self.key}'"]
         words += [f"--budget {budget}", f"--seeds {max(self.seeds) + 1}"]
         return " ".join(words + ([f"--tune {tuned}"] if tuned else []))
 
@@ -131,8 +141,11 @@ def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a worker told, with accuracies of episodes as counts of right answers.
 
     Where several clients answered an episode its accuracy is their mean, no count, and stays; so it
-    does where questions differ in their number of queries, which `queries` of 0 says.
+    does where questions differ in their number of queries, which `queries` of 0 says. What has been
+    kept already stays as it is.
     """
+    if "right" in facts:
+        return dict(facts)
     test, queries = dict(facts["test"]), facts["queries"]
     counts = [accuracy * queries for accuracy in test["per_episode"]]
     if not queries or any(abs(count - round(count)) > 1e-6 for count in counts):
@@ -152,7 +165,7 @@ def write(path: Path, result: Result) -> None:
     """Write a cell's file in one step."""
     content = {
         "recipe": result.recipe,
-        "cell": f"{result.row}/{result.column}",
+        "cell": result.key,
         "variant": result.variant,
         "command": result.command(),
         "tuned": result.tuned,

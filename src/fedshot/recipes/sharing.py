@@ -1,0 +1,43 @@
+"""Trainings that several recipes have in common: what one has finished, the others take over.
+
+Settings and seed say all of a training. So the whole method among its ablations is the row of the
+paper's table, and training it again would give its numbers again, to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedshot.kinds import defaults
+from fedshot.recipes.recipe import Cell
+from fedshot.recipes.results import Result, identity
+from fedshot.settings import difference
+
+
+def shared(
+    cell: Cell, chosen: Mapping[str, Any] | None, every: Iterable[Result]
+) -> dict[int, dict[str, Any]]:
+    """Return what other cells' trainings with exactly a cell's settings came to, by seed.
+
+    Args:
+        cell: of which recipe, row, column and budget.
+        chosen: the options that tuning chose for it; None without tuning.
+        every: finished cells of any recipe.
+
+    Returns:
+        the facts of each seed, and in "shared" whose training it is.
+    """
+    own = (cell.recipe.name, cell.key)
+    alike = [r for r in every if r.method == cell.row.method and (r.recipe, r.key) != own]
+    if not alike:
+        return {}
+    wanted = identity(cell, chosen)
+    later = defaults(wanted)
+    found: dict[int, dict[str, Any]] = {}
+    for result in alike:
+        if difference(result.settings, wanted, later=later) is None:
+            for seed, one in result.seeds.items():
+                whose = f"{result.key} of {result.recipe}"
+                found.setdefault(seed, {"shared": whose, **one})  # whose own training it is stays
+    return found
