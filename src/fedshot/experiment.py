@@ -56,6 +56,8 @@ class Experiment:
         folder: where the run lives; made when the run starts.
         elsewhere: makes of the fleet on this machine the one that clients are asked by, where they
             do not live here.
+        keep_looks: keep the checkpoints of all rounds with a look at the validation classes, not
+            of the chosen and the last rounds alone.
 
     Raises:
         CheckpointError: the folder holds a run of another configuration or other data, or a
@@ -67,8 +69,10 @@ class Experiment:
         setting: Setting,
         folder: Path,
         elsewhere: Callable[[Fleet], Fleet] = lambda here: here,
+        *,
+        keep_looks: bool = False,
     ) -> None:
-        self.setting, self.folder = setting, folder
+        self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
         self.config, self.method = setting.config, setting.method
         self.recorder = Recorder(folder)
         self.checkpoints = Checkpoints(folder / "checkpoints")
@@ -161,7 +165,7 @@ class Experiment:
         The run goes on afterwards as if nothing had been asked; its ledger does not count it.
         Raises CheckpointError when there is no checkpoint of the round.
         """
-        return self._aside(exam, self.chosen(), self.best_round)
+        return self.sit(exam, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
         """Return the server's state after the chosen round; private states are those of it, too."""
@@ -171,9 +175,10 @@ class Experiment:
 
     def answer_untrained(self, exam: Exam) -> Score:
         """Let the method sit an exam with what it starts from: a floor."""
-        return self._aside(exam, self.method.init(self.setting.key.at("init")), -1)
+        return self.sit(exam, self.method.init(self.setting.key.at("init")), -1)
 
-    def _aside(self, exam: Exam, server: Tree, round: int) -> Score:
+    def sit(self, exam: Exam, server: Tree, round: int) -> Score:
+        """Let a server's state sit an exam as that of a round; the ledger does not count it."""
         ledger = self.meter.to_json()
         with arithmetic(self._threads):
             found, _ = self._sit(exam, server, round)
@@ -217,9 +222,7 @@ class Experiment:
         if exam is not None and (round % run.validate_every == 0 or last):
             validation, lost = self._sit(exam, self.server, round)
             faults += lost
-            # A score over other episodes than the rest says nothing about which round is better.
-            better = validation.unanswered == 0 and validation.accuracy > self._best_accuracy
-            if choosing and better:
+            if choosing and better(validation.accuracy, validation.unanswered, self._best_accuracy):
                 self.best_round, self._best_accuracy = round, validation.accuracy
         done = replace(
             record,
@@ -259,7 +262,10 @@ class Experiment:
         }
         self.checkpoints.write(self.round, self.server, notes)
         self.recorder.write("ledger.json", self.meter.to_json())
-        self.checkpoints.prune({self.round, self.best_round, *held[-1:]})
+        keep = {self.round, self.best_round, *held[-1:]}
+        if self._keep_looks:
+            keep |= {round for round in held if round % self.config.run.validate_every == 0}
+        self.checkpoints.prune(keep)
         self._started = True
 
     def _read(self) -> None:
@@ -308,6 +314,14 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
     if workers > 1:
         return Threads(host, workers, run.threads)
     return Sequential(host)
+
+
+def better(accuracy: float, unanswered: int, best: float) -> bool:
+    """Whether a look at the validation classes beats the best one so far.
+
+    A score over other episodes than the rest says nothing about which round is better.
+    """
+    return unanswered == 0 and accuracy > best
 
 
 def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fedshot.config import Config
 from fedshot.errors import ConfigError
+from fedshot.experiment import Experiment
 from fedshot.recipes import figures, page, timing, tuning, worker
 from fedshot.recipes.bench import Bench, Request, State
 from fedshot.recipes.recipe import Recipe, read
@@ -81,6 +82,6 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     assert Bench(Request(made, results=tmp_path, runs=tmp_path)).cells
     setting = Setting(Config.of(made.cells("small")[0].settings()))
     with pytest.raises(ConfigError, match=TOLD):
-        worker._tune(setting, tmp_path / "run", {})
+        worker._tune(Experiment(setting, tmp_path / "run"), {}, {})
     assert not (tmp_path / "run").exists()
     assert tuning.cell_of(recipe(), "small", recipe().rows["proto"]).column.key == "one"

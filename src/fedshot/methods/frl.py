@@ -274,6 +274,11 @@ class FRL:
         """The width of the head; None for any number of classes."""
         return self.local.slots(0) or None
 
+    @property
+    def training(self) -> FRL:
+        """All of the options that the rounds depend on."""
+        return replace(self, test_rounds=None)
+
     def init(self, key: Key) -> Server:
         """Return a fresh start."""
         params, stats = self.model.init(key)

@@ -163,6 +163,11 @@ class Prepares:  # not a dataclass: the methods have the fields, in their own or
             self.decay_round,
         )
 
+    @property
+    def training(self) -> Preparation:
+        """All of the options that the rounds depend on."""
+        return self.preparation
+
     def init(self, key: Key) -> Prepared:
         """Return a fresh encoder and classifier."""
         return self.preparation.init(key)

@@ -146,10 +146,12 @@ class Bench:
                 )
 
     def _jobs(self) -> list[Job]:
+        # Those that others follow come before these.
+        ready = sorted(self._ready(), key=lambda state: state.cell.lead is not None)
         return [
             self._job(state.cell, seed, "train", self._chosen(state.cell.row))
             for seed in range(self.request.seeds)  # every cell has a number soon
-            for state in self._ready()
+            for state in ready
             if seed in self._missing(state)
         ]
 
@@ -167,11 +169,25 @@ class Bench:
         return [seed for seed in range(self.request.seeds) if seed not in held]
 
     def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
+        settings, folder = self._run_of(cell, seed, chosen)
+        lead = None
+        # What tuning chose for one row is not what it chose for the other.
+        if do == "train" and cell.lead is not None and not self.request.tune:
+            do, lead = "follow", self._run_of(cell.lead, seed, None)
+        return Job(
+            f"{do} {cell.key} {seed} {folder.name}", do, settings, folder, self.request.data_dir,
+            lead, cell.leads,
+        )  # fmt: skip
+
+    def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
+        """Return the settings of a training and the folder that it lives in."""
         settings = cell.settings(seed, chosen)
         text = json.dumps({**settings, "name": ""}, sort_keys=True)
         name = f"{cell.stem}.s{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        folder = self.request.runs / "recipes" / cell.recipe.name / self.request.budget / name
-        return Job(f"{do} {cell.key} {seed} {name}", do, settings, folder, self.request.data_dir)
+        return (
+            settings,
+            self.request.runs / "recipes" / cell.recipe.name / self.request.budget / name,
+        )
 
     def _take(self, event: Event) -> None:
         _, key, seed_text, _ = event.job.key.split(" ")

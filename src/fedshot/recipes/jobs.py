@@ -22,18 +22,41 @@ _SPARE = 1.25  # of the most memory that a worker has held so far, free before a
 
 @dataclass(frozen=True)
 class Job:
-    """One order for a worker, and what its events are known by."""
+    """One order for a worker, and what its events are known by.
+
+    Args:
+        key: what the events are known by.
+        do: "train", "follow" or "tune".
+        settings: of the run.
+        folder: in which it lives.
+        data_dir: folder of datasets.
+        lead: settings and folder of the run that is followed.
+        keep_looks: whether others will follow this one.
+    """
 
     key: str
     do: str
     settings: dict[str, Any]
     folder: Path
     data_dir: str | None
+    lead: tuple[dict[str, Any], Path] | None = None
+    keep_looks: bool = False
 
     @property
     def threads(self) -> int:
         """The cores it keeps busy."""
         return int(self.settings["run"]["threads"])
+
+    def order(self) -> str:
+        """Return the line that tells a worker what to do."""
+        order = {
+            "do": self.do, "settings": self.settings, "folder": str(self.folder),
+            "data_dir": self.data_dir, "keep_looks": self.keep_looks,
+        }  # fmt: skip
+        if self.lead is not None:
+            settings, folder = self.lead
+            order["lead"] = {"settings": settings, "folder": str(folder)}
+        return json.dumps(order)
 
 
 @dataclass(frozen=True)
@@ -105,8 +128,7 @@ class Jobs:
             start_new_session=True,  # Ctrl-C is for the parent, which ends the workers
         )
         assert process.stdin is not None
-        order = {"do": job.do, "settings": job.settings, "folder": str(job.folder)}
-        process.stdin.write(json.dumps(order | {"data_dir": job.data_dir}) + "\n")
+        process.stdin.write(job.order() + "\n")
         process.stdin.flush()
         self._running[job.key] = (job, process)
         threading.Thread(target=self._listen, args=(job, process, errors), daemon=True).start()

@@ -88,6 +88,8 @@ def marks(
     if result is None:
         return found + (data_marks([seen]) if seen else [])
     every = list(result.seeds.values())
+    if cell.lead is not None and result.tuned is None:
+        found.append(f"the training of {cell.lead.row.label}")
     if result.tuned is not None:
         options = ", ".join(f"{place.rpartition('.')[2]} {value}"
                             for place, value in result.tuned.items())  # fmt: skip

@@ -9,7 +9,7 @@ test episodes and communication rounds, because there is no place where they cou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -47,6 +47,7 @@ class Row:
         exchanges: communication rounds that one round of the method takes.
         tune: its search space, beside the table's.
         departs: how its cells, in every budget, differ from what the paper did.
+        trained_as: key of the row whose training is this one's, too: they differ at the test alone.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Row:
     exchanges: int = 1
     tune: Mapping[str, Any] = field(default_factory=dict)
     departs: tuple[str, ...] = ()
+    trained_as: str | None = None
 
     @property
     def method(self) -> str:
@@ -185,6 +187,17 @@ class Cell:
         """The paper's own +- in percentage points."""
         return self.row.spread[self._place]
 
+    @property
+    def lead(self) -> Cell | None:
+        """The cell whose training is this one's; None for one that is trained itself."""
+        as_row = self.row.trained_as
+        return replace(self, row=self.recipe.rows[as_row]) if as_row else None
+
+    @property
+    def leads(self) -> bool:
+        """Whether other rows' cells follow this one."""
+        return any(row.trained_as == self.row.key for row in self.recipe.rows.values())
+
     def settings(self, seed: int = 0, chosen: Mapping[str, Any] | None = None) -> Settings:
         """Return the configuration of one training of this cell.
 
@@ -253,6 +266,13 @@ def read(name: str, tree: Any) -> Recipe:
         recipe.rows and columns and {"paper", "small"} <= recipe.budgets.keys()
     ):
         raise ConfigError(f"recipe {name} needs rows, columns, and the budgets paper and small.")
+    for row in (row for row in recipe.rows.values() if row.trained_as):
+        lead = recipe.rows.get(str(row.trained_as))
+        if lead is None or lead.trained_as or lead.exchanges != row.exchanges:
+            raise ConfigError(
+                f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
+                "row of as many exchanges that is trained itself."
+            )
     if kind == "curve" and not all(column.x is not None for column in columns.values()):
         raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
     return recipe
@@ -275,7 +295,7 @@ def _row(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
         raise ConfigError(f"recipe {name}, row {key} has {len(published)} numbers, {n} columns.")
     return Row(
         key, tree["label"], own, tuple(published), tuple(spread), tree.get("exchanges", 1),
-        tree.get("tune") or {}, tuple(tree.get("departs") or ()),
+        tree.get("tune") or {}, tuple(tree.get("departs") or ()), tree.get("trained_as"),
     )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ def seconds(cell: Cell) -> float | None:
         validated = peeks or settings["partition"].get("validation", 0) > 0
         questions = found["clients"] * (1 + looks * validated)
     work = run.rounds * visits * steps(settings) * found["step"]
+    if cell.lead is not None:  # another cell's training is this one's, too
+        work = 0.0
     total: float = _START + work + questions * found["question"]
     return total
 

@@ -10,25 +10,28 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
 from fedshot import settings as trees
 from fedshot.config import Config
-from fedshot.errors import FedshotError
+from fedshot.errors import BusyError, FedshotError
 from fedshot.experiment import Experiment
 from fedshot.recipes import provenance
+from fedshot.recipes.following import can_follow, follow
 from fedshot.recipes.plan import facts
 from fedshot.recipes.plane import plane
 from fedshot.recipes.tuning import check_honest
 from fedshot.recorder import Record
 from fedshot.setting import Setting
 
+_PATIENCE = 5.0  # seconds between two looks at a run that another process trains
 _events: TextIO = sys.stdout
 
 
 def main() -> int:
-    """Obey one order: {"do", "settings", "folder", "data_dir"}."""
+    """Obey one order, as `jobs.Job` tells it."""
     global _events  # noqa: PLW0603  (stdout is for events alone, whatever a library prints)
     _events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -36,10 +39,7 @@ def main() -> int:
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        # Other cells run beside this one; workers change no bits, so it is no setting of a recipe.
-        settings = trees.merged(order["settings"], {"run": {"workers": 1}})
-        setting = Setting(Config.of(settings), order["data_dir"])
-        done = _DEEDS[order["do"]](setting, Path(order["folder"]), here)
+        done = _DEEDS[order["do"]](_opened(order, order["data_dir"]), here, order)
     except FedshotError as error:
         _say("refused", {"reason": str(error), "error": type(error).__name__})
         return 2
@@ -52,40 +52,80 @@ def _end_with_parent() -> None:
     os._exit(3)
 
 
-def _train(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, Any]:
+def _opened(order: dict[str, Any], data_dir: str | None) -> Experiment:
+    # Other cells run beside this one; workers change no bits, so it is no setting of a recipe.
+    settings = trees.merged(order["settings"], {"run": {"workers": 1}})
+    setting = Setting(Config.of(settings), data_dir)
+    return Experiment(setting, Path(order["folder"]), keep_looks=order.get("keep_looks", False))
+
+
+def _train(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
     """Train to the end, test, and tell all that a table needs."""
-    run = Experiment(setting, folder)
-    result = folder / "result.json"
+    del order
+    result = run.folder / "result.json"
     if run.round < run.config.run.rounds or not result.exists():
-        provenance.note(folder, _last(run), here)
-        _advance(run)
+        _to_the_end(run, here)
         run.result()
     found = json.loads(result.read_text(encoding="utf-8"))
-    options = setting.config.test
+    return _told(run, run, found) | plane(run, found["test"]["per_episode"])
+
+
+def _follow(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
+    """Answer with the models of another row's training, which is brought to its end first."""
+    lead = _led(order, here)
+    if not can_follow(run, lead):
+        return _train(run, here, order)
+
+    def seen(round: int, accuracy: float) -> None:
+        told = {"round": round, "rounds": run.config.run.rounds, "validation": accuracy}
+        _say("round", told | {"seconds": 0.0, "peak": _peak()})
+
+    found = follow(run, lead, seen)
+    return _told(run, lead, found) | {"validation": found["validation"]}
+
+
+def _led(order: dict[str, Any], here: dict[str, Any]) -> Experiment:
+    """Return the run to follow at its end: trained here, or by another process meanwhile."""
+    while True:
+        lead = _opened(order["lead"] | {"keep_looks": True}, order["data_dir"])
+        if lead.round == lead.config.run.rounds:
+            return lead
+        try:
+            _to_the_end(lead, here)
+        except BusyError:
+            time.sleep(_PATIENCE)
+
+
+def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a table needs of a run: what it found, and of the run that trained for it."""
+    setting, options = run.setting, run.config.test
     return facts(setting) | {
         "test": found["test"],
         # Questions of the clients' own have as many queries as each has images.
         "queries": 0 if setting.own_tests else options.spec.max_way * options.query,
         "round": found["round"],
-        "bytes_down": found["bytes_down"],
-        "bytes_up": found["bytes_up"],
-        **_history(run),
-        **plane(run, found["test"]["per_episode"]),
-        "made": provenance.history(folder),
+        "bytes_down": trained.meter.total("train", "down"),
+        "bytes_up": trained.meter.total("train", "up"),
+        **_history(trained),
+        "made": provenance.history(trained.folder),
     }
 
 
-def _tune(setting: Setting, folder: Path, here: dict[str, Any]) -> dict[str, Any]:
+def _to_the_end(run: Experiment, here: dict[str, Any]) -> None:
+    provenance.note(run.folder, _last(run), here)
+    _advance(run)
+
+
+def _tune(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
     """Train to the end and tell the validation alone: the novel classes are not looked at.
 
     Refused where the settings would have them looked at.
     """
-    check_honest(setting.config.settings["name"], setting.config.settings)
-    run = Experiment(setting, folder)
+    del order
+    check_honest(run.config.settings["name"], run.config.settings)
     if run.round < run.config.run.rounds:
-        provenance.note(folder, _last(run), here)
-        _advance(run)
-    return facts(setting) | _history(run) | {"made": provenance.history(folder)}
+        _to_the_end(run, here)
+    return facts(run.setting) | _history(run) | {"made": provenance.history(run.folder)}
 
 
 def _last(run: Experiment) -> int:
@@ -93,7 +133,7 @@ def _last(run: Experiment) -> int:
     return run.round if run.checkpoints.rounds() else -1
 
 
-_DEEDS = {"train": _train, "tune": _tune}
+_DEEDS = {"train": _train, "follow": _follow, "tune": _tune}
 
 
 def _advance(run: Experiment) -> None:

@@ -1,0 +1,96 @@
+"""Rows that differ from another row at the test alone: one training, and every row's own answers.
+
+Methods whose rounds depend on the same options (their `training`) make the same models of the same
+settings and seed. So one of them trains and keeps its models of the rounds that have a look at the
+validation classes; the others sit those looks and the test with these models. That gives what their
+own trainings would have given, to the last digit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedshot import settings as trees
+from fedshot import storage
+from fedshot.experiment import Experiment, better
+
+_FILE = "looks.json"
+_OWN = ("name", "method")  # of each row; all else says how both are trained
+
+
+def can_follow(run: Experiment, lead: Experiment) -> bool:
+    """Whether the lead, which is at its end, has trained what the run would train, and kept it."""
+    made = (getattr(one.method, "training", None) for one in (run, lead))
+    one, other = (
+        {key: value for key, value in each.config.settings.items() if key not in _OWN}
+        for each in (run, lead)
+    )
+    first, second = made
+    return (
+        first is not None
+        and first == second
+        and trees.difference(one, other) is None
+        and run.config.run.choose == "validation"
+        and run.setting.validation is not None
+        and set(_looks(lead)) <= set(lead.checkpoints.rounds())
+    )
+
+
+def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]) -> dict[str, Any]:
+    """Sit the looks of a training, and the test with the round that they choose.
+
+    Args:
+        run: of the row, whose folder holds what has been answered so far.
+        lead: that has trained.
+        seen: told a round and its accuracy, in [0, 1].
+
+    Returns:
+        "test" and "round", as `result.json` of a run has them, and "validation": [round, accuracy,
+        interval] of every look.
+    """
+    best, chosen = -1.0, 0
+    validation = []
+    for round, look in _answered(run, lead):
+        if better(look["accuracy"], look["unanswered"], best):
+            best, chosen = look["accuracy"], round
+        validation.append([round, look["accuracy"], look["interval"]])
+        seen(round, look["accuracy"])
+    test = run.sit(run.setting.test, _server(lead, chosen), chosen)
+    return {"test": test.to_json(), "round": chosen, "validation": validation}
+
+
+def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the looks, in order; what was answered before is not answered again."""
+    path = run.folder / _FILE
+    held = _read(path)
+    assert run.setting.validation is not None
+    for round in _looks(lead):
+        if str(round) not in held:
+            found = run.sit(run.setting.validation, _server(lead, round), round)
+            held[str(round)] = {
+                "accuracy": found.accuracy,
+                "interval": found.interval,
+                "unanswered": found.unanswered,
+            }
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.write_bytes(path, json.dumps(held).encode(), sync=True)
+        yield round, held[str(round)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):  # nothing yet; or cut short, and answered again
+        return {}
+
+
+def _looks(lead: Experiment) -> list[int]:
+    return [one["round"] for one in lead.recorder.records() if one["validation"]]
+
+
+def _server(lead: Experiment, round: int) -> Any:
+    return lead.checkpoints.read(round, lead.server)[0]

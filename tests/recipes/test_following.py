@@ -1,0 +1,151 @@
+"""A row that differs from another at the test alone has its training, and its own numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.errors import ConfigError
+from fedshot.recipes import timing, worker
+from fedshot.recipes.bench import Bench, Request
+from fedshot.recipes.jobs import Job
+from fedshot.recipes.plan import marks
+from fedshot.recipes.recipe import Recipe, read
+from fedshot.recipes.results import Results, kept
+
+from .test_recipes import changed
+
+GROUP = {"clients": 4, "by": "iid", "spare": 4}
+FRL: dict[str, Any] = {"name": "frl", "variant": "proto", "inner_rounds": 2}
+HERE = {"commit": "0123", "machine": {"cores": 2, "machine": "x86", "torch": "2"}}
+
+
+def recipe(**rows: Any) -> Recipe:
+    """Few-round learning on digits; each row a method, and whose training is its own."""
+    tree = changed(
+        settings=changed()["settings"]
+        | {
+            "partition": {"name": "redealt", "clients": 4, "by": "iid"},
+            "model": {"backbone": {"name": "mlp", "hidden": [8]}, "head": {"name": "linear"}},
+            "split": {"base": ["0-2"], "validation": ["3-5"], "novel": ["6-9"]},
+            "episode": {"way": 3, "shot": 16, "query": 16},
+            "test": {"way": 3, "shot": 16, "query": 8, "episodes": 6, "validation_episodes": 5,
+                     "group": GROUP},
+            "run": {"threads": 1, "validate_every": 2},
+        },
+        columns={"one": {"label": "IID"}},
+        budgets={"paper": {"exchanges": 5}, "small": {"exchanges": 5}},
+        rows={
+            key: {"label": key, "published": [None], "settings": {"method": method}}
+            | ({"trained_as": lead} if lead else {})
+            for key, (method, lead) in rows.items()
+        },
+    )  # fmt: skip
+    return read("t", tree)
+
+
+def bench(made: Recipe, folder: Path, tune: int = 0) -> Bench:
+    return Bench(Request(made, seeds=1, jobs=1, tune=tune, runs=folder, results=folder))
+
+
+def jobs(made: Recipe, folder: Path) -> dict[str, Job]:
+    return {job.key.split(" ")[1]: job for job in bench(made, folder)._jobs()}
+
+
+def done(job: Job, monkeypatch: pytest.MonkeyPatch, *, alone: bool = False) -> dict[str, Any]:
+    """Obey a job in this process; `alone` has a follower train by itself."""
+    monkeypatch.setattr(worker, "_say", lambda *_: None)
+    order = json.loads(job.order())
+    do = "train" if alone else order["do"]
+    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order, None), HERE, order)
+    return kept({key: one for key, one in told.items() if key not in ("seconds", "peak")})
+
+
+PAIRS = {
+    "other R": ((FRL, None), ({**FRL, "test_rounds": 0}, "lead")),
+    "preparation": (
+        ({"name": "frl_finetune", "batch": 20}, None),
+        ({"name": "frl_one_shot", "candidates": 8, "keep": 4, "batch": 20}, "lead"),
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_row_that_follows_has_the_numbers_of_its_own_training(
+    pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead, row = PAIRS[pair]
+    made = recipe(lead=lead, row=row)
+    job = jobs(made, tmp_path / "one")["row/one"]
+    assert job.do == "follow"
+    told = done(job, monkeypatch)
+    assert not (job.folder / "checkpoints").exists(), "it trained nothing itself"
+    again = done(jobs(made, tmp_path / "two")["row/one"], monkeypatch, alone=True)
+    assert told == again
+    cell = made.cells("small", ["row/one"])[0]
+    held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
+    assert "the training of lead" in marks(cell, held)
+    first = done(jobs(made, tmp_path / "one")["lead/one"], monkeypatch)
+    assert first["validation"] != told["validation"], "its answers are its own"
+
+
+def test_looks_that_were_answered_are_not_answered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    job = jobs(made, tmp_path)["row/one"]
+    told = done(job, monkeypatch)
+    path = job.folder / "looks.json"
+    held = json.loads(path.read_text(encoding="utf-8"))
+    assert list(held) == ["0", "2", "4", "5"]
+    held["2"]["accuracy"] = 0.999
+    path.write_text(json.dumps(held), encoding="utf-8")
+    again = done(job, monkeypatch)
+    assert again["round"] == 2
+    path.write_text('{"0": {"acc', encoding="utf-8")  # cut short
+    assert done(job, monkeypatch) == told
+
+
+def test_what_cannot_be_followed_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another training, or one that did not keep its looks: a wrong recipe costs time alone."""
+    other = {**FRL, "test_rounds": 0, "inner_lr": 0.05}
+    job = jobs(recipe(lead=(FRL, None), row=(other, "lead")), tmp_path / "one")["row/one"]
+    told = done(job, monkeypatch)
+    assert (job.folder / "checkpoints").exists()
+    assert told == done(job, monkeypatch, alone=True)
+    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    first, second = (jobs(made, tmp_path / "two")[key] for key in ("lead/one", "row/one"))
+    done(first, monkeypatch)
+    next((first.folder / "checkpoints").glob("round-000002*")).unlink()
+    done(second, monkeypatch)
+    assert (second.folder / "checkpoints").exists()
+
+
+def test_those_that_follow_come_last_and_cost_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe(row=({**FRL, "test_rounds": 0}, "lead"), lead=(FRL, None))
+    assert list(jobs(made, tmp_path)) == ["lead/one", "row/one"]
+    found = {"step": 1.0, "question": 0.0, "clients": 4, "own": False}
+    cells = {cell.row.key: cell for cell in made.cells("small")}
+    monkeypatch.setattr(timing, "_held", lambda: {timing.key(c): found for c in cells.values()})
+    assert timing.seconds(cells["row"]) == timing._START
+    assert (timing.seconds(cells["lead"]) or 0) > timing._START
+
+
+def test_with_tuning_every_row_trains_for_itself(tmp_path: Path) -> None:
+    """What was chosen for one is not what was chosen for the other."""
+    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    asked = bench(made, tmp_path, tune=2)
+    assert asked._job(made.cells("small", ["row/one"])[0], 0, "train", None).do == "train"
+
+
+@pytest.mark.parametrize("lead", ["nobody", "row", "other"])
+def test_a_row_that_cannot_follow_is_refused(lead: str) -> None:
+    with pytest.raises(ConfigError, match=f"row row is trained as '{lead}'; expected another row"):
+        recipe(lead=(FRL, None), other=(FRL, "lead"), row=(FRL, lead))
