@@ -29,7 +29,7 @@ def recipe(**rows: Any) -> Recipe:
         settings=changed()["settings"]
         | {
             "partition": {"name": "redealt", "clients": 4, "by": "iid"},
-            "model": {"backbone": {"name": "mlp", "hidden": [8]}, "head": {"name": "linear"}},
+            "model": {"backbone": {"name": "conv4", "width": 4}, "head": {"name": "linear"}},
             "split": {"base": ["0-2"], "validation": ["3-5"], "novel": ["6-9"]},
             "episode": {"way": 3, "shot": 16, "query": 16},
             "test": {"way": 3, "shot": 16, "query": 8, "episodes": 6, "validation_episodes": 5,
@@ -69,6 +69,11 @@ PAIRS = {
     "preparation": (
         ({"name": "frl_finetune", "batch": 20}, None),
         ({"name": "frl_one_shot", "candidates": 8, "keep": 4, "batch": 20}, "lead"),
+    ),
+    # With running statistics at its test, where fine-tuning has those of supports.
+    "control": (
+        ({"name": "frl_finetune", "batch": 20}, None),
+        ({"name": "frl_frozen", "batch": 20}, "lead"),
     ),
 }
 

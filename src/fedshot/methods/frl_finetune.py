@@ -119,6 +119,7 @@ class FRLFinetune(Prepares):
         self, server: Prepared, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
         """Let the group of each question fine-tune for R rounds, and its model answer."""
+        server = self.tested(server)
 
         def learn(group: Group, question: Question, key: Key) -> Adapted:
             del question

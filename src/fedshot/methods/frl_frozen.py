@@ -110,6 +110,7 @@ class FRLFrozen(Prepares):
         self, server: Prepared, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
         """Let the group of each question join its prototypes; the nearest one answers."""
+        server = self.tested(server)
 
         def learn(group: Group, question: Question, key: Key) -> Adapted:
             return few_rounds(

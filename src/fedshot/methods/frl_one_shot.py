@@ -159,6 +159,7 @@ class FRLOneShot(Prepares):
         self, server: Prepared, clients: Clients, questions: Sequence[Question], key: Key
     ) -> list[Answer]:
         """Let the best candidates of each question fine-tune for R rounds, and answer."""
+        server = self.tested(server)
 
         def answer(question: Question, key: Key) -> Tensor:
             theta = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -53,7 +54,8 @@ class Preparation:
     """How the base clients learn. The fields are options of the methods that prepare so.
 
     Args:
-        model: the encoder.
+        model: the encoder. It learns by batches' own statistics and keeps the running ones,
+            whatever its test is by.
         classes: the dataset's numbers of the base classes.
         augment: of the batches.
         by: who takes the optimiser's step: the "server", on the clients' mean gradient, or each of
@@ -148,11 +150,11 @@ class Prepares:  # not a dataclass: the methods have the fields, in their own or
     decay: float
     decay_round: int
 
-    @property
+    @cached_property
     def preparation(self) -> Preparation:
         """How the base clients learn."""
         return Preparation(
-            self.model,
+            replace(self.model, head=None, norm_policy="running"),
             self.classes,
             self.episode.augment,
             self.prepare_by,
@@ -167,6 +169,10 @@ class Prepares:  # not a dataclass: the methods have the fields, in their own or
     def training(self) -> Preparation:
         """All of the options that the rounds depend on."""
         return self.preparation
+
+    def tested(self, server: Prepared) -> Prepared:
+        """Return the state as a test takes it: without running statistics if it has no use."""
+        return server if self.model.norm_policy == "running" else server._replace(stats={})
 
     def init(self, key: Key) -> Prepared:
         """Return a fresh encoder and classifier."""

@@ -16,23 +16,18 @@ from typing import Any
 from fedshot import settings as trees
 from fedshot import storage
 from fedshot.experiment import Experiment, better
+from fedshot.recipes.recipe import ROW_MAY_SET
 
 _FILE = "looks.json"
-_OWN = ("name", "method")  # of each row; all else says how both are trained
 
 
 def can_follow(run: Experiment, lead: Experiment) -> bool:
     """Whether the lead, which is at its end, has trained what the run would train, and kept it."""
-    made = (getattr(one.method, "training", None) for one in (run, lead))
-    one, other = (
-        {key: value for key, value in each.config.settings.items() if key not in _OWN}
-        for each in (run, lead)
-    )
-    first, second = made
+    first, second = (getattr(one.method, "training", None) for one in (run, lead))
     return (
         first is not None
         and first == second
-        and trees.difference(one, other) is None
+        and _besides(run) == _besides(lead)
         and run.config.run.choose == "validation"
         and run.setting.validation is not None
         and set(_looks(lead)) <= set(lead.checkpoints.rounds())
@@ -60,6 +55,13 @@ def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]
         seen(round, look["accuracy"])
     test = run.sit(run.setting.test, _server(lead, chosen), chosen)
     return {"test": test.to_json(), "round": chosen, "validation": validation}
+
+
+def _besides(run: Experiment) -> dict[str, Any]:
+    """Return the settings, by place, but for those of the method, whose `training` tells them."""
+    flat = trees.flat(run.config.settings)
+    own = tuple(f"{place}." for place in ("name", *ROW_MAY_SET))
+    return {place: value for place, value in flat if not f"{place}.".startswith(own)}
 
 
 def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:

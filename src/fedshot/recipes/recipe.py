@@ -19,7 +19,8 @@ from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
 from fedshot.settings import Settings
 
-_ROW_MAY_SET = ("method", "model.head", "model.norm_policy")
+ROW_MAY_SET = ("method", "model.head", "model.norm_policy")
+"""What a row may set: all of it is the method's."""
 _KEYS = {"title", "source", "kind", "measure", "open", "settings", "columns", "rows", "tune",
          "budgets", "axis", "departs"}  # fmt: skip
 
@@ -285,9 +286,9 @@ def _column(key: str, tree: Mapping[str, Any]) -> Column:
 def _row(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
     own = tree.get("settings") or {}
     for place, _ in trees.flat(own):
-        if not any(f"{place}.".startswith(f"{may}.") for may in _ROW_MAY_SET):
+        if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
             raise ConfigError(
-                f"recipe {name}, row {key} sets {place}; a row may set {', '.join(_ROW_MAY_SET)} "
+                f"recipe {name}, row {key} sets {place}; a row may set {', '.join(ROW_MAY_SET)} "
                 "alone, so that all methods of a column get the same."
             )
     published, spread = tree["published"], tree.get("spread") or [None] * n
