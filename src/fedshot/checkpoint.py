@@ -48,7 +48,8 @@ class Checkpoints:
             return tree.rebuild(like, flat), notes
         except ValueError as error:
             raise CheckpointError(
-                f"{self.path(round)} does not fit the method of this run: {error}"
+                f"{self.path(round)} does not fit the method of this run: {error}. Another version "
+                "of fedshot may have begun it; start the run again under another name."
             ) from None
 
     def notes(self, round: int) -> dict[str, Any]:

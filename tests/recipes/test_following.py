@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedshot.errors import ConfigError
+from fedshot.errors import BusyError, ConfigError
+from fedshot.locks import only_one
 from fedshot.recipes import timing, worker
 from fedshot.recipes.bench import Bench, Request
-from fedshot.recipes.jobs import Job
+from fedshot.recipes.jobs import Job, Jobs
 from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Recipe, read
 from fedshot.recipes.results import Results, kept
@@ -55,13 +57,20 @@ def jobs(made: Recipe, folder: Path) -> dict[str, Job]:
     return {job.key.split(" ")[1]: job for job in bench(made, folder)._jobs()}
 
 
-def done(job: Job, monkeypatch: pytest.MonkeyPatch, *, alone: bool = False) -> dict[str, Any]:
+def done(
+    job: Job, monkeypatch: pytest.MonkeyPatch, *, alone: bool = False, here: Any = HERE
+) -> dict[str, Any]:
     """Obey a job in this process; `alone` has a follower train by itself."""
     monkeypatch.setattr(worker, "_say", lambda *_: None)
     order = json.loads(job.order())
     do = "train" if alone else order["do"]
-    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order, None), HERE, order)
+    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order, None), here, order)
     return kept({key: one for key, one in told.items() if key not in ("seconds", "peak")})
+
+
+def numbers(told: dict[str, Any]) -> dict[str, Any]:
+    """What a row told, but for who trained and answered."""
+    return {k: v for k, v in told.items() if k not in ("made", "answered", "followed")}
 
 
 PAIRS = {
@@ -89,15 +98,15 @@ def test_a_row_that_follows_has_the_numbers_of_its_own_training(
     told = done(job, monkeypatch)
     assert not (job.folder / "checkpoints").exists(), "it trained nothing itself"
     again = done(jobs(made, tmp_path / "two")["row/one"], monkeypatch, alone=True)
-    assert told == again
+    assert numbers(told) == numbers(again)
     cell = made.cells("small", ["row/one"])[0]
     held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
-    assert "the training of lead" in marks(cell, held)
+    assert "the training of lead/one, which differs at the test alone" in marks(cell, held)
     first = done(jobs(made, tmp_path / "one")["lead/one"], monkeypatch)
     assert first["validation"] != told["validation"], "its answers are its own"
 
 
-def test_looks_that_were_answered_are_not_answered_again(
+def test_looks_that_this_model_answered_are_not_answered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
@@ -108,27 +117,75 @@ def test_looks_that_were_answered_are_not_answered_again(
     assert list(held) == ["0", "2", "4", "5"]
     held["2"]["accuracy"] = 0.999
     path.write_text(json.dumps(held), encoding="utf-8")
-    again = done(job, monkeypatch)
-    assert again["round"] == 2
-    path.write_text('{"0": {"acc', encoding="utf-8")  # cut short
-    assert done(job, monkeypatch) == told
+    assert done(job, monkeypatch)["round"] == 2
+    for stale in ("model", "settings", "data"):
+        other = {**held, "2": held["2"] | {"of": held["2"]["of"] | {stale: "another"}}}
+        path.write_text(json.dumps(other), encoding="utf-8")
+        assert done(job, monkeypatch) == told, stale
+    for damaged in ('{"0": {"acc', "[]"):
+        path.write_text(damaged, encoding="utf-8")
+        assert done(job, monkeypatch) == told
 
 
-def test_what_cannot_be_followed_is_trained(
+def test_a_row_that_cannot_follow_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another training, or one that did not keep its looks: a wrong recipe costs time alone."""
+    """A wrong recipe costs time alone, and trains no lead in vain."""
     other = {**FRL, "test_rounds": 0, "inner_lr": 0.05}
     job = jobs(recipe(lead=(FRL, None), row=(other, "lead")), tmp_path / "one")["row/one"]
     told = done(job, monkeypatch)
     assert (job.folder / "checkpoints").exists()
+    assert job.lead is not None
+    assert not job.lead[1].exists()
     assert told == done(job, monkeypatch, alone=True)
     made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
     first, second = (jobs(made, tmp_path / "two")[key] for key in ("lead/one", "row/one"))
     done(first, monkeypatch)
     next((first.folder / "checkpoints").glob("round-000002*")).unlink()
-    done(second, monkeypatch)
+    assert "followed" not in done(second, monkeypatch)
     assert (second.folder / "checkpoints").exists()
+
+
+def test_every_look_is_kept_however_rare_checkpoints_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    made.settings["run"]["checkpoint_every"] = 100
+    lead, row = (jobs(made, tmp_path)[key] for key in ("lead/one", "row/one"))
+    assert done(row, monkeypatch)["followed"] == "lead/one"
+    names = sorted(path.name for path in (lead.folder / "checkpoints").iterdir())
+    assert [int(name[6:12]) for name in names] == [0, 2, 4, 5]
+
+
+def test_who_trained_and_who_answered_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    lead, row = (jobs(made, tmp_path)[key] for key in ("lead/one", "row/one"))
+    done(lead, monkeypatch)
+    told = done(row, monkeypatch, here=HERE | {"commit": "4567+"})
+    assert [part["commit"] for part in told["made"]] == ["0123"]
+    assert [part["commit"] for part in told["answered"]] == ["4567+"]
+    cell = made.cells("small", ["row/one"])[0]
+    held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
+    assert "made with code that was not committed" in marks(cell, held)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such lock on Windows")
+@pytest.mark.parametrize("busy", ["lead", "row"])
+def test_a_folder_in_which_another_process_works_is_left_to_it(
+    busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    lead, row = (jobs(made, tmp_path)[key] for key in ("lead/one", "row/one"))
+    folder = {"lead": lead, "row": row}[busy].folder
+    folder.mkdir(parents=True)
+    with (
+        only_one(folder / ".lock"),
+        pytest.raises(BusyError, match="another process is training in"),
+    ):
+        done(row, monkeypatch)
+    assert not (folder / "trained_by.json").exists(), "who does not train is not noted"
 
 
 def test_those_that_follow_come_last_and_cost_no_training(
@@ -143,11 +200,34 @@ def test_those_that_follow_come_last_and_cost_no_training(
     assert (timing.seconds(cells["lead"]) or 0) > timing._START
 
 
+def test_a_job_that_follows_waits_for_the_run_that_it_follows(tmp_path: Path) -> None:
+    rows = {key: ({**FRL, "test_rounds": n}, "lead") for n, key in enumerate(("one", "two"))}
+    made = recipe(lead=(FRL, None), **rows, other=({**FRL, "inner_lr": 0.2}, None))
+    found = jobs(made, tmp_path)
+    lead, one, two, other = (found[f"{key}/one"] for key in ("lead", "one", "two", "other"))
+
+    def following(waiting: list[Job], running: list[Job], ended: list[Job]) -> Job | None:
+        queue = Jobs(waiting)
+        queue._running = {job.key: (job, None) for job in running}  # type: ignore[misc]
+        queue._settled = {job.folder for job in ended}
+        return queue._next()
+
+    assert following([one, two, lead, other], [], []) is lead
+    assert following([one, two, other], [lead], []) is other
+    assert following([one, two], [lead], []) is None
+    assert following([one, two], [other], [lead]) is one
+    assert following([one, two], [], []) is one, "it trains the lead itself, and the other waits"
+    assert following([two, other], [one], []) is other
+    assert following([two], [one], [lead]) is two
+
+
 def test_with_tuning_every_row_trains_for_itself(tmp_path: Path) -> None:
     """What was chosen for one is not what was chosen for the other."""
     made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
     asked = bench(made, tmp_path, tune=2)
-    assert asked._job(made.cells("small", ["row/one"])[0], 0, "train", None).do == "train"
+    for key in ("lead/one", "row/one"):
+        job = asked._job(made.cells("small", [key])[0], 0, "train", None)
+        assert (job.do, job.keep_looks) == ("train", False)
 
 
 @pytest.mark.parametrize("lead", ["nobody", "row", "other"])

@@ -59,6 +59,25 @@ def test_whose_training_it_was_is_kept_when_it_is_taken_over_again(tmp_path: Pat
     assert held.first["shared"] == "proto/one of first"
 
 
+def test_what_was_trained_on_other_data_is_not_taken_over(tmp_path: Path) -> None:
+    first = read("first", changed()).cells("small", ["proto/one"])[0]
+    Results(tmp_path).add(first, "small", None, 0, facts())
+    asked = bench(other(), tmp_path, "whole/one")
+    asked.check()
+    asked._share()
+    assert asked.states["whole/one"].result is None, "the digest of the digits is not 'd'"
+
+
+def test_a_damaged_file_of_another_recipe_stands_in_nobody_s_way(tmp_path: Path) -> None:
+    first = read("first", changed()).cells("small", ["proto/one"])[0]
+    Results(tmp_path).add(first, "small", None, 0, facts())
+    (tmp_path / "a" / "small").mkdir(parents=True)
+    (tmp_path / "a" / "small" / "x.y.json").write_text("{}", encoding="utf-8")
+    asked = bench(other(), tmp_path, "whole/one")
+    asked._share()
+    assert asked.states["whole/one"].result is not None
+
+
 @pytest.mark.parametrize("what", ["option", "budget", "column", "seed"])
 def test_a_training_that_differs_in_anything_is_not(what: str, tmp_path: Path) -> None:
     recipe = read("first", changed())

@@ -135,11 +135,11 @@ class Bench:
 
     def _share(self) -> None:
         """Take over the seeds that another recipe, or another row, has trained already."""
-        every = self.results.every()
+        every = self.results.readable()
         for state in self._ready():
             chosen = self._chosen(state.cell.row)
             missing = self._missing(state)
-            found = shared(state.cell, chosen, every) if missing else {}
+            found = shared(state.cell, chosen, every, state.seen) if missing else {}
             for seed in sorted(found.keys() & set(missing)):
                 state.result = self.results.add(
                     state.cell, self.request.variant, chosen, seed, found[seed]
@@ -173,10 +173,10 @@ class Bench:
         lead = None
         # What tuning chose for one row is not what it chose for the other.
         if do == "train" and cell.lead is not None and not self.request.tune:
-            do, lead = "follow", self._run_of(cell.lead, seed, None)
+            do, lead = "follow", (*self._run_of(cell.lead, seed, None), cell.lead.key)
         return Job(
             f"{do} {cell.key} {seed} {folder.name}", do, settings, folder, self.request.data_dir,
-            lead, cell.leads,
+            lead, cell.leads and not self.request.tune,
         )  # fmt: skip
 
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:

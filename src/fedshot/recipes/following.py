@@ -21,8 +21,8 @@ from fedshot.recipes.recipe import ROW_MAY_SET
 _FILE = "looks.json"
 
 
-def can_follow(run: Experiment, lead: Experiment) -> bool:
-    """Whether the lead, which is at its end, has trained what the run would train, and kept it."""
+def trained_alike(run: Experiment, lead: Experiment) -> bool:
+    """Whether a run would train what another trains, and chooses its round as a follower can."""
     first, second = (getattr(one.method, "training", None) for one in (run, lead))
     return (
         first is not None
@@ -30,15 +30,19 @@ def can_follow(run: Experiment, lead: Experiment) -> bool:
         and _besides(run) == _besides(lead)
         and run.config.run.choose == "validation"
         and run.setting.validation is not None
-        and set(_looks(lead)) <= set(lead.checkpoints.rounds())
     )
+
+
+def kept_all(lead: Experiment) -> bool:
+    """Whether a run that is at its end has kept the models of all its looks."""
+    return set(_looks(lead)) <= set(lead.checkpoints.rounds())
 
 
 def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]) -> dict[str, Any]:
     """Sit the looks of a training, and the test with the round that they choose.
 
     Args:
-        run: of the row, whose folder holds what has been answered so far.
+        run: of the row, whose folder is there and holds what has been answered so far.
         lead: that has trained.
         seen: told a round and its accuracy, in [0, 1].
 
@@ -65,29 +69,31 @@ def _besides(run: Experiment) -> dict[str, Any]:
 
 
 def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the looks, in order; what was answered before is not answered again."""
+    """Yield the looks, in order; what this model has answered here before is not answered again."""
     path = run.folder / _FILE
     held = _read(path)
+    asked = {"settings": run.config.settings, "data": run.setting.dataset.digest}
     assert run.setting.validation is not None
     for round in _looks(lead):
-        if str(round) not in held:
+        place, of = str(round), asked | {"model": lead.checkpoints.hash(round)}
+        if held.get(place, {}).get("of") != of:
             found = run.sit(run.setting.validation, _server(lead, round), round)
-            held[str(round)] = {
+            held[place] = {
                 "accuracy": found.accuracy,
                 "interval": found.interval,
                 "unanswered": found.unanswered,
+                "of": of,
             }
-            path.parent.mkdir(parents=True, exist_ok=True)
             storage.write_bytes(path, json.dumps(held).encode(), sync=True)
-        yield round, held[str(round)]
+        yield round, held[place]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # nothing yet; or cut short, and answered again
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _looks(lead: Experiment) -> list[int]:

@@ -30,7 +30,7 @@ class Job:
         settings: of the run.
         folder: in which it lives.
         data_dir: folder of datasets.
-        lead: settings and folder of the run that is followed.
+        lead: settings and folder of the run that is followed, and the key of its cell.
         keep_looks: whether others will follow this one.
     """
 
@@ -39,7 +39,7 @@ class Job:
     settings: dict[str, Any]
     folder: Path
     data_dir: str | None
-    lead: tuple[dict[str, Any], Path] | None = None
+    lead: tuple[dict[str, Any], Path, str] | None = None
     keep_looks: bool = False
 
     @property
@@ -54,8 +54,8 @@ class Job:
             "data_dir": self.data_dir, "keep_looks": self.keep_looks,
         }  # fmt: skip
         if self.lead is not None:
-            settings, folder = self.lead
-            order["lead"] = {"settings": settings, "folder": str(folder)}
+            settings, folder, key = self.lead
+            order["lead"] = {"settings": settings, "folder": str(folder), "key": key}
         return json.dumps(order)
 
 
@@ -71,6 +71,9 @@ class Event:
 class Jobs:
     """A queue of jobs; at most `most` run at once, and no more threads than cores.
 
+    A job that follows a run waits for the one that trains it here, or for another that follows it
+    and brings it to its end.
+
     The first runs alone until it has told how much memory it holds; another starts when that much
     and a quarter is free. Leaving the loop, by Ctrl-C too, ends the workers.
     """
@@ -82,32 +85,47 @@ class Jobs:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._peak = 0
         self._told: set[str] = set()
+        self._settled: set[Path] = set()  # runs that jobs of this queue have brought to their end
 
     def __iter__(self) -> Iterator[Event]:
         """Run the jobs, yielding what they say."""
         try:
             while self._waiting or self._running:
-                while self._waiting and self._room():
-                    self._start(self._waiting.popleft())
+                while (job := self._next()) is not None and self._room(job):
+                    self._waiting.remove(job)
+                    self._start(job)
                 event = self._events.get()
                 if event.facts.get("peak"):
                     self._peak = max(self._peak, int(event.facts["peak"]))
                     self._told.add(event.job.key)
                 if event.kind in _ENDS:
                     self._running.pop(event.job.key)
+                    self._settled.add(event.job.lead[1] if event.job.lead else event.job.folder)
                 yield event
         finally:
             for _, process in self._running.values():
                 process.kill()
                 process.wait()
 
-    def _room(self) -> bool:
+    def _next(self) -> Job | None:
+        """Return the first job that need not wait for another; None for none."""
+        running = [job for job, _ in self._running.values()]
+        for job in self._waiting:
+            if job.lead is None or job.lead[1] in self._settled:
+                return job
+            place = job.lead[1]
+            trains = any(other.folder == place for other in (*running, *self._waiting))
+            if not trains and not any(other.lead and other.lead[1] == place for other in running):
+                return job
+        return None
+
+    def _room(self, job: Job) -> bool:
         if not self._running:
             return True
         if self._most is not None and len(self._running) >= self._most:
             return False
         busy = sum(job.threads for job, _ in self._running.values())
-        if self._most is None and busy + self._waiting[0].threads > cores():
+        if self._most is None and busy + job.threads > cores():
             return False
         free = _free_memory()
         if free is None:

@@ -88,8 +88,6 @@ def marks(
     if result is None:
         return found + (data_marks([seen]) if seen else [])
     every = list(result.seeds.values())
-    if cell.lead is not None and result.tuned is None:
-        found.append(f"the training of {cell.lead.row.label}")
     if result.tuned is not None:
         options = ", ".join(f"{place.rpartition('.')[2]} {value}"
                             for place, value in result.tuned.items())  # fmt: skip
@@ -103,6 +101,8 @@ def marks(
             found.append(f"{total} {text}")
     if any(one["test"]["transductive"] for one in every):
         found.append("transductive: predictions may depend on other queries")
+    led = sorted({one["followed"] for one in every if "followed" in one})
+    found += [f"the training of {lead}, which differs at the test alone" for lead in led]
     elsewhere = sorted({one["shared"] for one in every if "shared" in one})
     found += [f"the training of {whose}, which has the same settings" for whose in elsewhere]
     for name, text in (("faults", "replies refused or lost"), ("skipped", "rounds skipped")):
@@ -133,12 +133,13 @@ def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what is to be said of the code and the machines that trained the seeds."""
     found = []
-    if any(len(one["made"]) > 1 for one in every):
+    answered = [one.get("answered", []) for one in every]  # with models that were trained before
+    if any(len(part) > 1 for part in [one["made"] for one in every] + answered):
         found.append("stopped, and gone on with under other code or on another machine")
-    commits = {part["commit"] for one in every for part in one["made"]}
-    if any(commit.endswith("+") or commit == "unknown" for commit in commits):
+    parts = [part for one in every for part in one["made"]] + [p for a in answered for p in a]
+    if any(part["commit"].endswith("+") or part["commit"] == "unknown" for part in parts):
         found.append("made with code that was not committed")
-    if len({kind(part["machine"]) for one in every for part in one["made"]}) > 1:
+    if len({kind(part["machine"]) for part in parts}) > 1:
         found.append("seeds of several kinds of machine")
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,19 @@ class Results:
 
     def every(self) -> list[Result]:
         """Return all that is there, in the order of paths."""
+        return [read(path) for path in self._files()]
+
+    def readable(self) -> list[Result]:
+        """Return all that can be read: a damaged file is the matter of its own cell."""
+        found = []
+        for path in self._files():
+            with suppress(CheckpointError):
+                found.append(read(path))
+        return found
+
+    def _files(self) -> list[Path]:
         files = sorted(self.folder.glob("*/*/*.json"))
-        return [read(path) for path in files if not path.name.endswith(".tune.json")]
+        return [path for path in files if not path.name.endswith(".tune.json")]
 
 
 def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:

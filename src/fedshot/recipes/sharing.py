@@ -16,7 +16,10 @@ from fedshot.settings import difference
 
 
 def shared(
-    cell: Cell, chosen: Mapping[str, Any] | None, every: Iterable[Result]
+    cell: Cell,
+    chosen: Mapping[str, Any] | None,
+    every: Iterable[Result],
+    seen: Mapping[str, Any] | None,
 ) -> dict[int, dict[str, Any]]:
     """Return what other cells' trainings with exactly a cell's settings came to, by seed.
 
@@ -24,6 +27,7 @@ def shared(
         cell: of which recipe, row, column and budget.
         chosen: the options that tuning chose for it; None without tuning.
         every: finished cells of any recipe.
+        seen: the facts of the data that is here; what was trained on other data is left out.
 
     Returns:
         the facts of each seed, and in "shared" whose training it is.
@@ -38,6 +42,8 @@ def shared(
     for result in alike:
         if difference(result.settings, wanted, later=later) is None:
             for seed, one in result.seeds.items():
+                if seen and one["data"]["digest"] != seen["data"]["digest"]:
+                    continue
                 whose = f"{result.key} of {result.recipe}"
                 found.setdefault(seed, {"shared": whose, **one})  # whose own training it is stays
     return found

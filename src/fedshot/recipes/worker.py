@@ -10,23 +10,24 @@ import json
 import os
 import sys
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from fedshot import settings as trees
 from fedshot.config import Config
-from fedshot.errors import BusyError, FedshotError
+from fedshot.errors import FedshotError
 from fedshot.experiment import Experiment
+from fedshot.locks import only_one
 from fedshot.recipes import provenance
-from fedshot.recipes.following import can_follow, follow
+from fedshot.recipes.following import follow, kept_all, trained_alike
 from fedshot.recipes.plan import facts
 from fedshot.recipes.plane import plane
 from fedshot.recipes.tuning import check_honest
 from fedshot.recorder import Record
 from fedshot.setting import Setting
 
-_PATIENCE = 5.0  # seconds between two looks at a run that another process trains
 _events: TextIO = sys.stdout
 
 
@@ -72,28 +73,26 @@ def _train(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict
 
 def _follow(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
     """Answer with the models of another row's training, which is brought to its end first."""
-    lead = _led(order, here)
-    if not can_follow(run, lead):
+    lead = _opened(order["lead"] | {"keep_looks": True}, order["data_dir"])
+    if not trained_alike(run, lead):
+        return _train(run, here, order)
+    if lead.round < lead.config.run.rounds:
+        _to_the_end(lead, here)
+    if not kept_all(lead):
         return _train(run, here, order)
 
     def seen(round: int, accuracy: float) -> None:
         told = {"round": round, "rounds": run.config.run.rounds, "validation": accuracy}
         _say("round", told | {"seconds": 0.0, "peak": _peak()})
 
-    found = follow(run, lead, seen)
-    return _told(run, lead, found) | {"validation": found["validation"]}
-
-
-def _led(order: dict[str, Any], here: dict[str, Any]) -> Experiment:
-    """Return the run to follow at its end: trained here, or by another process meanwhile."""
-    while True:
-        lead = _opened(order["lead"] | {"keep_looks": True}, order["data_dir"])
-        if lead.round == lead.config.run.rounds:
-            return lead
-        try:
-            _to_the_end(lead, here)
-        except BusyError:
-            time.sleep(_PATIENCE)
+    with _alone(run) as folder:
+        provenance.note(folder, -1, here)
+        found = follow(run, lead, seen)
+    return _told(run, lead, found) | {
+        "validation": found["validation"],
+        "followed": order["lead"]["key"],
+        "answered": provenance.history(folder),
+    }
 
 
 def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +111,17 @@ def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[s
 
 
 def _to_the_end(run: Experiment, here: dict[str, Any]) -> None:
-    provenance.note(run.folder, _last(run), here)
+    with _alone(run) as folder:  # who finds another process at work has trained nothing
+        provenance.note(folder, _last(run), here)
     _advance(run)
+
+
+@contextmanager
+def _alone(run: Experiment) -> Iterator[Path]:
+    """Hold the lock of a run's folder, which is made if need be."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with only_one(run.folder / ".lock"):
+        yield run.folder
 
 
 def _tune(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
