@@ -6,8 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from fedshot.cli import main
 from fedshot.config import Config, load
@@ -58,7 +60,39 @@ def test_every_page_is_in_the_menu_of_the_site() -> None:
         assert f'"{page.relative_to(ROOT / "docs").as_posix()}"' in menu
 
 
+WALK = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+
+
 def test_the_settings_of_the_walk_are_valid() -> None:
-    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", WALK, flags=re.DOTALL)
     assert Config.of(yaml.safe_load(text)).name == "mine"
+
+
+@pytest.mark.slow
+def test_the_walk_with_one_s_own_pictures_works_word_for_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many classes and pictures as the page says, in two rounds and ten test episodes."""
+    rng = np.random.default_rng(0)
+
+    def draw(folder: Path, n: int) -> None:
+        folder.mkdir(parents=True)
+        for i in range(n):
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / f"{i}.png")
+
+    for name in range(70):
+        draw(tmp_path / "pictures" / str(name), 40)
+    for name in ("finch", "tit"):
+        draw(tmp_path / "examples" / name, 3)
+    draw(tmp_path / "unknown", 4)
+    (text,) = re.findall(r"```yaml\n(.*?)```", WALK, flags=re.DOTALL)
+    short = text.replace("rounds: 20", "rounds: 2").replace("episodes: 1000", "episodes: 10")
+    assert short.count("rounds: 2,") == short.count("episodes: 10}") == 1
+    (tmp_path / "mine.yaml").write_text(short, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"^fedshot .*$", WALK, flags=re.MULTILINE)
+    assert [line.split()[1] for line in lines] == ["data", "run", "report", "predict"]
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0, line
+    made = ("pictures-classes.png", "runs/mine/report.html", "answers.html")
+    assert all((tmp_path / name).stat().st_size > 1000 for name in made)
