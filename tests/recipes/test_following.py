@@ -34,7 +34,7 @@ def recipe(**rows: Any) -> Recipe:
             "model": {"backbone": {"name": "conv4", "width": 4}, "head": {"name": "linear"}},
             "split": {"base": ["0-2"], "validation": ["3-5"], "novel": ["6-9"]},
             "episode": {"way": 3, "shot": 16, "query": 16},
-            "test": {"way": 3, "shot": 16, "query": 8, "episodes": 6, "validation_episodes": 5,
+            "test": {"way": 3, "shot": 16, "query": 8, "episodes": 2, "validation_episodes": 2,
                      "group": GROUP},
             "run": {"threads": 1, "validate_every": 2},
         },
@@ -87,7 +87,11 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("pair", [pytest.param(p, marks=() if p == "control" else SLOW)
+                                  for p in PAIRS])  # fmt: skip
 def test_a_row_that_follows_has_the_numbers_of_its_own_training(
     pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +223,21 @@ def test_a_job_that_follows_waits_for_the_run_that_it_follows(tmp_path: Path) ->
     assert following([one, two], [], []) is one, "it trains the lead itself, and the other waits"
     assert following([two, other], [one], []) is other
     assert following([two], [one], [lead]) is two
+
+
+@pytest.mark.slow
+def test_a_bench_trains_once_for_all_that_follow(tmp_path: Path) -> None:
+    rows = {f"r{n}": ({**FRL, "test_rounds": n}, "lead") for n in (0, 1)}
+    asked = Bench(Request(recipe(lead=(FRL, None), **rows), seeds=1, jobs=2, runs=tmp_path,
+                          results=tmp_path))  # fmt: skip
+    events = list(asked.run())
+    assert next(e.job.do for e in events if e.kind == "done") == "train"
+    assert not any(state.failed for state in asked.states.values())
+    held = {key: state.result for key, state in asked.states.items()}
+    assert all(result is not None for result in held.values())
+    trained = [job for job in {e.job.key: e.job for e in events}.values()
+               if (job.folder / "checkpoints").exists()]  # fmt: skip
+    assert [job.do for job in trained] == ["train"]
 
 
 def test_with_tuning_every_row_trains_for_itself(tmp_path: Path) -> None:
