@@ -32,10 +32,6 @@ class CheckpointError(FedshotError):
     """A checkpoint that is missing, damaged, or of another run."""
 
 
-class BusyError(CheckpointError):
-    """A folder in which another process is training."""
-
-
 class QuorumError(FedshotError):
     """Too few clients gave a usable reply for the round to count."""
 

@@ -263,7 +263,7 @@ class Experiment:
         self.checkpoints.write(self.round, self.server, notes)
         self.recorder.write("ledger.json", self.meter.to_json())
         keep = {self.round, self.best_round, *held[-1:]}
-        if self._keep_looks:  # the last round is one, too, and saved last
+        if self._keep_looks:  # that of the last round is this one
             keep |= {round for round in held if round % self.config.run.validate_every == 0}
         self.checkpoints.prune(keep)
         self._started = True

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedshot.errors import BusyError, ConfigError
+from fedshot.errors import CheckpointError, ConfigError
 from fedshot.locks import only_one
 from fedshot.recipes import timing, worker
 from fedshot.recipes.bench import Bench, Request
@@ -64,7 +64,7 @@ def done(
     monkeypatch.setattr(worker, "_say", lambda *_: None)
     order = json.loads(job.order())
     do = "train" if alone else order["do"]
-    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order, None), here, order)
+    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order), here, order)
     return kept({key: one for key, one in told.items() if key not in ("seconds", "peak")})
 
 
@@ -186,7 +186,7 @@ def test_a_folder_in_which_another_process_works_is_left_to_it(
     folder.mkdir(parents=True)
     with (
         only_one(folder / ".lock"),
-        pytest.raises(BusyError, match="another process is training in"),
+        pytest.raises(CheckpointError, match="another process is training in"),
     ):
         done(row, monkeypatch)
     assert not (folder / "trained_by.json").exists(), "who does not train is not noted"

@@ -184,10 +184,8 @@ class Bench:
         settings = cell.settings(seed, chosen)
         text = json.dumps({**settings, "name": ""}, sort_keys=True)
         name = f"{cell.stem}.s{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        return (
-            settings,
-            self.request.runs / "recipes" / cell.recipe.name / self.request.budget / name,
-        )
+        place = self.request.runs / "recipes" / cell.recipe.name / self.request.budget
+        return settings, place / name
 
     def _take(self, event: Event) -> None:
         _, key, seed_text, _ = event.job.key.split(" ")

@@ -55,7 +55,9 @@ class Job:
         }  # fmt: skip
         if self.lead is not None:
             settings, folder, key = self.lead
-            order["lead"] = {"settings": settings, "folder": str(folder), "key": key}
+            order["lead"] = order | {
+                "settings": settings, "folder": str(folder), "keep_looks": True, "key": key,
+            }  # fmt: skip
         return json.dumps(order)
 
 

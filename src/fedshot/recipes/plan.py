@@ -133,10 +133,11 @@ def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what is to be said of the code and the machines that trained the seeds."""
     found = []
-    answered = [one.get("answered", []) for one in every]  # with models that were trained before
-    if any(len(part) > 1 for part in [one["made"] for one in every] + answered):
+    # Who trained, and who answered with models that were trained before.
+    hands = [hand for one in every for hand in (one["made"], one.get("answered", []))]
+    if any(len(hand) > 1 for hand in hands):
         found.append("stopped, and gone on with under other code or on another machine")
-    parts = [part for one in every for part in one["made"]] + [p for a in answered for p in a]
+    parts = [part for hand in hands for part in hand]
     if any(part["commit"].endswith("+") or part["commit"] == "unknown" for part in parts):
         found.append("made with code that was not committed")
     if len({kind(part["machine"]) for part in parts}) > 1:

@@ -47,9 +47,8 @@ def seconds(cell: Cell) -> float | None:
     if found.get("own"):  # a question for each client
         validated = peeks or settings["partition"].get("validation", 0) > 0
         questions = found["clients"] * (1 + looks * validated)
-    work = run.rounds * visits * steps(settings) * found["step"]
-    if cell.lead is not None:  # another cell's training is this one's, too
-        work = 0.0
+    rounds = 0 if cell.lead else run.rounds  # another cell's training is this one's, too
+    work = rounds * visits * steps(settings) * found["step"]
     total: float = _START + work + questions * found["question"]
     return total
 

@@ -40,7 +40,7 @@ def main() -> int:
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        done = _DEEDS[order["do"]](_opened(order, order["data_dir"]), here, order)
+        done = _DEEDS[order["do"]](_opened(order), here, order)
     except FedshotError as error:
         _say("refused", {"reason": str(error), "error": type(error).__name__})
         return 2
@@ -53,11 +53,11 @@ def _end_with_parent() -> None:
     os._exit(3)
 
 
-def _opened(order: dict[str, Any], data_dir: str | None) -> Experiment:
+def _opened(order: dict[str, Any]) -> Experiment:
     # Other cells run beside this one; workers change no bits, so it is no setting of a recipe.
     settings = trees.merged(order["settings"], {"run": {"workers": 1}})
-    setting = Setting(Config.of(settings), data_dir)
-    return Experiment(setting, Path(order["folder"]), keep_looks=order.get("keep_looks", False))
+    setting = Setting(Config.of(settings), order["data_dir"])
+    return Experiment(setting, Path(order["folder"]), keep_looks=order["keep_looks"])
 
 
 def _train(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _train(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict
 
 def _follow(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
     """Answer with the models of another row's training, which is brought to its end first."""
-    lead = _opened(order["lead"] | {"keep_looks": True}, order["data_dir"])
+    lead = _opened(order["lead"])
     if not trained_alike(run, lead):
         return _train(run, here, order)
     if lead.round < lead.config.run.rounds:
