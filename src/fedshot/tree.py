@@ -99,12 +99,18 @@ def _map(fn: Callable[..., Any], tree: Tree, others: Sequence[Tree]) -> Tree:
             names = f"{_names(tree)} against {_names(other)}".replace("{", "{{").replace("}", "}}")
             raise _DifferError("trees differ at {}: " + names)
     done = {}
-    for name, child, *rest in _together(tree, others):
-        try:
-            done[name] = _map(fn, child, rest)
-        except _DifferError as error:
-            error.above.append(str(name))
-            raise
+    name: Any = ""
+    try:
+        if type(tree) is dict:  # nearly every tree, so it goes the short way
+            for name in sorted(tree, key=str):
+                done[name] = _map(fn, tree[name], [other[name] for other in others])
+        else:
+            rest = [[child for _, child in _children(other)] for other in others]
+            for (name, child), *more in zip(_children(tree), *rest, strict=True):
+                done[name] = _map(fn, child, more)
+    except _DifferError as error:
+        error.above.append(str(name))
+        raise
     if isinstance(tree, tuple):
         return type(tree)(**done) if hasattr(tree, "_fields") else tuple(done.values())
     return done
@@ -115,23 +121,35 @@ def _alike(a: Tree, b: Tree) -> bool:
     return a.keys() == b.keys() if type(a) is dict else _names(a) == _names(b)
 
 
-def _together(tree: Tree, others: Sequence[Tree]) -> Iterator[tuple[Any, ...]]:
-    """Yield name and child, and the children of the others of that name."""
-    if type(tree) is dict:  # nearly every tree, so it goes the short way
-        for name in sorted(tree, key=str):
-            yield name, tree[name], *[other[name] for other in others]
-    else:
-        rest = [[child for _, child in _children(other)] for other in others]
-        for (name, child), *more in zip(_children(tree), *rest, strict=True):
-            yield name, child, *more
-
-
 def _names(tree: Tree) -> list[str]:
     if type(tree) is dict:
         return sorted(tree, key=str)
     if isinstance(tree, Mapping | tuple):
         return [name for name, _ in _children(tree)]
     return [type(tree).__name__]
+
+
+def unflatten(like: Tree, found: Iterable[Tensor]) -> Tree:
+    """Return a tree of the structure of `like` with these leaves, in the order of `leaves`.
+
+    Raises ValueError where there are more or fewer of them than `like` has.
+    """
+    ordered = iter(found)
+    try:
+        done = _fill(like, ordered)
+    except StopIteration:
+        raise ValueError(f"fewer leaves than the {len(leaves(like))} of the tree") from None
+    if next(ordered, None) is not None:
+        raise ValueError(f"more leaves than the {len(leaves(like))} of the tree")
+    return done
+
+
+def _fill(like: Tree, ordered: Iterator[Tensor]) -> Tree:
+    if isinstance(like, Tensor):
+        return next(ordered)
+    if type(like) is dict:
+        return {name: _fill(like[name], ordered) for name in sorted(like, key=str)}
+    return map(lambda _: next(ordered), like)
 
 
 def rebuild(like: Tree, flat: Mapping[str, Tensor]) -> Tree:
@@ -146,8 +164,7 @@ def rebuild(like: Tree, flat: Mapping[str, Tensor]) -> Tree:
     for path, leaf in expected.items():
         if (leaf.shape, leaf.dtype) != (flat[path].shape, flat[path].dtype):
             raise ValueError(f"{path} is {form(flat[path])}, expected {form(leaf)}")
-    ordered = iter([flat[path] for path, _ in items(like)])
-    return map(lambda _: next(ordered), like)
+    return unflatten(like, [flat[path] for path in expected])
 
 
 def form(leaf: Tensor) -> str:

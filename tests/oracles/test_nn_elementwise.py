@@ -43,18 +43,24 @@ def wanted(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> list[Tensor]:
     return [w - RULE["step"] * m / (v.sqrt() + RULE["eps"]), m, v]
 
 
+def adam(*leaf: Tensor) -> tuple[Tensor, ...]:
+    """Return the step of one leaf alone."""
+    (moved,) = kernels.adam([leaf], **RULE)
+    return moved
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (64, 33), (16, 3, 3, 3)])
 def test_a_step_is_the_formula_s(shape: tuple[int, ...]) -> None:
-    for found, want in zip(kernels.adam(*four(*shape), **RULE), wanted(*four(*shape)), strict=True):
+    for found, want in zip(adam(*four(*shape)), wanted(*four(*shape)), strict=True):
         torch.testing.assert_close(found.double(), want, rtol=2e-6, atol=1e-7)
 
 
 def test_memory_may_lie_in_any_order() -> None:
-    plain = kernels.adam(*four(6, 4, 3, 5), **RULE)
+    plain = adam(*four(6, 4, 3, 5))
     w, g, m, v = four(6, 4, 3, 5)
     turned = w.contiguous(memory_format=torch.channels_last)
     apart = torch.stack([g, g], -1)[..., 0]
-    for found, want in zip(kernels.adam(turned, apart, m, v, **RULE), plain, strict=True):
+    for found, want in zip(adam(turned, apart, m, v), plain, strict=True):
         assert found.stride() == turned.stride()
         assert torch.equal(found, want)
 
@@ -62,16 +68,26 @@ def test_memory_may_lie_in_any_order() -> None:
 @pytest.mark.usefixtures("two_threads")
 def test_threads_share_it_and_change_no_bit() -> None:
     inputs = four(BIG)
-    shared = kernels.adam(*inputs, **RULE)
+    shared = adam(*inputs)
     torch.set_num_threads(1)
-    for found, want in zip(shared, kernels.adam(*inputs, **RULE), strict=True):
+    for found, want in zip(shared, adam(*inputs), strict=True):
         assert torch.equal(found, want)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_many_leaves_in_one_call_move_as_each_alone() -> None:
+    """Shares of the threads begin and end within leaves, empty ones among them."""
+    shapes = [(3,), (0,), (BIG // 2,), (), (5, 7), (BIG,), (0, 4), (2,)]
+    leaves = [four(*shape, seed=i) for i, shape in enumerate(shapes)]
+    for found, leaf in zip(kernels.adam(leaves, **RULE), leaves, strict=True):
+        for part, want in zip(found, adam(*leaf), strict=True):
+            assert torch.equal(part, want)
 
 
 def test_what_is_not_a_number_stays_so() -> None:
     w, g, m, v = four(3)
     g[1] = math.nan
-    found = kernels.adam(w, g, m, v, **RULE)
+    found = adam(w, g, m, v)
     assert [part.isnan().tolist() for part in found] == [[False, True, False]] * 3
 
 
@@ -100,13 +116,13 @@ def test_taking_in_rounds_once_and_to_even(n: int) -> None:
     x[: min(n, 5)] = torch.tensor([0.5, 1.5, -0.5, -2.5, 2.0**-30])[: min(n, 5)]
     for scale in (1.0, 3 * 2.0**41):
         total = torch.arange(n)
-        kernels.take(total, x, scale)
+        kernels.take([(total, x)], scale)
         assert torch.equal(total, torch.arange(n) + (x.double() * scale).round().long())
 
 
 def test_taking_in_goes_by_place_and_not_by_memory() -> None:
     total, x = torch.zeros(3, 4, dtype=torch.int64), four(4, 3)[0].T
-    kernels.take(total, x, 2.0**20)
+    kernels.take([(total, x)], 2.0**20)
     assert torch.equal(total, (x.double() * 2.0**20).round().long())
 
 
@@ -115,7 +131,7 @@ def test_taking_in_goes_by_place_and_not_by_memory() -> None:
 )
 def test_a_total_that_does_not_fit_is_refused(total: Tensor) -> None:
     with pytest.raises(ValueError, match="expected contiguous int64"):
-        kernels.take(total, torch.ones(3), 1.0)
+        kernels.take([(total, torch.ones(3))], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +147,7 @@ def test_a_total_that_does_not_fit_is_refused(total: Tensor) -> None:
     ],
 )
 def test_the_largest_number_says_what_is_not_finite(values: list[float], largest: float) -> None:
-    found = kernels.largest(torch.tensor(values))
+    found = kernels.largest([torch.tensor(values[:1]), torch.tensor(values[1:])])
     want = float(torch.tensor(largest))
     assert found == want or (math.isnan(found) and math.isnan(want))
 

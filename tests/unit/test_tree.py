@@ -97,6 +97,18 @@ def test_rebuild_inverts_items() -> None:
     assert tree.digest(again) == tree.digest(NESTED)
 
 
+def test_unflatten_inverts_leaves() -> None:
+    again = tree.unflatten(NESTED, tree.leaves(NESTED))
+    assert type(again["a"]) is Pair
+    assert tree.digest(again) == tree.digest(NESTED)
+
+
+@pytest.mark.parametrize(("n", "words"), [(1, "fewer"), (3, "more")])
+def test_unflatten_takes_as_many_leaves_as_there_are(n: int, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words} leaves than the 2 of the tree$"):
+        tree.unflatten({"b": torch.ones(1), "a": {"c": torch.ones(2)}}, [torch.ones(1)] * n)
+
+
 @pytest.mark.parametrize("empty", [{}, (), {"a": {}, "b": ()}])
 def test_an_empty_tree_is_rebuilt_from_nothing(empty: Any) -> None:
     assert tree.rebuild(empty, {}) == empty

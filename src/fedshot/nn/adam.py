@@ -5,7 +5,7 @@ Kingma & Ba 2015, algorithm 1, with weight decay as an L2 penalty, as `torch.opt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from fedshot.tree import Tree
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
-Move = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Moved = Sequence[tuple[Tensor, ...]]  # w, m and v of every leaf
 
 
 def adam_step(
@@ -28,24 +28,18 @@ def adam_step(
 
     Runs under `torch.func.vmap` as it stands.
     """
-    leaves = [*tree.leaves(params), *tree.leaves(grads)]
-    if not leaves:
+    four: list[tuple[Tensor, ...]] = []
+    tree.map(lambda *leaves: four.append(leaves), params, grads, first, second)
+    if not four:
         return params, first, second
-    differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
-    if kernels.plain_floats(*leaves) and not differentiated and _is_one(step):
-        move = _compiled(lr, decay, int(step))
+    given = [leaf for w, g, *_ in four for leaf in (w, g)]
+    differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given)
+    if kernels.plain_floats(*given) and not differentiated and _is_one(step):
+        moved = _compiled(four, lr, decay, int(step))
     else:
-        move = _plain(lr, decay, step)
-    moments: list[tuple[Tensor, Tensor]] = []
-
-    def at(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        w, *rest = move(w, g, m, v)
-        moments.append((rest[0], rest[1]))
-        return w
-
-    moved = tree.map(at, params, grads, first, second)
-    ms, vs = (iter(part) for part in zip(*moments, strict=True))
-    return moved, tree.map(lambda _: next(ms), params), tree.map(lambda _: next(vs), params)
+        moved = _plain(four, lr, decay, step)
+    w, m, v = zip(*moved, strict=True)
+    return tree.unflatten(params, w), tree.unflatten(params, m), tree.unflatten(params, v)
 
 
 def _is_one(step: Tensor) -> bool:
@@ -53,60 +47,59 @@ def _is_one(step: Tensor) -> bool:
     return not stacked() or not torch._C._functorch.is_batchedtensor(step)
 
 
-def _compiled(lr: float, decay: float, step: int) -> Move:
-    size, eps = _sizes(lr, torch.tensor(step))
-    rule = {"decay": decay, "rise": 1 - BETA1, "grow": 1 - BETA2,
-            "step": float(size), "eps": float(eps)}  # fmt: skip
+def _compiled(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: int) -> Moved:
+    size, eps = _sizes(lr, step)
+    rule = {"decay": decay, "rise": 1 - BETA1, "grow": 1 - BETA2, "step": size, "eps": eps}
     if not stacked():
-        return lambda w, g, m, v: kernels.adam(w, g, m, v, **rule)
-
-    def move(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found: tuple[Tensor, Tensor, Tensor] = _Stacked.apply(w, g, m, v, rule)  # type: ignore[no-untyped-call]
-        return found
-
-    return move
+        return kernels.adam(four, **rule)
+    flat = _Stacked.apply(rule, *[leaf for leaves in four for leaf in leaves])  # type: ignore[no-untyped-call]
+    return _in_groups(flat, 3)
 
 
 class _Stacked(torch.autograd.Function):
     """The kernel on a stack of clients: numbers do not depend on one another, so as on one."""
 
     @staticmethod
-    def forward(w: Tensor, g: Tensor, m: Tensor, v: Tensor, rule: dict[str, float]) -> Any:
-        return kernels.adam(w, g, m, v, **rule)
+    def forward(rule: dict[str, float], *leaves: Tensor) -> Any:
+        made = kernels.adam(_in_groups(leaves, 4), **rule)
+        return tuple(leaf for outs in made for leaf in outs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Keep nothing: there is no derivative."""
 
     @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
-        *leaves, rule = inputs
+    def vmap(info: Any, dims: Any, rule: dict[str, float], *leaves: Tensor) -> Any:
         n = info.batch_size
         whole = [
             leaf.expand(n, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
-            for leaf, dim in zip(leaves, dims[:-1], strict=True)
+            for leaf, dim in zip(leaves, dims[1:], strict=True)
         ]
-        return _Stacked.apply(*whole, rule), (0, 0, 0)  # type: ignore[no-untyped-call]
+        made = _Stacked.apply(rule, *whole)  # type: ignore[no-untyped-call]
+        return made, (0,) * len(made)
 
 
-def _plain(lr: float, decay: float, step: Tensor) -> Move:
-    size, eps = _sizes(lr, step)
-
-    def move(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        g = g.add(w, alpha=decay) if decay else g
-        m = m.lerp(g, 1 - BETA1)
-        v = (v * BETA2).addcmul(g, g, value=1 - BETA2)
-        return w - size.to(w.dtype) * (m / (v.sqrt() + eps.to(w.dtype))), m, v
-
-    return move
+def _in_groups(flat: Sequence[Tensor], n: int) -> list[tuple[Tensor, ...]]:
+    return [tuple(flat[i : i + n]) for i in range(0, len(flat), n)]
 
 
-def _sizes(lr: float, step: Tensor) -> tuple[Tensor, Tensor]:
+def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
+    size, eps = _sizes(lr, step.to(torch.float64))
+    moved = []
+    for w, g, m, v in four:
+        d = g.add(w, alpha=decay) if decay else g
+        mean, square = m.lerp(d, 1 - BETA1), (v * BETA2).addcmul(d, d, value=1 - BETA2)
+        by = size.to(w.dtype) * (mean / (square.sqrt() + eps.to(w.dtype)))
+        moved.append((w - by, mean, square))
+    return moved
+
+
+def _sizes(lr: float, t: Any) -> tuple[Any, Any]:
     """Return what w moves by is multiplied with, and eps, such that only they are corrected.
 
-    w - lr m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps), numerator and denominator times the root.
+    w - lr m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps), numerator and denominator times the root. `t`
+    is a number, or a float64 tensor whatever the model's dtype: float32 keeps too little of
+    1 - 0.999^t.
     """
-    # In float64 whatever the model's dtype: float32 keeps too little of 1 - 0.999^t.
-    t = step.to(torch.float64)
-    root = (1 - BETA2**t).sqrt()
+    root = (1 - BETA2**t) ** 0.5
     return lr * root / (1 - BETA1**t), EPS * root

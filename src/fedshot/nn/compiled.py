@@ -38,7 +38,9 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
 _SIGNATURES = {
     "fedshot_moments": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 2],
-    "fedshot_merge": [_POINTER, _POINTER, *[_SIZE] * 3, *[_POINTER] * 2],
+    "fedshot_fold": [*[_POINTER] * 3, *[_SIZE] * 3, _FLOAT, _POINTER],
+    "fedshot_keep": [*[_POINTER] * 5, *[_SIZE] * 2, _DOUBLE, _POINTER],
+    "fedshot_tilt": [*[_POINTER] * 3, *[_SIZE] * 3, _POINTER],
     "fedshot_pool": [*[_POINTER] * 3, *[_SIZE] * 5, _POINTER],
     "fedshot_sums": [*[_POINTER] * 5, *[_SIZE] * 5, *[_POINTER] * 2],
     "fedshot_grad": [*[_POINTER] * 7, *[_SIZE] * 5, _POINTER],
@@ -56,8 +58,8 @@ _SIGNATURES = {
     "fedshot_stem": [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2],
     "fedshot_stem_sums": [*[_POINTER] * 3, *[_SIZE] * 7, _POINTER],
     "fedshot_stem_grad": [*[_POINTER] * 7, *[_SIZE] * 3, *[_POINTER] * 3],
-    "fedshot_adam": [*[_POINTER] * 4, *[_SIZE] * 2, *[_FLOAT] * 5, *[_POINTER] * 3],
-    "fedshot_take": [_POINTER, *[_SIZE] * 2, _DOUBLE, _POINTER],
+    "fedshot_adam": [*[_POINTER] * 2, *[_SIZE] * 2, *[_FLOAT] * 5],
+    "fedshot_take": [*[_POINTER] * 2, *[_SIZE] * 2, _DOUBLE],
     "fedshot_kept": [*[_SIZE] * 2, *[_WORD] * 3, _FLOAT, _POINTER],
     "fedshot_gru_gates": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 3],
     "fedshot_gru_back": [*[_POINTER] * 4, *[_SIZE] * 5, *[_POINTER] * 3],
@@ -65,7 +67,7 @@ _SIGNATURES = {
     "fedshot_lstm_back": [*[_POINTER] * 7, *[_SIZE] * 9, *[_POINTER] * 2],
     "fedshot_same_rows": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_add_rows": [*[_POINTER] * 2, *[_SIZE] * 4, _POINTER],
-    "fedshot_largest": [_POINTER, *[_SIZE] * 2, _POINTER],
+    "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
 }
 # Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.
 _TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")

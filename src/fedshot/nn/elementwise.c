@@ -4,13 +4,11 @@
  * Numbers `from` to `to`, so that threads can share them; no number depends on another.
  */
 
-/* With g + decay w for g: m' = m + rise (g - m), v' = v + grow (g g - v),
- * w' = w - step m' / (sqrt(v') + eps). */
-void fedshot_adam(const float *restrict w, const float *restrict g, const float *restrict m,
-                  const float *restrict v, size from, size to, float decay, float rise, float grow,
-                  float step, float eps, float *restrict w_new, float *restrict m_new,
-                  float *restrict v_new) {
-    for (size i = from; i < to; i++) {
+static void adam_part(const float *restrict w, const float *restrict g, const float *restrict m,
+                      const float *restrict v, size n, float decay, float rise, float grow,
+                      float step, float eps, float *restrict w_new, float *restrict m_new,
+                      float *restrict v_new) {
+    for (size i = 0; i < n; i++) {
         float d = g[i] + decay * w[i];
         float first = m[i] + rise * (d - m[i]);
         float second = v[i] + grow * (d * d - v[i]);
@@ -20,21 +18,49 @@ void fedshot_adam(const float *restrict w, const float *restrict g, const float 
     }
 }
 
-/* total += x * scale, rounded to whole numbers, halves to the even one. */
-void fedshot_take(const float *restrict x, size from, size to, double scale,
-                  int64_t *restrict total) {
-    for (size i = from; i < to; i++) total[i] += (int64_t)rint((double)x[i] * scale);
+/* Of many tensors, whose numbers count on from one to the next and end at `ends`, with g + decay w
+ * for g: m' = m + rise (g - m), v' = v + grow (g g - v), w' = w - step m' / (sqrt(v') + eps).
+ * `at` has where w, g, m, v, w', m' and v' of one tensor after another begin. */
+void fedshot_adam(float *const *restrict at, const size *restrict ends, size from, size to,
+                  float decay, float rise, float grow, float step, float eps) {
+    for (size begin = 0; from < to; begin = *ends++, at += 7) {
+        size last = *ends < to ? *ends : to, skip = from - begin;
+        if (last <= from) continue;
+        adam_part(at[0] + skip, at[1] + skip, at[2] + skip, at[3] + skip, last - from, decay, rise,
+                  grow, step, eps, at[4] + skip, at[5] + skip, at[6] + skip);
+        from = last;
+    }
 }
 
-/* The largest |x|, as the bits of a float: in their order numbers come first, then infinity, then
- * NaN. */
-void fedshot_largest(const float *restrict x, size from, size to, uint32_t *restrict largest) {
+static void take_part(const float *restrict x, int64_t *restrict total, size n, double scale) {
+    for (size i = 0; i < n; i++) total[i] += (int64_t)rint((double)x[i] * scale);
+}
+
+/* Of many tensors, as above: total += x * scale, rounded to whole numbers, halves to the even one.
+ * `at` has where x and total of one tensor after another begin. */
+void fedshot_take(void *const *restrict at, const size *restrict ends, size from, size to,
+                  double scale) {
+    for (size begin = 0; from < to; begin = *ends++, at += 2) {
+        size last = *ends < to ? *ends : to, skip = from - begin;
+        if (last <= from) continue;
+        take_part((const float *)at[0] + skip, (int64_t *)at[1] + skip, last - from, scale);
+        from = last;
+    }
+}
+
+/* The largest |x| of many tensors of `sizes` numbers, as the bits of a float: in their order numbers
+ * come first, then infinity, then NaN. */
+void fedshot_largest(const float *const *restrict at, const size *restrict sizes, size tensors,
+                     uint32_t *restrict largest) {
     uint32_t most = 0;
-    for (size i = from; i < to; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bits &= 0x7fffffffu;
-        most = bits > most ? bits : most;
+    for (size t = 0; t < tensors; t++) {
+        const float *x = at[t];
+        for (size i = 0; i < sizes[t]; i++) {
+            uint32_t bits;
+            memcpy(&bits, x + i, sizeof bits);
+            bits &= 0x7fffffffu;
+            most = bits > most ? bits : most;
+        }
     }
     *largest = most;
 }

@@ -39,9 +39,12 @@ void fedshot_moments(const float *restrict x, size from, size to, size rows, siz
     }
 }
 
-/* Merge the moments of n images with as many rows each: mean[c], variance[c] (divided by all). */
-void fedshot_merge(const double *restrict mean, const double *restrict m2, size n, size rows,
-                   size c, float *restrict out_mean, float *restrict out_var) {
+/* Merge the moments of n images with as many rows each, and fold the norm into x * scale + shift.
+ * out[5][c]: mean, variance (divided by all), inverse root of the variance + eps, scale, shift. */
+void fedshot_fold(const double *restrict parts, const float *restrict weight,
+                  const float *restrict bias, size n, size rows, size c, float eps,
+                  float *restrict out) {
+    const double *mean = parts, *m2 = parts + n * c;
     for (size k = 0; k < c; k++) {
         double mu = 0.0, m = 0.0;
         for (size i = 0; i < n; i++) {
@@ -49,8 +52,48 @@ void fedshot_merge(const double *restrict mean, const double *restrict m2, size 
             mu += d * share;
             m += m2[i * c + k] + d * d * (double)rows * (double)i * share;
         }
-        out_mean[k] = (float)mu;
-        out_var[k] = (float)(m / ((double)n * (double)rows));
+        float var = (float)(m / ((double)n * (double)rows)), inverse = 1.0f / sqrtf(var + eps);
+        float scale = weight[k] * inverse;
+        out[k] = (float)mu;
+        out[c + k] = var;
+        out[2 * c + k] = inverse;
+        out[3 * c + k] = scale;
+        out[4 * c + k] = bias[k] - (float)mu * scale;
+    }
+}
+
+/* Running statistics after a batch of `values` per channel, kept + momentum (new - kept), with the
+ * variance divided by one less. out[2][c]: mean and variance. `bias`, of the convolution before, may
+ * be null. */
+void fedshot_keep(const float *restrict mean, const float *restrict var,
+                  const float *restrict new_mean, const float *restrict new_var,
+                  const float *restrict bias, size c, size values, double momentum,
+                  float *restrict out) {
+    double whole = (double)values / (double)(values - 1);
+    for (size k = 0; k < c; k++) {
+        double m = (double)new_mean[k] + (bias ? (double)bias[k] : 0.0);
+        out[k] = (float)((1.0 - momentum) * (double)mean[k] + momentum * m);
+        out[c + k] = (float)((1.0 - momentum) * (double)var[k] + momentum * (double)new_var[k] * whole);
+    }
+}
+
+/* The way back through a norm of `values` per channel, from the sums over each image of dz and of
+ * dz * (x - mean). out[5][c]: their sums S0 and S1 over all images, slope and level of
+ * dx = scale * dz + slope * (x - mean) + level, and the derivative by the weight. */
+void fedshot_tilt(const double *restrict parts, const float *restrict inverse,
+                  const float *restrict scale, size n, size values, size c, float *restrict out) {
+    const double *dz = parts, *dzx = parts + n * c;
+    for (size k = 0; k < c; k++) {
+        double s0 = 0.0, s1 = 0.0, i = inverse[k], each = -(double)scale[k] / (double)values;
+        for (size at = k; at < n * c; at += c) {
+            s0 += dz[at];
+            s1 += dzx[at];
+        }
+        out[k] = (float)s0;
+        out[c + k] = (float)s1;
+        out[2 * c + k] = (float)(each * i * i * s1);
+        out[3 * c + k] = (float)(each * s0);
+        out[4 * c + k] = (float)(i * s1);
     }
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedshot.errors import ConfigError
 from fedshot.nn import kernels
 from fedshot.nn.compiled import library
+from fedshot.nn.folding import Folded, fold, keep, tilt
 from fedshot.nn.layers import EPS, NO_STATISTICS, too_few
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
@@ -62,8 +63,7 @@ def norm_pool_relu(
         return pooled_given(x, *at_given(p, s)), s
     check_enough(x)
     y, mean, var = pooled(x, p["weight"], p["bias"], EPS)
-    mean = mean if bias is None else mean + bias.detach()
-    return y, after_batch(s, mean, var, x, mode)
+    return y, after_batch(s, mean, var, bias, x, mode)
 
 
 def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
@@ -76,22 +76,25 @@ def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
 
 def check_enough(x: Tensor) -> None:
     """Refuse a map of one value per channel, which has no variance."""
-    n = x.numel() // x.shape[1]
-    if n < 2:
-        raise ConfigError(too_few(n, x))
+    if _values(x) < 2:
+        raise ConfigError(too_few(_values(x), x))
 
 
-def after_batch(s: Tree, mean: Tensor, var: Tensor, x: Tensor, mode: Mode) -> Tree:
-    """Return the statistics after a batch x whose mean and variance these are."""
+def after_batch(
+    s: Tree, mean: Tensor, var: Tensor, bias: Tensor | None, x: Tensor, mode: Mode
+) -> Tree:
+    """Return the statistics after a batch x whose mean, less the bias, and variance these are."""
     if mode.norm == "capture":
-        return {"mean": mean, "var": var}
+        return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
     if not s:
         return s
-    n, keep = x.numel() // x.shape[1], 1.0 - mode.momentum
-    return {
-        "mean": keep * s["mean"].detach() + mode.momentum * mean,
-        "var": keep * s["var"].detach() + mode.momentum * (var * (n / (n - 1))),
-    }
+    moved = keep((s["mean"], s["var"]), (mean, var), bias, mode.momentum, _values(x))
+    return dict(zip(("mean", "var"), moved, strict=True))
+
+
+def _values(x: Tensor) -> int:
+    """Return how many values a channel has."""
+    return x.numel() // x.shape[1]
 
 
 def pooled(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,13 +124,10 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
-        mean, var = kernels.moments(x)
-        inverse = torch.rsqrt(var + eps)
-        scale = weight * inverse
-        shift = bias - mean * scale
-        ctx.save_for_backward(x, weight, bias, mean, inverse, scale, shift)
-        ctx.mark_non_differentiable(mean, var)
-        return kernels.forward(x, scale, shift), mean, var
+        by = fold(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, *by)
+        ctx.mark_non_differentiable(by.mean, by.var)
+        return kernels.forward(x, by.scale, by.shift), by.mean, by.var
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
@@ -150,24 +150,20 @@ class _PooledGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor,
-        inverse: Tensor, scale: Tensor, shift: Tensor,
-    ) -> Any:  # fmt: skip
-        dy = dy.contiguous(memory_format=torch.channels_last)
-        s0, s1 = kernels.sums(x, scale, shift, mean, dy)
-        m = x.numel() // x.shape[1]
-        slope = -scale * inverse * inverse * s1 / m
-        dx = kernels.grad(x, scale, shift, mean, slope, -scale * s0 / m, dy)
-        ctx.save_for_backward(dy, x, weight, bias, mean, inverse, scale, shift, s0, s1)
-        return dx, s1 * inverse, s0
+        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *sizes: Tensor
+    ) -> Any:
+        by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
+        back = tilt(kernels.sums(x, by.scale, by.shift, by.mean, dy), by, _values(x))
+        dx = kernels.grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy)
+        ctx.save_for_backward(dy, x, weight, bias, *by, back.s0, back.s1)
+        return dx, back.by_weight, back.s0
 
     @staticmethod
     def backward(ctx: Any, u: Tensor, a: Tensor, b: Tensor) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError("third derivatives are not there; set FEDSHOT_KERNELS=off for them")
-        dy, x, weight, _, mean, i, scale, shift, s0, s1 = ctx.saved_tensors
-        u = u.contiguous(memory_format=torch.channels_last)
-        m = x.numel() // x.shape[1]
+        dy, x, weight, _, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
+        u, m = u.contiguous(memory_format=torch.channels_last), _values(x)
         u0, u1, uz = kernels.twice_sums(x, scale, shift, mean, dy, u)
         inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
         of_i = weight * inner - 2 * scale * i * s1 * u1 / m + a * s1
@@ -178,4 +174,4 @@ class _PooledGradient(torch.autograd.Function):
             slope=-of_i * i**3 / m, at_z=at_z, at_u=at_u,
             level=-(at_z * s0 + at_u * u0) / m, base=b - scale * u0 / m, dy=dy, u=u,
         )  # fmt: skip
-        return gdy, gx, i * inner, None, None, None, None, None
+        return gdy, gx, i * inner, *[None] * 6

@@ -56,16 +56,10 @@ def value_and_grad(
         finally:
             _TWICE.reset(before)
         points = tree.leaves(params)
-        grads = iter(
-            torch.autograd.grad(
-                value,
-                points,
-                create_graph=differentiable,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+        grads = torch.autograd.grad(
+            value, points, create_graph=differentiable, allow_unused=True, materialize_grads=True
         )
-    grad = tree.map(lambda _: next(grads), params)
+    grad = tree.unflatten(params, grads)
     return (value, extra, grad) if differentiable else (value.detach(), extra, grad)
 
 

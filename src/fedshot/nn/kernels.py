@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
@@ -24,18 +25,6 @@ MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
 _MANY = 1 << 16  # numbers that are worth a thread
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean [c] and the variance [c], divided by n h w, of every channel."""
-    n, c, h, w = x.shape
-    parts = empty(2, n, c, dtype=torch.float64)
-    mean, var = empty(c), empty(c)
-    each(n, library().fedshot_moments, [x], [h * w, c], [parts[0], parts[1]])
-    library().fedshot_merge(
-        parts[0].data_ptr(), parts[1].data_ptr(), n, h * w, c, mean.data_ptr(), var.data_ptr()
-    )
-    return mean, var
-
-
 def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return relu(max_pool2d(x * scale + shift, 2)); a NaN anywhere in a pool wins it."""
     n, c, h, w = x.shape
@@ -44,16 +33,15 @@ def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return y.permute(0, 3, 1, 2)
 
 
-def sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the sums [c] of dz and of dz * (x - mean), dz being what reaches the winners."""
+def sums(x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor) -> Tensor:
+    """Return the sums of dz and of dz * (x - mean) over each image, float64 [2, n, c].
+
+    dz is what reaches the winners.
+    """
     n, c, h, w = x.shape
     parts = empty(2, n, c, dtype=torch.float64)
-    sizes, outs = [h, w, c], [parts[0], parts[1]]
-    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], sizes, outs)
-    dz, dzx = parts.sum(1).float()
-    return dz, dzx
+    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], parts.unbind(0))
+    return parts
 
 
 def grad(
@@ -94,35 +82,54 @@ def twice_grad(
 def plain_floats(*leaves: Tensor) -> bool:
     """Whether the kernels that follow are for these: float32 on the CPU, and there are kernels."""
     return compiled.library() is not None and all(
-        leaf.dtype == torch.float32 and leaf.device.type == "cpu" for leaf in leaves
+        leaf.dtype == torch.float32 and leaf.is_cpu for leaf in leaves
     )
 
 
 def adam(
-    w: Tensor, g: Tensor, m: Tensor, v: Tensor, *,
+    leaves: Iterable[Sequence[Tensor]], *,
     decay: float, rise: float, grow: float, step: float, eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return (w', m', v'), elementwise, for float32 tensors of one shape; `elementwise.c` says it.
+) -> list[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """Return (w', m', v') of every (w, g, m, v), elementwise; `elementwise.c` says it.
 
-    They may lie in memory in any order; the results lie as w does.
+    The four of a leaf are float32 of one shape. They may lie in memory in any order; the results
+    lie as w does. One call for all: threads that take turns at Python's lock lose time at each.
     """
-    w = _dense(w)
-    ins = [w, *(_alike(t, w) for t in (g, m, v))]
-    outs = [torch.empty_like(w) for _ in range(3)]
-    kernel, rule = library().fedshot_adam, (decay, rise, grow, step, eps)
-    _numbers(w.numel(), kernel, [t.data_ptr() for t in ins], rule, [t.data_ptr() for t in outs])
-    return outs[0], outs[1], outs[2]
+    at, ends, n = array("q"), array("q"), 0
+    used, made = [], []
+    for first, *rest in leaves:
+        w = _dense(first)
+        ins = [w, *[_alike(t, w) for t in rest]]
+        outs = (torch.empty_like(w), torch.empty_like(w), torch.empty_like(w))
+        at.extend([t.data_ptr() for t in (*ins, *outs)])
+        n += w.numel()
+        ends.append(n)
+        used.append(ins)  # copies among them live until they are read
+        made.append(outs)
+    rule = (decay, rise, grow, step, eps)
+    _numbers(n, library().fedshot_adam, [_address(at), _address(ends)], rule, [])
+    return made
 
 
-def take(total: Tensor, x: Tensor, scale: float) -> None:
-    """Add x * scale to whole numbers in place, rounded once: int64 and float32, of one shape."""
-    if not total.is_contiguous() or total.dtype != torch.int64 or total.shape != x.shape:
-        raise ValueError(
-            f"a total of {total.dtype} {list(total.shape)} and an update of {list(x.shape)}; "
-            "expected contiguous int64, and one shape."
-        )
-    x = x.contiguous()
-    _numbers(x.numel(), library().fedshot_take, [x.data_ptr()], (scale,), [total.data_ptr()])
+def take(pairs: Iterable[tuple[Tensor, Tensor]], scale: float) -> None:
+    """Add x * scale to whole numbers in place, rounded once, for every (total, x).
+
+    The two are int64 and float32, of one shape.
+    """
+    at, ends, n = array("q"), array("q"), 0
+    used = []
+    for total, given in pairs:
+        if not total.is_contiguous() or total.dtype != torch.int64 or total.shape != given.shape:
+            raise ValueError(
+                f"a total of {total.dtype} {list(total.shape)} and an update of "
+                f"{list(given.shape)}; expected contiguous int64, and one shape."
+            )
+        x = given.contiguous()
+        used.append(x)  # a copy lives until it is read
+        at.extend((x.data_ptr(), total.data_ptr()))
+        n += x.numel()
+        ends.append(n)
+    _numbers(n, library().fedshot_take, [_address(at), _address(ends)], (scale,), [])
 
 
 def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor:
@@ -132,11 +139,14 @@ def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor
     return mask
 
 
-def largest(x: Tensor) -> float:
-    """Return the largest |x| of a float32 tensor; inf or NaN where it holds one, 0 if empty."""
+def largest(leaves: Iterable[Tensor]) -> float:
+    """Return the largest |x| of float32 tensors; inf or NaN where they hold one, 0 if empty."""
     found = ctypes.c_uint32()
-    x = x.contiguous()
-    library().fedshot_largest(x.data_ptr(), 0, x.numel(), ctypes.addressof(found))
+    plain = [leaf.contiguous() for leaf in leaves]
+    at = array("q", [leaf.data_ptr() for leaf in plain])
+    sizes = array("q", [leaf.numel() for leaf in plain])
+    where = (_address(at), _address(sizes))
+    library().fedshot_largest(*where, len(plain), ctypes.addressof(found))
     value: float = ctypes.c_float.from_buffer(found).value
     return value
 
@@ -164,7 +174,7 @@ def check_vector(t: Tensor, c: int) -> None:
 
 
 def _check_floats(t: Tensor) -> None:
-    if t.dtype != torch.float32 or t.device.type != "cpu":
+    if t.dtype != torch.float32 or not t.is_cpu:
         raise TypeError(
             f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}; they take "
             "torch.float32 on the CPU. Convert it, or set FEDSHOT_KERNELS=off."
@@ -187,6 +197,11 @@ def each(
     before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
     threads = min(torch.get_num_threads(), n, ins[0].numel() // _MANY)
     _share(n, threads, kernel, before, [*sizes, *rule], after)
+
+
+def _address(of: array[int]) -> int:
+    """Return where the numbers of an array lie; it must live, and not grow, while they are read."""
+    return of.buffer_info()[0]
 
 
 def _dense(t: Tensor) -> Tensor:

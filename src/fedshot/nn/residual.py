@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
+from fedshot.nn.folding import Folded, fold, tilt
 from fedshot.nn.fused import after_batch, at_given, check_enough
 from fedshot.nn.gradients import with_graph
-from fedshot.nn.kernels import each, empty, library, moments
+from fedshot.nn.kernels import each, empty, library
 from fedshot.nn.layers import EPS
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
@@ -50,7 +51,7 @@ def norm_leaky(of: Normed, lean: float, mode: Mode) -> tuple[Tensor, Tree]:
         return _leaky(x.detach(), *at_given(p, s), lean), s
     check_enough(x)
     y, mean, var = _NormLeaky.apply(x, p["weight"], p["bias"], lean)  # type: ignore[no-untyped-call]
-    return y, after_batch(s, mean, var, x, mode)
+    return y, after_batch(s, mean, var, None, x, mode)
 
 
 def join(a: Normed, b: Normed, lean: float, mode: Mode) -> tuple[Tensor, Tree, Tree]:
@@ -63,29 +64,8 @@ def join(a: Normed, b: Normed, lean: float, mode: Mode) -> tuple[Tensor, Tree, T
     weights = (a.p["weight"], a.p["bias"], b.p["weight"], b.p["bias"])
     y, *got = _Join.apply(a.x, b.x, *weights, lean)  # type: ignore[no-untyped-call]
     mean, var, mid, spread = got
-    return y, after_batch(a.s, mean, var, a.x, mode), after_batch(b.s, mid, spread, b.x, mode)
-
-
-class _Sizes(NamedTuple):
-    """What a map is normalised by, all [c]."""
-
-    mean: Tensor
-    inverse: Tensor  # inverse root of the variance
-    scale: Tensor
-    shift: Tensor
-
-    def tilt(self, s0: Tensor, s1: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return slope and level of dx = scale * dz + slope * (x - mean) + level."""
-        m = x.numel() // x.shape[1]
-        return -self.scale * self.inverse.square() * s1 / m, -self.scale * s0 / m
-
-
-def _sizes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[_Sizes, Tensor]:
-    """Return what x is normalised by, and its variance."""
-    mean, var = moments(x)
-    inverse = torch.rsqrt(var + EPS)
-    scale = weight * inverse
-    return _Sizes(mean, inverse, scale, bias - mean * scale), var
+    of_a, of_b = (mean, var, None, a.x, mode), (mid, spread, None, b.x, mode)
+    return y, after_batch(a.s, *of_a), after_batch(b.s, *of_b)
 
 
 def _plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -109,22 +89,22 @@ class _NormLeaky(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, lean: float) -> Any:
-        by, var = _sizes(x, weight, bias)
+        by = fold(x, weight, bias, EPS)
         ctx.lean = lean
         ctx.save_for_backward(x, weight, bias, *by)
-        ctx.mark_non_differentiable(by.mean, var)
-        return _leaky(x, by.scale, by.shift, lean), by.mean, var
+        ctx.mark_non_differentiable(by.mean, by.var)
+        return _leaky(x, by.scale, by.shift, lean), by.mean, by.var
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
         x, weight, bias, *sizes = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *with_graph(partial(_plain_leaky, ctx.lean), (x, weight, bias), dy), None
-        by, dy = _Sizes(*sizes), dy.contiguous(memory_format=torch.channels_last)
-        s0, s1 = _leaky_sums(x, by.scale, by.shift, by.mean, dy, lean=ctx.lean)
-        slope, level = by.tilt(s0, s1, x)
-        dx = _leaky_grad(x, by.scale, by.shift, by.mean, slope, level, dy, lean=ctx.lean)
-        return dx, by.inverse * s1, s0, None
+        by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
+        ins = (x, by.scale, by.shift, by.mean)
+        back = tilt(_leaky_sums(*ins, dy, lean=ctx.lean), by, x.numel() // x.shape[1])
+        dx = _leaky_grad(*ins, back.slope, back.level, dy, lean=ctx.lean)
+        return dx, back.by_weight, back.s0, None
 
 
 class _Join(torch.autograd.Function):
@@ -135,13 +115,12 @@ class _Join(torch.autograd.Function):
         ctx: Any, x: Tensor, r: Tensor, weight: Tensor, bias: Tensor, weight_r: Tensor,
         bias_r: Tensor, lean: float,
     ) -> Any:  # fmt: skip
-        a, var = _sizes(x, weight, bias)
-        b, spread = _sizes(r, weight_r, bias_r)
+        a, b = fold(x, weight, bias, EPS), fold(r, weight_r, bias_r, EPS)
         ctx.lean = lean
         ctx.save_for_backward(x, r, weight, bias, weight_r, bias_r, *a, *b)
-        ctx.mark_non_differentiable(a.mean, var, b.mean, spread)
-        y = _join(x, r, a.scale, b.scale, a.shift + b.shift, lean)
-        return y, a.mean, var, b.mean, spread
+        told = (a.mean, a.var, b.mean, b.var)
+        ctx.mark_non_differentiable(*told)
+        return _join(x, r, a.scale, b.scale, a.shift + b.shift, lean), *told
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
@@ -149,13 +128,15 @@ class _Join(torch.autograd.Function):
         if torch.is_grad_enabled():
             points = (x, r, weight, bias, weight_r, bias_r)
             return *with_graph(partial(_plain_join, ctx.lean), points, dy), None
-        a, b = _Sizes(*sizes[:4]), _Sizes(*sizes[4:])
+        a, b = Folded(*sizes[:5]), Folded(*sizes[5:])
         dy = dy.contiguous(memory_format=torch.channels_last)
         ins = (x, r, a.scale, b.scale, a.shift + b.shift, a.mean, b.mean)
-        s0, s1, r1 = _join_sums(*ins, dy, lean=ctx.lean)
-        tilts = (*a.tilt(s0, s1, x), *b.tilt(s0, r1, r))
+        of_a, of_b = _join_sums(*ins, dy, lean=ctx.lean)
+        values = x.numel() // x.shape[1]
+        to_a, to_b = tilt(of_a, a, values), tilt(of_b, b, values)
+        tilts = (to_a.slope, to_a.level, to_b.slope, to_b.level)
         dx, dr = _join_grad(*ins, *tilts, dy, lean=ctx.lean)
-        return dx, dr, a.inverse * s1, s0, b.inverse * r1, s0, None
+        return dx, dr, to_a.by_weight, to_a.s0, to_b.by_weight, to_b.s0, None
 
 
 def _leaky(x: Tensor, scale: Tensor, shift: Tensor, lean: float) -> Tensor:
@@ -165,13 +146,15 @@ def _leaky(x: Tensor, scale: Tensor, shift: Tensor, lean: float) -> Tensor:
     return y.permute(0, 3, 1, 2)
 
 
-def _leaky_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:
-    """Return the sums [c] of dz and of dz * (x - mean); `others` are scale, shift, mean and dy."""
+def _leaky_sums(x: Tensor, *others: Tensor, lean: float) -> Tensor:
+    """Return the sums of dz and of dz * (x - mean) over each image, float64 [2, n, c].
+
+    `others` are scale, shift, mean and dy.
+    """
     n, c, h, w = x.shape
     parts = empty(2, n, c, dtype=torch.float64)
-    each(n, library().fedshot_leaky_sums, [x, *others], [h * w, c], [*parts], [lean])
-    s0, s1 = parts.sum(1).float()
-    return s0, s1
+    each(n, library().fedshot_leaky_sums, [x, *others], [h * w, c], parts.unbind(0), [lean])
+    return parts
 
 
 def _leaky_grad(x: Tensor, *others: Tensor, lean: float) -> Tensor:
@@ -189,16 +172,17 @@ def _join(x: Tensor, r: Tensor, s: Tensor, t: Tensor, shift: Tensor, lean: float
     return y.permute(0, 3, 1, 2)
 
 
-def _join_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums [c] of dz and of its products with both maps, less their means.
+def _join_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:
+    """Return the sums of dz and of its product with either map, less its mean, over each image.
 
-    `others` are r, s, t, shift, both means and dy.
+    float64 [2, n, c] for x and for r; `others` are r, s, t, shift, both means and dy.
     """
     n, c, h, w = x.shape
-    parts = empty(3, n, c, dtype=torch.float64)
-    each(n, library().fedshot_join_sums, [x, *others], [h, w, c], [*parts], [lean])
-    s0, s1, r1 = parts.sum(1).float()
-    return s0, s1, r1
+    parts = empty(2, 2, n, c, dtype=torch.float64)
+    (dz, dzx), (again, dzr) = parts[0].unbind(0), parts[1].unbind(0)
+    each(n, library().fedshot_join_sums, [x, *others], [h, w, c], [dz, dzx, dzr], [lean])
+    again.copy_(dz)
+    return parts[0], parts[1]
 
 
 def _join_grad(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Te
         return _given(x, filters.detach() * scale[:, None, None, None], shift), s
     y, mean, var = _Stem.apply(x, filters, norm_p["weight"], norm_p["bias"])  # type: ignore[no-untyped-call]
     # Normalising by the batch's own mean takes the bias out again: only the mean has it.
-    return y, fused.after_batch(s, mean + conv_p["bias"].detach(), var, x, mode)
+    return y, fused.after_batch(s, mean, var, conv_p["bias"], x, mode)
 
 
 class _Stem(torch.autograd.Function):
