@@ -75,7 +75,7 @@ def keep(
         momentum: the share of the batch.
         values: of a channel, at least 2.
     """
-    vectors = [t.detach().contiguous() for t in (*kept, *new, *([] if bias is None else [bias]))]
+    vectors = [t.contiguous() for t in (*kept, *new, *([] if bias is None else [bias]))]
     c = len(vectors[0])
     for vector in vectors:
         check_vector(vector, c)
