@@ -23,6 +23,7 @@ from fedshot.nn import (
     Model,
     compiled,
     fused,
+    kernels,
     value_and_grad,
 )
 from fedshot.nn.layers import EPS, batch_norm
@@ -56,7 +57,7 @@ def test_values_and_gradients_are_torch_s_in_float64(shape: tuple[int, ...]) -> 
     x, weight, bias, dy = maps(shape)
     ours = leaves(x, weight, bias)
     theirs = [t.double().requires_grad_() for t in (x, weight, bias)]
-    assert fused.fits(ours[0])
+    assert kernels.fits(ours[0])
     y, mean, var = fused.pooled(ours[0], ours[1], ours[2], EPS)
     expected = plain(*theirs)
     torch.testing.assert_close(y.double(), expected, rtol=3e-6, atol=3e-6)
@@ -210,7 +211,7 @@ def test_a_conv4_is_the_same_with_and_without(
     images = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
     mode = Mode(norm=norm)  # type: ignore[arg-type]
     found = model.features(params, stats, images, mode)
-    monkeypatch.setattr(fused, "fits", lambda _: False)
+    monkeypatch.setattr(kernels, "fits", lambda _: False)
     wanted = model.features(params, stats, images, mode)
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-3, atol=1e-3)
     for name in ("norm1", "norm4"):
@@ -234,18 +235,18 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 
 def test_what_the_kernels_cannot_take_goes_the_plain_way() -> None:
     x, *_ = maps((2, 4, 6, 6))
-    assert fused.fits(x)
-    assert not fused.fits(x.double())
-    assert not fused.fits(x.contiguous())
-    assert not fused.fits(torch.zeros(1, 4, 6, 6, device="meta"))
+    assert kernels.fits(x)
+    assert not kernels.fits(x.double())
+    assert not kernels.fits(x.contiguous())
+    assert not kernels.fits(torch.zeros(1, 4, 6, 6, device="meta"))
     seen = []
-    torch.func.vmap(lambda t: seen.append(fused.fits(t)) or t)(torch.zeros(3, 1, 4, 6, 6))
+    torch.func.vmap(lambda t: seen.append(kernels.fits(t)) or t)(torch.zeros(3, 1, 4, 6, 6))
     assert seen == [False]
 
 
 def test_an_empty_batch_goes_the_plain_way() -> None:
     x = torch.zeros(0, 4, 6, 6).contiguous(memory_format=torch.channels_last)
-    assert not fused.fits(x)
+    assert not kernels.fits(x)
     model = Model(Conv4(width=8), None, (12, 12, 1))
     params, stats = model.init(Key(1))
     images = torch.zeros(0, 12, 12, 1, dtype=torch.uint8)

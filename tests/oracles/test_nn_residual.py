@@ -12,7 +12,7 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import Model, ResNet12, compiled, fused
+from fedshot.nn import Model, ResNet12, compiled, kernels
 from fedshot.nn.layers import EPS, batch_norm
 from fedshot.nn.mode import Mode
 from fedshot.nn.residual import Normed, join, norm_leaky
@@ -81,7 +81,7 @@ def test_values_and_gradients_are_torch_s_in_float64(
     shape: tuple[int, ...], start: Callable[..., list[Tensor]], ours: Op, theirs: Op
 ) -> None:
     single, double = leaves(start(shape)), leaves(start(shape), torch.float64)
-    assert fused.fits(single[0])
+    assert kernels.fits(single[0])
     y, expected = ours(*single), theirs(*double)
     torch.testing.assert_close(y.double(), expected, rtol=3e-6, atol=5e-6)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
@@ -258,7 +258,7 @@ def test_a_resnet_is_the_same_with_and_without(
     images = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
     mode = Mode(norm=norm)  # type: ignore[arg-type]
     found = model.features(params, stats, images, mode)
-    monkeypatch.setattr(fused, "fits", lambda _: False)
+    monkeypatch.setattr(kernels, "fits", lambda _: False)
     wanted = model.features(params, stats, images, mode)
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-3, atol=1e-3)
     flat = dict(tree.items(found[1]))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
-from fedshot.nn import fused, stem
+from fedshot.nn import fused, kernels, stem
 from fedshot.nn.layers import (
     Shape,
     batch_norm,
@@ -191,10 +191,10 @@ def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[
     able = not given or not needs_gradient(x, conv_p, norm_p)
     if able and stem.fits(x, conv_p["weight"]):
         return stem.stem(conv_p, norm_p, s, x, mode)
-    if able and min(x.shape[-2:]) >= 2 and fused.fits(x):
+    if able and min(x.shape[-2:]) >= 2 and kernels.fits(x):
         # Normalising by the batch's own mean takes the bias out again: only the mean has it.
         h = conv(conv_p if given else {"weight": conv_p["weight"]}, x)
-        if fused.fits(h):
+        if kernels.fits(h):
             bias = None if given else conv_p["bias"]
             return fused.norm_pool_relu(norm_p, s, h, bias, mode)
     h = conv(conv_p if given else _without_bias_gradient(conv_p), x)

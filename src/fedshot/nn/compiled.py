@@ -32,7 +32,7 @@ from fedshot.data.cache import default_folder
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = (
     "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
-    "stem.c",
+    "stem.c", "winograd.c",
 )  # fmt: skip
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
@@ -58,6 +58,11 @@ _SIGNATURES = {
     "fedshot_stem": [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2],
     "fedshot_stem_sums": [*[_POINTER] * 3, *[_SIZE] * 7, _POINTER],
     "fedshot_stem_grad": [*[_POINTER] * 7, *[_SIZE] * 3, *[_POINTER] * 3],
+    "fedshot_winograd_in": [_POINTER, *[_SIZE] * 8, _POINTER],
+    "fedshot_winograd_out": [*[_POINTER] * 2, *[_SIZE] * 8, _POINTER],
+    "fedshot_winograd_back": [_POINTER, *[_SIZE] * 7, _POINTER],
+    "fedshot_winograd_filters": [_POINTER, *[_SIZE] * 3, _POINTER],
+    "fedshot_winograd_unfold": [_POINTER, *[_SIZE] * 3, _POINTER],
     "fedshot_adam": [*[_POINTER] * 2, *[_SIZE] * 2, *[_FLOAT] * 5],
     "fedshot_take": [*[_POINTER] * 2, *[_SIZE] * 2, _DOUBLE],
     "fedshot_kept": [*[_SIZE] * 2, *[_WORD] * 3, _FLOAT, _POINTER],

@@ -17,34 +17,10 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError
 from fedshot.nn import kernels
-from fedshot.nn.compiled import library
 from fedshot.nn.folding import Folded, fold, keep, tilt
 from fedshot.nn.layers import EPS, NO_STATISTICS, too_few
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
-
-
-def fits(x: Tensor) -> bool:
-    """Whether the kernels take this map of a convolution, which autocast makes of bfloat16."""
-    return readable(x) and not torch.is_autocast_enabled("cpu")
-
-
-def readable(x: Tensor) -> bool:
-    """Whether kernels can read these maps: float32 on a CPU, channels last, some, not under vmap.
-
-    An exporter or a tracer, which follows torch's own operations alone, has none of them.
-    """
-    return (
-        not torch.compiler.is_exporting()
-        and torch._C._get_tracing_state() is None
-        and x.numel() > 0
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and x.shape[1] <= kernels.MOST_CHANNELS
-        and x.permute(0, 2, 3, 1).is_contiguous()
-        and not torch._C._are_functorch_transforms_active()
-        and library() is not None
-    )
 
 
 def norm_pool_relu(

@@ -1,7 +1,7 @@
 """The C functions on tensors: memory for the results, and shares for the threads.
 
 In `fused.c`, maps are float32 [n, c, h, w] on the CPU, channels last: x and those of its shape are
-what `fused.fits` lets through, y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c], which
+what `fits`, y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c], which
 is checked, since C would read past the end of others.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,34 @@ from torch import Tensor
 from fedshot.machine import denormals_flushed
 from fedshot.nn import compiled
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
 _MANY = 1 << 16  # numbers that are worth a thread
+
+
+def fits(x: Tensor) -> bool:
+    """Whether the kernels take these maps of a convolution, which autocast makes of bfloat16."""
+    return readable(x) and not torch.is_autocast_enabled("cpu")
+
+
+def readable(x: Tensor) -> bool:
+    """Whether kernels can read these maps: float32 on a CPU, channels last, some, not under vmap.
+
+    An exporter or a tracer, which follows torch's own operations alone, has none of them.
+    """
+    return (
+        not torch.compiler.is_exporting()
+        and torch._C._get_tracing_state() is None
+        and x.numel() > 0
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.shape[1] <= MOST_CHANNELS
+        and x.permute(0, 2, 3, 1).is_contiguous()
+        and not torch._C._are_functorch_transforms_active()
+        and compiled.library() is not None
+    )
 
 
 def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -231,6 +258,21 @@ def shared(
     _share(n, threads, kernel, ins, rest, outs)
 
 
+def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
+    """Return what `work` makes of each share of the items: as many shares as torch uses threads.
+
+    In each of them torch uses one, so that operations of torch can be among the work.
+    """
+    threads = min(torch.get_num_threads(), len(items))
+    if threads <= 1:
+        return [work(items)]
+    cuts = [len(items) * i // threads for i in range(threads + 1)]
+    pool = _pool_of(threads, denormals_flushed())
+    shares = [pool.submit(work, items[first:last]) for first, last in pairwise(cuts)]
+    wait(shares)  # whatever happens: they write to memory that is the caller's
+    return [share.result() for share in shares]
+
+
 def _numbers(
     n: int, kernel: Callable[..., None], ins: list[int], rule: Sequence[float], outs: list[int]
 ) -> None:
@@ -261,10 +303,13 @@ def _share(
 
 @cache
 def _pool_of(threads: int, flush: bool) -> ThreadPoolExecutor:
-    """Return a pool whose threads treat tiny numbers as their caller does."""
-    return ThreadPoolExecutor(
-        threads, "fedshot-kernel", initializer=torch.set_flush_denormal, initargs=(flush,)
-    )
+    """Return a pool whose threads treat tiny numbers as their caller does, and work alone."""
+    return ThreadPoolExecutor(threads, "fedshot-kernel", initializer=_begin, initargs=(flush,))
+
+
+def _begin(flush: bool) -> None:
+    torch.set_flush_denormal(flush)
+    torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):  # a forked process has the pools, but none of their threads

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import compiled, kernels
+from fedshot.nn import compiled, kernels, winograd
 from fedshot.nn.mode import Mode, mix64, mix_int, readable, signed
 from fedshot.tree import Tree
 
@@ -80,6 +80,8 @@ def init_conv(
 def conv(p: Tree, x: Tensor) -> Tensor:
     """Return the convolution with an odd kernel, padded: a map of the same height and width."""
     weight = laid_plainly(p["weight"])
+    if winograd.fits(x, weight):
+        return winograd.conv3x3(x, weight, p.get("bias"))
     return F.conv2d(x, weight, p.get("bias"), padding=weight.shape[-1] // 2)
 
 

@@ -3,7 +3,7 @@
     norm_leaky   y = leaky(batch_norm(x))
     join         y = leaky(max_pool2d(batch_norm(x) + batch_norm(r), 2)), the end of a block
 
-For channels-last maps in float32, by the kernels of `residual.c`, where `fused.fits`; `resnet.py`
+For channels-last maps in float32, by the kernels of `residual.c`, where `kernels.fits`; `resnet.py`
 has the plain operations. They equal those to rounding and are a function of the values alone.
 About as quick, they keep a map alone for the way back where the plain ones keep up to three.
 First derivatives are closed forms, with dz what reaches x * scale + shift, S0 and S1 its sums with
@@ -36,7 +36,7 @@ from fedshot.tree import Tree
 class Normed(NamedTuple):
     """A map on its way through batch norm."""
 
-    x: Tensor  # [n, c, h, w], one that `fused.fits`
+    x: Tensor  # [n, c, h, w], one that `kernels.fits`
     p: Tree  # scale and shift of the norm
     s: Tree  # running statistics, {} for none
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import fused, residual
+from fedshot.nn import kernels, residual
 from fedshot.nn.layers import (
     Shape,
     batch_norm,
@@ -126,7 +126,7 @@ class ResNet12:
             return z
 
         def compiled(z: Tensor) -> bool:
-            return fused.fits(z) and not (constants and needs_gradient(z, p))
+            return kernels.fits(z) and not (constants and needs_gradient(z, p))
 
         def activated(name: str, z: Tensor) -> Tensor:
             z = conv(p[f"conv{name}"], z)

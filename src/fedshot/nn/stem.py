@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.nn import fused
+from fedshot.nn import fused, kernels
 from fedshot.nn.gradients import differentiated_twice, with_graph
 from fedshot.nn.kernels import check_vector, empty, library, shared
 from fedshot.nn.layers import EPS, channels_last, conv, laid_plainly
@@ -43,7 +43,7 @@ def fits(x: Tensor, filters: Tensor) -> bool:
         and x.shape[-1] <= _LONGEST
         and not (x.requires_grad and torch.is_grad_enabled())
         and not differentiated_twice()
-        and fused.readable(x)
+        and kernels.readable(x)
     )
 
 

@@ -1,0 +1,175 @@
+"""Convolutions by Winograd's algorithm against torch's own, in values and in derivatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from fedshot.keys import Key
+from fedshot.nn import Conv4, Model, ResNet12, compiled, value_and_grad
+from fedshot.nn.layers import conv
+from fedshot.nn.mode import Mode
+from fedshot.nn.winograd import conv3x3, fits
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+# n, channels, filters, height, width: even and odd sides, sides of 1, one block of tiles and many.
+SHAPES = [
+    (3, 64, 64, 6, 8),
+    (2, 64, 80, 7, 5),
+    (1, 96, 64, 1, 1),
+    (2, 64, 64, 1, 4),
+    (5, 128, 64, 3, 2),
+    (24, 64, 64, 16, 16),
+    (9, 320, 64, 17, 16),
+]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def given(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return maps, filters, bias, and the gradient of the result."""
+    n, c, f, h, w = shape
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(n, h, w, c, generator=draw).permute(0, 3, 1, 2)
+    filters = torch.randn(f, c, 3, 3, generator=draw) / math.sqrt(9 * c)
+    return x, filters, torch.randn(f, generator=draw), torch.randn(n, f, h, w, generator=draw)
+
+
+def derived(y: Tensor, at: list[Tensor], dy: Tensor) -> list[Tensor]:
+    return [y.detach(), *torch.autograd.grad(y, at, dy)]
+
+
+def wanted(at: list[Tensor], dy: Tensor) -> list[Tensor]:
+    """Return the map and the derivatives in float64."""
+    at = [t.detach().double().requires_grad_() for t in at]
+    return derived(F.conv2d(*at, padding=1), at, dy.double())
+
+
+def rounding(found: Tensor, want: Tensor) -> float:
+    return float((found.double() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_it_is_the_convolution(shape: tuple[int, ...], with_bias: bool, threads: int) -> None:
+    x, filters, bias, dy = given(shape)
+    at = [t.requires_grad_() for t in (x, filters, *([bias] if with_bias else []))]
+    assert fits(x, filters)
+    y = conv3x3(*at)
+    assert y.permute(0, 2, 3, 1).is_contiguous()
+    for found, want in zip(derived(y, at, dy), wanted(at, dy), strict=True):
+        assert rounding(found, want) < 2e-6
+
+
+def test_it_rounds_as_the_direct_sum_does() -> None:
+    """Maps and their derivative less, the derivative by the filters two or three times as much."""
+    x, filters, _, dy = given((8, 256, 256, 8, 8))
+    at = [x.requires_grad_(), filters.requires_grad_()]
+    ours, torchs = derived(conv3x3(*at), at, dy), derived(F.conv2d(*at, padding=1), at, dy)
+    want = wanted(at, dy)
+    found = [rounding(a, c) / rounding(b, c) for a, b, c in zip(ours, torchs, want, strict=True)]
+    assert max(found[:2]) < 1.2
+    assert found[2] < 4
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_only_what_is_asked_for_is_derived(asked: int) -> None:
+    x, filters, bias, dy = given(SHAPES[1])
+    at = [x, filters, bias]
+    at[asked].requires_grad_()
+    (found,) = torch.autograd.grad(conv3x3(*at), at[asked], dy)
+    assert rounding(found, wanted(at, dy)[1 + asked]) < 2e-6
+
+
+def test_filters_and_gradient_may_lie_in_memory_in_any_order() -> None:
+    x, filters, _, dy = given(SHAPES[0])
+    turned = filters.contiguous(memory_format=torch.channels_last).requires_grad_()
+    (found,) = torch.autograd.grad(conv3x3(x, turned), turned, dy[:, :, :1].expand_as(dy))
+    plain = filters.requires_grad_()
+    apart = dy[:, :, :1].expand_as(dy).contiguous()
+    (want,) = torch.autograd.grad(conv3x3(x, plain), plain, apart)
+    assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_graph_of_the_derivatives_is_that_of_torch_s_operations(with_bias: bool) -> None:
+    x, filters, bias, dy = given(SHAPES[1])
+    at = [t.requires_grad_() for t in (x, filters, *([bias] if with_bias else []))]
+
+    def twice(y: Tensor) -> list[Tensor]:
+        grads = torch.autograd.grad(y, at, dy, create_graph=True)
+        return list(torch.autograd.grad(sum((g**3).sum() for g in grads), at[:2]))
+
+    for found, want in zip(twice(conv3x3(*at)), twice(F.conv2d(*at, padding=1)), strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_not_a_number_is_not_lost() -> None:
+    x, filters, *_ = given(SHAPES[0])
+    x[1, 3, 2, 2] = math.nan
+    y = conv3x3(x, filters)
+    assert y[1, :, 1:4, 1:4].isnan().all()
+    assert y[[0, 2]].isfinite().all()
+
+
+def test_others_go_the_plain_way() -> None:
+    x, filters, *_ = given(SHAPES[0])
+    assert fits(x, filters)
+    assert not fits(x.contiguous(), filters)
+    assert not fits(x.double(), filters.double())
+    assert not fits(x, filters.double())
+    assert not fits(x, filters[:, :, :1, :1])
+    assert not fits(x, filters[:63])
+    assert not fits(x, filters[:48])
+    narrow = x[:, :48].contiguous(memory_format=torch.channels_last)
+    assert not fits(narrow, filters[:, :48])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not fits(x, filters)
+    seen = []
+    torch.func.vmap(lambda t: seen.append(fits(t, filters)) or t)(x[None])
+
+    def fn(w: Tensor) -> tuple[Tensor, None]:
+        seen.append(fits(x, w))
+        return w.sum(), None
+
+    value_and_grad(fn, filters.requires_grad_(), differentiable=True)
+    assert seen == [False, False]
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 3), (21, 21, 3)])
+@pytest.mark.parametrize("net", [Conv4(width=64), ResNet12(widths=(64, 64, 80, 96), dropblock=0.0)])
+@pytest.mark.parametrize("norm", ["batch", "given"])
+def test_nets_with_it_are_those_without(
+    shape: tuple[int, int, int], net: Conv4 | ResNet12, norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(net, None, shape)
+    params, stats = model.init(Key(1))
+    images = torch.randint(256, (6, *shape), dtype=torch.uint8)
+    used = []
+
+    def run() -> tuple[Tensor, Tensor]:
+        h = model.features(params, stats, images, Mode(norm=norm))[0]  # type: ignore[arg-type]
+        return h, h
+
+    found, _ = run()
+    monkeypatch.setattr("fedshot.nn.winograd.fits", lambda *at: used.append(at) or False)
+    want, _ = run()
+    assert used
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
+
+
+def test_a_layer_takes_it() -> None:
+    x, filters, bias, _ = given(SHAPES[0])
+    found = conv({"weight": filters, "bias": bias}, x)
+    assert torch.equal(found, conv3x3(x, filters, bias))
