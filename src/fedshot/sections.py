@@ -149,8 +149,8 @@ class RunOptions:
             published code does: no honest result, and marked as none wherever it is shown.
         checkpoint_every: rounds between two checkpoints; the best and the last round always.
         threads: intra-op threads of torch. Bits may differ between two values, never within one.
-            null: 1, or all cores where one training step is 100 GFLOP or more (a ResNet-12); what
-            it came to stands in the run's config.yaml.
+            null: 1, or all cores where one training step is 400 GFLOP or more (a ResNet-12 at 84
+            pixels); what it came to stands in the run's config.yaml.
         fleet: where clients run: "threads", several at once, or "sequential", one by one, in the
             same bits; "vectorised", stacked, for GPUs and small heads, to rounding.
         chunk: the most clients in one stack under "vectorised". Bits depend on it.

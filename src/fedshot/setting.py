@@ -32,7 +32,7 @@ from fedshot.nn.cost import step_flops
 from fedshot.protocol import Method, widest_test
 from fedshot.sections import RunOptions, not_honest
 
-_BIG = 10**11  # FLOPs of a step that is given all cores: some half a second on one of them
+_BIG = 4 * 10**11  # FLOPs of a step that is given all cores: a second and more on one of them
 _SMALL = 3 * 10**8  # of a step as short as the Python around it, which one thread runs at a time
 
 
@@ -285,8 +285,8 @@ class Setting(Arrangement):
 def threads_for(flops: int, asked: int | None) -> int:
     """Return the intra-op threads for steps of so many FLOPs: those asked for, else by rule.
 
-    Never by timing, which would give one seed two answers: a step below 100 GFLOP is quickest with
-    a worker for each core, a longer one keeps all cores busy by itself in half the memory.
+    Never by timing, which would give one seed two answers: a step below 400 GFLOP is quickest with
+    a worker for each core, a longer one keeps all cores busy by itself and has the memory alone.
     """
     if asked is not None:
         return asked
