@@ -28,7 +28,8 @@ update.
   every run of fedshot has: freed memory is kept, and numbers below 1e-38, such as the gradients of
   confident predictions, are taken for 0, as some processors need long for them.
 - **The ceiling** is the best 3x3 convolution, forwards and backwards, that was found on this
-  machine, measured in the same turns. A step counts as three forward passes.
+  machine by the direct sum, measured in the same turns. A step counts as three forward passes of
+  direct sums; where fedshot convolves by Winograd's algorithm, its share can be above 1.
 """
 
 
