@@ -56,6 +56,15 @@ def denormals_flushed() -> bool:
     return bool(_TINY * 1.0 == 0.0)
 
 
+def set_threads(n: int) -> None:
+    """Let torch use n intra-op threads in this thread, whenever others set theirs.
+
+    When a thread first uses torch it takes the number that any thread set last; asking is a use.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(n)
+
+
 @contextmanager
 def arithmetic(threads: int) -> Iterator[None]:
     """Let this thread, and those it starts, compute as runs do; as before it afterwards.

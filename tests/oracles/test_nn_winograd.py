@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fedshot import tree
 from fedshot.keys import Key
+from fedshot.machine import set_threads
 from fedshot.nn import Conv4, Model, ResNet12, compiled, value_and_grad
+from fedshot.nn.kernels import in_threads
 from fedshot.nn.layers import conv
 from fedshot.nn.mode import Mode
 from fedshot.nn.winograd import conv3x3, fits
+from fedshot.tree import Tree
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 # n, channels, filters, height, width: even and odd sides, sides of 1, one block of tiles and many.
@@ -65,7 +70,7 @@ def rounding(found: Tensor, want: Tensor) -> float:
 def test_it_is_the_convolution(shape: tuple[int, ...], with_bias: bool, threads: int) -> None:
     x, filters, bias, dy = given(shape)
     at = [t.requires_grad_() for t in (x, filters, *([bias] if with_bias else []))]
-    assert fits(x, filters)
+    assert fits(x, filters) == (min(shape[3:]) > 1)
     y = conv3x3(*at)
     assert y.permute(0, 2, 3, 1).is_contiguous()
     for found, want in zip(derived(y, at, dy), wanted(at, dy), strict=True):
@@ -147,7 +152,7 @@ def test_others_go_the_plain_way() -> None:
     assert seen == [False, False]
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 3), (21, 21, 3)])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (37, 37, 3)])
 @pytest.mark.parametrize("net", [Conv4(width=64), ResNet12(widths=(64, 64, 80, 96), dropblock=0.0)])
 @pytest.mark.parametrize("norm", ["batch", "given"])
 def test_nets_with_it_are_those_without(
@@ -156,17 +161,63 @@ def test_nets_with_it_are_those_without(
     model = Model(net, None, shape)
     params, stats = model.init(Key(1))
     images = torch.randint(256, (6, *shape), dtype=torch.uint8)
-    used = []
+    taken: list[bool] = []
 
-    def run() -> tuple[Tensor, Tensor]:
-        h = model.features(params, stats, images, Mode(norm=norm))[0]  # type: ignore[arg-type]
-        return h, h
+    def run(able: bool) -> tuple[Tensor, Tensor]:
+        def judged(x: Tensor, filters: Tensor) -> bool:
+            taken.append(able and fits(x, filters))
+            return taken[-1]
 
-    found, _ = run()
-    monkeypatch.setattr("fedshot.nn.winograd.fits", lambda *at: used.append(at) or False)
-    want, _ = run()
-    assert used
-    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
+        monkeypatch.setattr("fedshot.nn.winograd.fits", judged)
+
+        def fn(w: Tree) -> tuple[Tensor, Tensor]:
+            h = model.features(w, stats, images, Mode(norm=norm))[0]  # type: ignore[arg-type]
+            return h.square().sum(), h.detach()
+
+        _, h, grads = value_and_grad(fn, params)
+        return h, torch.cat([g.flatten() for g in tree.leaves(grads)])
+
+    found = run(True)
+    assert any(taken)
+    taken.clear()
+    want = run(False)
+    assert not any(taken)
+    torch.testing.assert_close(found[0], want[0], rtol=1e-3, atol=1e-3)
+    assert rounding(found[1], want[1].double()) < 1e-2
+
+
+@pytest.mark.parametrize("bias", [torch.ones(1), torch.ones(64).double(), torch.ones(64, 1)])
+def test_a_bias_that_c_would_misread_is_refused(bias: Tensor) -> None:
+    x, filters, *_ = given(SHAPES[0])
+    with pytest.raises((TypeError, ValueError), match="the kernels were given"):
+        conv3x3(x, filters, bias)
+
+
+def test_shares_of_several_callers_do_not_wait_for_one_another(threads: int) -> None:
+    """Nor do pools change how many threads torch uses in threads that begin later."""
+    x, filters, *_ = given(SHAPES[5])
+    want = conv3x3(x, filters)
+
+    def visit(_: int) -> tuple[int, bool]:
+        own = torch.get_num_threads()
+        set_threads(threads)
+        same = all(torch.equal(conv3x3(x, filters), want) for _ in range(5))
+        return own, same and torch.get_num_threads() == threads
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(visit, range(4))) == [(threads, True)] * 4
+
+
+def test_an_error_in_a_share_comes_out(threads: int) -> None:
+    def work(items: Sequence[int]) -> int:
+        if 5 in items:
+            raise RuntimeError("five")
+        return sum(items)
+
+    assert sum(in_threads(work, range(5))) == 10
+    with pytest.raises(RuntimeError, match="five"):
+        in_threads(work, range(9))
+    assert torch.get_num_threads() == threads
 
 
 def test_a_layer_takes_it() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedshot import tree
 from fedshot.protocol import Gather, Mean, Reducer, Sum
+from fedshot.tree import Tree
 
 F64 = torch.zeros(3, dtype=torch.float64)
 LIMIT = 2.0**16
@@ -215,12 +218,14 @@ def test_whether_a_part_is_refused_does_not_depend_on_who_came_first() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
-    "reducer", [Mean({"w": F64}), Sum({"w": F64}), Gather(), Gather({"w": F64})]
-)
-def test_what_is_not_finite_is_refused(reducer: Reducer, value: float) -> None:
-    text = reducer.fault(0, {"w": tensor([0.0, value, 1.0])}, 1.0)
-    assert text == "w holds a value that is not finite"
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [Mean, Sum, Gather, partial(Gather, limit=math.inf)])
+def test_what_is_not_finite_is_refused(
+    kind: Callable[[Tree], Reducer], dtype: torch.dtype, value: float
+) -> None:
+    reducer = kind({"v": torch.ones(2, dtype=dtype), "w": torch.ones(3, dtype=dtype)})
+    part = {"v": torch.ones(2, dtype=dtype), "w": torch.tensor([0.0, value, 1.0], dtype=dtype)}
+    assert reducer.fault(0, part, 1.0) == "w holds a value that is not finite"
 
 
 def test_a_mean_of_whole_numbers_is_refused() -> None:

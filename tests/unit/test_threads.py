@@ -108,8 +108,9 @@ def test_steps_that_fill_the_machine_get_all_its_cores_by_a_rule(
 ) -> None:
     monkeypatch.setattr("fedshot.setting.cores", lambda: 6)
     conv = step_flops(Model(Conv4(64), None, (84, 84, 3)), 100)
+    wide = step_flops(Model(ResNet12(), LinearHead(5), (32, 32, 3)), 80)
     big = step_flops(Model(ResNet12(), LinearHead(5), (84, 84, 3)), 80)
-    assert threads_for(conv, None) == 1
+    assert threads_for(conv, None) == threads_for(wide, None) == 1
     assert threads_for(big, None) == 6
     assert threads_for(big, 2) == 2
     assert workers_for(conv, RunOptions(threads=1), text=False) == 6

@@ -24,7 +24,7 @@ import torch
 
 from fedshot.fleets.host import Host
 from fedshot.fleets.sequential import Sequential
-from fedshot.machine import denormals_flushed
+from fedshot.machine import denormals_flushed, set_threads
 from fedshot.protocol import Arrival, Exchange
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Threads(Sequential):
 
 def _begin(intra_op: int, flush: bool) -> None:
     """Set what counts for the thread that calls it alone."""
-    torch.set_num_threads(intra_op)
+    set_threads(intra_op)
     torch.set_flush_denormal(flush)
 
 

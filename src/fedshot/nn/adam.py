@@ -32,9 +32,9 @@ def adam_step(
     tree.map(lambda *leaves: four.append(leaves), params, grads, first, second)
     if not four:
         return params, first, second
-    given = [leaf for w, g, *_ in four for leaf in (w, g)]
-    differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given)
-    if kernels.plain_floats(*given) and not differentiated and _is_one(step):
+    every = [leaf for leaves in four for leaf in leaves]
+    differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in every)
+    if kernels.plain_floats(*every) and not differentiated and _is_one(step):
         moved = _compiled(four, lr, decay, int(step))
     else:
         moved = _plain(four, lr, decay, step)

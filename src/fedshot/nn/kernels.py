@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
+from threading import Barrier
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fedshot.machine import denormals_flushed
+from fedshot.machine import denormals_flushed, set_threads
 from fedshot.nn import compiled
 
 T = TypeVar("T")
@@ -268,8 +269,12 @@ def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
         return [work(items)]
     cuts = [len(items) * i // threads for i in range(threads + 1)]
     pool = _pool_of(threads, denormals_flushed())
-    shares = [pool.submit(work, items[first:last]) for first, last in pairwise(cuts)]
-    wait(shares)  # whatever happens: they write to memory that is the caller's
+    shares: list[Future[R]] = []
+    try:
+        for first, last in pairwise(cuts):
+            shares.append(pool.submit(work, items[first:last]))
+    finally:  # whatever happens: they write to memory that is the caller's
+        wait(shares)
     return [share.result() for share in shares]
 
 
@@ -303,13 +308,20 @@ def _share(
 
 @cache
 def _pool_of(threads: int, flush: bool) -> ThreadPoolExecutor:
-    """Return a pool whose threads treat tiny numbers as their caller does, and work alone."""
-    return ThreadPoolExecutor(threads, "fedshot-kernel", initializer=_begin, initargs=(flush,))
+    """Return a pool whose threads treat tiny numbers as their caller does, and work alone.
+
+    All of them begin here: torch gives threads that begin later the number that was set last.
+    """
+    pool = ThreadPoolExecutor(threads, "fedshot-kernel", initializer=_begin, initargs=(flush,))
+    own, all_here = torch.get_num_threads(), Barrier(threads)
+    wait([pool.submit(all_here.wait) for _ in range(threads)])
+    torch.set_num_threads(own)
+    return pool
 
 
 def _begin(flush: bool) -> None:
     torch.set_flush_denormal(flush)
-    torch.set_num_threads(1)
+    set_threads(1)
 
 
 if hasattr(os, "register_at_fork"):  # a forked process has the pools, but none of their threads

@@ -159,7 +159,8 @@ def _bits(limit: float, cohort: int) -> int:
 
 def is_plain(leaf: Tensor) -> bool:
     """Whether a tensor holds its values densely, so that they can be looked at."""
-    return leaf.layout == torch.strided and not leaf.is_meta and not leaf.is_quantized
+    dense = leaf.layout == torch.strided and not leaf.is_neg()
+    return dense and not leaf.is_meta and not leaf.is_quantized
 
 
 def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
@@ -183,8 +184,10 @@ def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
 
 def _small(leaves: list[Tensor], limit: float) -> bool:
     """Whether no |x| is above the limit, where that can be told of all leaves at once."""
-    plain = all(map(is_plain, leaves)) and kernels.plain_floats(*leaves)
-    return plain and kernels.largest([leaf.detach() for leaf in leaves]) <= limit
+    if not all(map(is_plain, leaves)) or not kernels.plain_floats(*leaves):
+        return False
+    largest = kernels.largest([leaf.detach() for leaf in leaves])
+    return math.isfinite(largest) and largest <= limit
 
 
 def _largest(leaf: Tensor) -> float:
