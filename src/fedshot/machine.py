@@ -56,13 +56,14 @@ def denormals_flushed() -> bool:
     return bool(_TINY * 1.0 == 0.0)
 
 
-def set_threads(n: int) -> None:
-    """Let torch use n intra-op threads in this thread, whenever others set theirs.
+def begin_thread(threads: int, flush: bool) -> None:
+    """Set what counts for the thread that calls it alone: intra-op threads, and tiny numbers.
 
     When a thread first uses torch it takes the number that any thread set last; asking is a use.
     """
     torch.get_num_threads()
-    torch.set_num_threads(n)
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(flush)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedshot import tree
 from fedshot.keys import Key
-from fedshot.machine import set_threads
+from fedshot.machine import begin_thread
 from fedshot.nn import Conv4, Model, ResNet12, compiled, value_and_grad
 from fedshot.nn.kernels import in_threads
 from fedshot.nn.layers import conv
@@ -200,7 +200,7 @@ def test_shares_of_several_callers_do_not_wait_for_one_another(threads: int) -> 
 
     def visit(_: int) -> tuple[int, bool]:
         own = torch.get_num_threads()
-        set_threads(threads)
+        begin_thread(threads, flush=False)
         same = all(torch.equal(conv3x3(x, filters), want) for _ in range(5))
         return own, same and torch.get_num_threads() == threads
 

@@ -20,11 +20,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-import torch
-
 from fedshot.fleets.host import Host
 from fedshot.fleets.sequential import Sequential
-from fedshot.machine import denormals_flushed, set_threads
+from fedshot.machine import begin_thread, denormals_flushed
 from fedshot.protocol import Arrival, Exchange
 
 T = TypeVar("T")
@@ -85,16 +83,10 @@ class Threads(Sequential):
             self._pool = ThreadPoolExecutor(
                 self.workers,
                 thread_name_prefix="fedshot",
-                initializer=_begin,
+                initializer=begin_thread,
                 initargs=(self._intra_op, denormals_flushed()),
             )
         return self._pool
-
-
-def _begin(intra_op: int, flush: bool) -> None:
-    """Set what counts for the thread that calls it alone."""
-    set_threads(intra_op)
-    torch.set_flush_denormal(flush)
 
 
 def _stop(tasks: Collection[Future[Any]]) -> None:

@@ -40,7 +40,7 @@ _SIGNATURES = {
     "fedshot_moments": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 2],
     "fedshot_fold": [*[_POINTER] * 3, *[_SIZE] * 3, _FLOAT, _POINTER],
     "fedshot_keep": [*[_POINTER] * 5, *[_SIZE] * 2, _DOUBLE, _POINTER],
-    "fedshot_tilt": [*[_POINTER] * 3, *[_SIZE] * 3, _POINTER],
+    "fedshot_tilt": [*[_POINTER] * 4, *[_SIZE] * 3, _POINTER],
     "fedshot_pool": [*[_POINTER] * 3, *[_SIZE] * 5, _POINTER],
     "fedshot_sums": [*[_POINTER] * 5, *[_SIZE] * 5, *[_POINTER] * 2],
     "fedshot_grad": [*[_POINTER] * 7, *[_SIZE] * 5, _POINTER],

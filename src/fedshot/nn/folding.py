@@ -50,16 +50,21 @@ def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Folded:
     return Folded(*out.unbind(0))
 
 
-def tilt(parts: Tensor, by: Folded, values: int) -> Tilted:
-    """Return the way back from the sums over each image, float64 [2, n, c], of dz, dz (x - mean).
+def tilt(dz: Tensor, dzx: Tensor, by: Folded, values: int) -> Tilted:
+    """Return the way back from the sums over each image, float64 [n, c], of dz and dz (x - mean).
 
     `values` are those of a channel in all images.
     """
-    _, n, c = parts.shape
+    n, c = dz.shape
     out = empty(5, c)
-    at = (parts.data_ptr(), by.inverse.data_ptr(), by.scale.data_ptr())
+    at = [t.data_ptr() for t in (dz, dzx, by.inverse, by.scale)]
     library().fedshot_tilt(*at, n, values, c, out.data_ptr())
     return Tilted(*out.unbind(0))
+
+
+def values_of(x: Tensor) -> int:
+    """Return how many values a channel of maps or rows has."""
+    return x.numel() // x.shape[1]
 
 
 def keep(

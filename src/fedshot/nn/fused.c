@@ -80,9 +80,9 @@ void fedshot_keep(const float *restrict mean, const float *restrict var,
 /* The way back through a norm of `values` per channel, from the sums over each image of dz and of
  * dz * (x - mean). out[5][c]: their sums S0 and S1 over all images, slope and level of
  * dx = scale * dz + slope * (x - mean) + level, and the derivative by the weight. */
-void fedshot_tilt(const double *restrict parts, const float *restrict inverse,
-                  const float *restrict scale, size n, size values, size c, float *restrict out) {
-    const double *dz = parts, *dzx = parts + n * c;
+void fedshot_tilt(const double *restrict dz, const double *restrict dzx,
+                  const float *restrict inverse, const float *restrict scale, size n, size values,
+                  size c, float *restrict out) {
     for (size k = 0; k < c; k++) {
         double s0 = 0.0, s1 = 0.0, i = inverse[k], each = -(double)scale[k] / (double)values;
         for (size at = k; at < n * c; at += c) {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedshot.errors import ConfigError
 from fedshot.nn import kernels
-from fedshot.nn.folding import Folded, fold, keep, tilt
+from fedshot.nn.folding import Folded, fold, keep, tilt, values_of
 from fedshot.nn.layers import EPS, NO_STATISTICS, too_few
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
@@ -52,8 +52,8 @@ def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
 
 def check_enough(x: Tensor) -> None:
     """Refuse a map of one value per channel, which has no variance."""
-    if _values(x) < 2:
-        raise ConfigError(too_few(_values(x), x))
+    if values_of(x) < 2:
+        raise ConfigError(too_few(values_of(x), x))
 
 
 def after_batch(
@@ -64,13 +64,8 @@ def after_batch(
         return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
     if not s:
         return s
-    moved = keep((s["mean"], s["var"]), (mean, var), bias, mode.momentum, _values(x))
+    moved = keep((s["mean"], s["var"]), (mean, var), bias, mode.momentum, values_of(x))
     return dict(zip(("mean", "var"), moved, strict=True))
-
-
-def _values(x: Tensor) -> int:
-    """Return how many values a channel has."""
-    return x.numel() // x.shape[1]
 
 
 def pooled(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +124,7 @@ class _PooledGradient(torch.autograd.Function):
         ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *sizes: Tensor
     ) -> Any:
         by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
-        back = tilt(kernels.sums(x, by.scale, by.shift, by.mean, dy), by, _values(x))
+        back = tilt(*kernels.sums(x, by.scale, by.shift, by.mean, dy), by, values_of(x))
         dx = kernels.grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy)
         ctx.save_for_backward(dy, x, weight, bias, *by, back.s0, back.s1)
         return dx, back.by_weight, back.s0
@@ -139,7 +134,7 @@ class _PooledGradient(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("third derivatives are not there; set FEDSHOT_KERNELS=off for them")
         dy, x, weight, _, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
-        u, m = u.contiguous(memory_format=torch.channels_last), _values(x)
+        u, m = u.contiguous(memory_format=torch.channels_last), values_of(x)
         u0, u1, uz = kernels.twice_sums(x, scale, shift, mean, dy, u)
         inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
         of_i = weight * inner - 2 * scale * i * s1 * u1 / m + a * s1

@@ -1,8 +1,8 @@
 """The C functions on tensors: memory for the results, and shares for the threads.
 
 In `fused.c`, maps are float32 [n, c, h, w] on the CPU, channels last: x and those of its shape are
-what `fits`, y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c], which
-is checked, since C would read past the end of others.
+what `fits`, y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c], which is checked, since C
+would read past the end of others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from threading import Barrier
 from typing import TypeVar
@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedshot.machine import denormals_flushed, set_threads
+from fedshot.machine import begin_thread, denormals_flushed
 from fedshot.nn import compiled
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def readable(x: Tensor) -> bool:
         and torch._C._get_tracing_state() is None
         and x.numel() > 0
         and x.dtype == torch.float32
-        and x.device.type == "cpu"
+        and x.is_cpu
         and x.shape[1] <= MOST_CHANNELS
         and x.permute(0, 2, 3, 1).is_contiguous()
         and not torch._C._are_functorch_transforms_active()
@@ -61,15 +61,17 @@ def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return y.permute(0, 3, 1, 2)
 
 
-def sums(x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor) -> Tensor:
-    """Return the sums of dz and of dz * (x - mean) over each image, float64 [2, n, c].
+def sums(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
 
     dz is what reaches the winners.
     """
     n, c, h, w = x.shape
-    parts = empty(2, n, c, dtype=torch.float64)
-    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], parts.unbind(0))
-    return parts
+    dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)
+    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], [dz, dzx])
+    return dz, dzx
 
 
 def grad(
@@ -267,15 +269,8 @@ def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
     threads = min(torch.get_num_threads(), len(items))
     if threads <= 1:
         return [work(items)]
-    cuts = [len(items) * i // threads for i in range(threads + 1)]
     pool = _pool_of(threads, denormals_flushed())
-    shares: list[Future[R]] = []
-    try:
-        for first, last in pairwise(cuts):
-            shares.append(pool.submit(work, items[first:last]))
-    finally:  # whatever happens: they write to memory that is the caller's
-        wait(shares)
-    return [share.result() for share in shares]
+    return _done(pool, [partial(work, items[a:b]) for a, b in _cuts(len(items), threads)])
 
 
 def _numbers(
@@ -293,17 +288,32 @@ def _share(
     if threads <= 1:
         kernel(*ins, 0, n, *rest, *outs)
         return
-    cuts = [n * i // threads for i in range(threads + 1)]
-    pool = _pool_of(threads - 1, denormals_flushed())
-    shares: list[Future[None]] = []
+    own, *others = (
+        partial(kernel, *ins, first, last, *rest, *outs) for first, last in _cuts(n, threads)
+    )
+    _done(_pool_of(threads - 1, denormals_flushed()), others, own)
+
+
+def _cuts(n: int, shares: int) -> Iterable[tuple[int, int]]:
+    """Return begin and end of each share of n."""
+    return pairwise(n * i // shares for i in range(shares + 1))
+
+
+def _done(
+    pool: ThreadPoolExecutor,
+    calls: Iterable[Callable[[], R]],
+    own: Callable[[], None] | None = None,
+) -> list[R]:
+    """Return what the calls return, made by a pool while this thread makes its own."""
+    shares: list[Future[R]] = []
     try:
-        for first, last in pairwise(cuts[1:]):
-            shares.append(pool.submit(kernel, *ins, first, last, *rest, *outs))
-        kernel(*ins, 0, cuts[1], *rest, *outs)
+        for call in calls:
+            shares.append(pool.submit(call))
+        if own is not None:
+            own()
     finally:  # whatever happens: they write to memory that is the caller's
         wait(shares)
-    for share in shares:
-        share.result()
+    return [share.result() for share in shares]
 
 
 @cache
@@ -312,16 +322,13 @@ def _pool_of(threads: int, flush: bool) -> ThreadPoolExecutor:
 
     All of them begin here: torch gives threads that begin later the number that was set last.
     """
-    pool = ThreadPoolExecutor(threads, "fedshot-kernel", initializer=_begin, initargs=(flush,))
+    pool = ThreadPoolExecutor(
+        threads, "fedshot-kernel", initializer=begin_thread, initargs=(1, flush)
+    )
     own, all_here = torch.get_num_threads(), Barrier(threads)
     wait([pool.submit(all_here.wait) for _ in range(threads)])
     torch.set_num_threads(own)
     return pool
-
-
-def _begin(flush: bool) -> None:
-    torch.set_flush_denormal(flush)
-    set_threads(1)
 
 
 if hasattr(os, "register_at_fork"):  # a forked process has the pools, but none of their threads

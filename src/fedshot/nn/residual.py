@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
-from fedshot.nn.folding import Folded, fold, tilt
+from fedshot.nn.folding import Folded, fold, tilt, values_of
 from fedshot.nn.fused import after_batch, at_given, check_enough
 from fedshot.nn.gradients import with_graph
 from fedshot.nn.kernels import each, empty, library
@@ -102,7 +102,7 @@ class _NormLeaky(torch.autograd.Function):
             return *with_graph(partial(_plain_leaky, ctx.lean), (x, weight, bias), dy), None
         by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
         ins = (x, by.scale, by.shift, by.mean)
-        back = tilt(_leaky_sums(*ins, dy, lean=ctx.lean), by, x.numel() // x.shape[1])
+        back = tilt(*_leaky_sums(*ins, dy, lean=ctx.lean), by, values_of(x))
         dx = _leaky_grad(*ins, back.slope, back.level, dy, lean=ctx.lean)
         return dx, back.by_weight, back.s0, None
 
@@ -131,9 +131,8 @@ class _Join(torch.autograd.Function):
         a, b = Folded(*sizes[:5]), Folded(*sizes[5:])
         dy = dy.contiguous(memory_format=torch.channels_last)
         ins = (x, r, a.scale, b.scale, a.shift + b.shift, a.mean, b.mean)
-        of_a, of_b = _join_sums(*ins, dy, lean=ctx.lean)
-        values = x.numel() // x.shape[1]
-        to_a, to_b = tilt(of_a, a, values), tilt(of_b, b, values)
+        dz, dzx, dzr = _join_sums(*ins, dy, lean=ctx.lean)
+        to_a, to_b = tilt(dz, dzx, a, values_of(x)), tilt(dz, dzr, b, values_of(r))
         tilts = (to_a.slope, to_a.level, to_b.slope, to_b.level)
         dx, dr = _join_grad(*ins, *tilts, dy, lean=ctx.lean)
         return dx, dr, to_a.by_weight, to_a.s0, to_b.by_weight, to_b.s0, None
@@ -146,15 +145,15 @@ def _leaky(x: Tensor, scale: Tensor, shift: Tensor, lean: float) -> Tensor:
     return y.permute(0, 3, 1, 2)
 
 
-def _leaky_sums(x: Tensor, *others: Tensor, lean: float) -> Tensor:
-    """Return the sums of dz and of dz * (x - mean) over each image, float64 [2, n, c].
+def _leaky_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:
+    """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
 
     `others` are scale, shift, mean and dy.
     """
     n, c, h, w = x.shape
-    parts = empty(2, n, c, dtype=torch.float64)
-    each(n, library().fedshot_leaky_sums, [x, *others], [h * w, c], parts.unbind(0), [lean])
-    return parts
+    dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)
+    each(n, library().fedshot_leaky_sums, [x, *others], [h * w, c], [dz, dzx], [lean])
+    return dz, dzx
 
 
 def _leaky_grad(x: Tensor, *others: Tensor, lean: float) -> Tensor:
@@ -172,17 +171,15 @@ def _join(x: Tensor, r: Tensor, s: Tensor, t: Tensor, shift: Tensor, lean: float
     return y.permute(0, 3, 1, 2)
 
 
-def _join_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:
-    """Return the sums of dz and of its product with either map, less its mean, over each image.
+def _join_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums over each image of dz and of its products with both maps, less their means.
 
-    float64 [2, n, c] for x and for r; `others` are r, s, t, shift, both means and dy.
+    float64 [n, c]; `others` are r, s, t, shift, both means and dy.
     """
     n, c, h, w = x.shape
-    parts = empty(2, 2, n, c, dtype=torch.float64)
-    (dz, dzx), (again, dzr) = parts[0].unbind(0), parts[1].unbind(0)
+    dz, dzx, dzr = empty(3, n, c, dtype=torch.float64).unbind(0)
     each(n, library().fedshot_join_sums, [x, *others], [h, w, c], [dz, dzx, dzr], [lean])
-    again.copy_(dz)
-    return parts[0], parts[1]
+    return dz, dzx, dzr
 
 
 def _join_grad(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,9 @@ class ResNet12:
     8.0 M with the default widths, 12.4 M with F2L's (64, 160, 320, 640), and 5.6 M with
     (64, 128, 256, 384), the nearest of the usual kind to FedFSL's "about 5M".
 
-    Runs under `vmap`, at 0.8 times the speed of a loop on a CPU; see `batch_norm` for what that
-    needs. A batch of 80 at 84 px is 1.7 TFLOP a step: a few seconds on a CPU.
+    Runs under `vmap`, on a CPU more slowly than a loop, whose convolutions go another way; see
+    `batch_norm` for what that needs. A batch of 80 at 84 px is 1.7 TFLOP a step: a few seconds on a
+    CPU.
 
     Args:
         widths: channels of the blocks; the last is the number of features.

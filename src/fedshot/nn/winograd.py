@@ -55,13 +55,11 @@ def conv3x3(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [n, f, h, w], channels last.
     """
-    if bias is None:
-        y: Tensor = _Conv.apply(x, filters.contiguous())  # type: ignore[no-untyped-call]
-        return y
-    bias = bias.contiguous()
-    check_vector(bias, len(filters))
-    found: Tensor = _Conv.apply(x, filters.contiguous(), bias)  # type: ignore[no-untyped-call]
-    return found
+    more = [] if bias is None else [bias.contiguous()]
+    for vector in more:
+        check_vector(vector, len(filters))
+    y: Tensor = _Conv.apply(x, filters.contiguous(), *more)  # type: ignore[no-untyped-call]
+    return y
 
 
 _Span = tuple[int, int]  # first tile, tiles
