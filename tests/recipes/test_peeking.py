@@ -51,7 +51,7 @@ def test_a_curve_marks_the_points_that_are_not_honest(tmp_path: Path) -> None:
     one, peek = states(recipe(), tmp_path)
     assert TOLD in figures.curve(recipe(), [one, peek])
     assert TOLD not in figures.curve(recipe(), [one])
-    assert figures._not_honest([one, peek]) == {TOLD: [(2, 50.0)]}
+    assert figures._not_honest([(1, one), (2, peek)]) == {TOLD: [(2, 50.0)]}
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -219,10 +219,11 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
-        (changed(kind="pie"), "kind is 'pie'"),
+        (changed(kind="pie"), "kind is 'pie'; expected one of table, curve, sweep"),
         (changed(extra=1), "recipe t: Valid"),
         (changed(budgets={"small": {"exchanges": 1}}), "needs rows, columns, and the budgets"),
         (changed(kind="curve"), "every column needs an x"),
+        (changed(kind="sweep"), "every row needs an at"),
         (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),
         ([], "expected keys and values"),
     ],

@@ -1,4 +1,4 @@
-"""The figures of recipes: curves over an axis, planes of two features, and what exchanges buy."""
+"""The figures of recipes: curves over axes, planes of two features, and what exchanges buy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedshot import storage
 from fedshot.recipes.bench import State
@@ -13,10 +14,11 @@ from fedshot.recipes.learning import learning
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
-from fedshot.reports.canvas import DASHES, INK, PALETTE, picture
+from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing, picture
 from fedshot.sections import not_honest
 
-_SIZE = (5.6, 3.6)  # inches
+_SIZE, _PANEL = (5.6, 3.6), 3.4  # inches; the width of one panel of several
+_WIDE = 100  # times the least value: an axis that reaches further is logarithmic
 
 
 def path(folder: Path, recipe: Recipe, variant: str) -> Path:
@@ -33,36 +35,12 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
 
     def draw(axes: Axes) -> None:
         for i, row in enumerate(recipe.rows.values()):
-            mine = [state for state in states if state.cell.row.key == row.key]
-            colour = PALETTE[i % len(PALETTE)]
-            held = [(_x(s), s.result.score) for s in mine if s.result]
-            if held:
-                axes.errorbar(
-                    [x for x, _ in held],
-                    [100 * score["accuracy"] for _, score in held],
-                    yerr=[100 * score["interval"] for _, score in held],
-                    color=colour, linestyle=DASHES[i % len(DASHES)], marker="o", markersize=4,
-                    capsize=2, linewidth=1.4, label=row.label,
-                )  # fmt: skip
-            told = [(_x(s), s.cell.published) for s in mine if s.cell.published]
-            if told:
-                axes.plot(
-                    [x for x, _ in told], [y for _, y in told], linestyle="", marker="D",
-                    markersize=6, markerfacecolor="none", markeredgecolor=colour,
-                    label=f"{row.label}, published",
-                )  # fmt: skip
-        for text, points in _not_honest(states).items():
-            axes.plot(
-                [x for x, _ in points], [y for _, y in points], linestyle="", marker="x",
-                markersize=10, markeredgewidth=1.6, color=INK, zorder=4, label=text,
-            )  # fmt: skip
+            mine = [(_x(state), state) for state in states if state.cell.row.key == row.key]
+            _line(axes, i, row.label, mine)
+        _finish(axes, [(_x(state), state) for state in states])
         axes.set_xlabel(recipe.axis or "setting")
-        split = recipe.settings.get("split", {})
-        own = bool(split.get("base")) and not split.get("novel")
-        whose = "the clients' own" if own else "novel"
-        axes.set_ylabel(f"accuracy on {whose} classes, %")
+        axes.set_ylabel(_measured(recipe))
         axes.set_xticks([column.x for column in recipe.columns.values() if column.x is not None])
-        axes.grid(visible=True, axis="y")
         axes.legend(labelcolor=INK)
 
     text = picture(recipe.title, _SIZE, draw, "svg")
@@ -70,14 +48,93 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
     return text
 
 
-def _not_honest(states: Sequence[State]) -> dict[str, list[tuple[float, float]]]:
+def sweep(recipe: Recipe, states: Sequence[State]) -> str:
+    """Return the figure as SVG: a panel for each axis, in it a line for each column, as in `curve`.
+
+    An axis is logarithmic where its values, zero apart, lie further apart than a hundredfold.
+    """
+    panels = list(dict.fromkeys(name for row in recipe.rows.values() for name in row.at))
+
+    def draw(figure: Figure) -> None:
+        every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, name in zip(every, panels, strict=True):
+            here = sorted(
+                [(s.cell.row.at[name], s) for s in states if name in s.cell.row.at],
+                key=lambda one: one[0],
+            )
+            for i, column in enumerate(recipe.columns.values()):
+                mine = [one for one in here if one[1].cell.column.key == column.key]
+                _line(axes, i, column.label, mine)
+            _finish(axes, here)
+            axes.set_xlabel(name)
+            _scale(axes, [row.at[name] for row in recipe.rows.values() if name in row.at])
+        every[0].set_ylabel(_measured(recipe))
+        shown = {text: line for axes in every
+                 for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}  # fmt: skip
+        figure.legend(list(shown.values()), list(shown), labelcolor=INK, ncols=2,
+                      loc="outside lower center")  # fmt: skip
+
+    text = drawing(recipe.title, (_PANEL * len(panels), _SIZE[1]), draw, "svg")
+    assert isinstance(text, str)
+    return text
+
+
+def _line(axes: Axes, i: int, label: str, points: Sequence[tuple[float, State]]) -> None:
+    """Draw the `i`-th line of a figure, and the published numbers beside it."""
+    colour = PALETTE[i % len(PALETTE)]
+    held = [(x, state.result.score) for x, state in points if state.result]
+    if held:
+        axes.errorbar(
+            [x for x, _ in held],
+            [100 * score["accuracy"] for _, score in held],
+            yerr=[100 * score["interval"] for _, score in held],
+            color=colour, linestyle=DASHES[i % len(DASHES)], marker="o", markersize=4,
+            capsize=2, linewidth=1.4, label=label,
+        )  # fmt: skip
+    told = [(x, state.cell.published) for x, state in points if state.cell.published]
+    if told:
+        axes.plot(
+            [x for x, _ in told], [y for _, y in told], linestyle="", marker="D", markersize=6,
+            markerfacecolor="none", markeredgecolor=colour, label=f"{label}, published",
+        )  # fmt: skip
+
+
+def _finish(axes: Axes, points: Sequence[tuple[float, State]]) -> None:
+    """Draw the crosses on what is no honest result, and the grid."""
+    for text, found in _not_honest(points).items():
+        axes.plot(
+            [x for x, _ in found], [y for _, y in found], linestyle="", marker="x",
+            markersize=10, markeredgewidth=1.6, color=INK, zorder=4, label=text,
+        )  # fmt: skip
+    axes.grid(visible=True, axis="y")
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    least = min((x for x in values if x > 0), default=1.0)
+    if max(values) > _WIDE * least:
+        if min(values) > 0:
+            axes.set_xscale("log")
+        else:
+            axes.set_xscale("symlog", linthresh=least)
+    else:
+        axes.set_xticks(sorted(set(values)))
+
+
+def _measured(recipe: Recipe) -> str:
+    split = recipe.settings.get("split", {})
+    own = bool(split.get("base")) and not split.get("novel")
+    whose = "the clients' own" if own else "novel"
+    return f"accuracy on {whose} classes, %"
+
+
+def _not_honest(points: Sequence[tuple[float, State]]) -> dict[str, list[tuple[float, float]]]:
     """Return the points that are no honest results, by what makes them so."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for state in states:
+    for x, state in points:
         if state.result is not None:
             texts = not_honest(state.result.settings)
             if texts:
-                point = (_x(state), 100 * state.result.score["accuracy"])
+                point = (x, 100 * state.result.score["accuracy"])
                 found.setdefault("; ".join(texts), []).append(point)
     return found
 
@@ -116,5 +173,6 @@ def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
 _FIGURES: dict[str, Callable[[Recipe, Sequence[State]], str]] = {
     "curve": curve,
     "plane": planes,
+    "sweep": sweep,
     "table": learning,
 }

@@ -112,7 +112,7 @@ def _figure(recipe: Recipe, variant: str, states: Sequence[State]) -> list[str]:
             "is the round that they chose for the test.",
             "",
         ]
-    elif recipe.kind not in ("curve", "plane"):
+    elif recipe.kind not in ("curve", "sweep", "plane"):
         return []
     link = f"../results/{recipe.name}/{variant}.svg"
     return ["", *said, f"![{printable(recipe.title)}]({link})"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
@@ -21,6 +21,8 @@ from fedshot.settings import Settings
 
 ROW_MAY_SET = ("method", "model.head", "model.norm_policy")
 """What a row may set: all of it is the method's."""
+Kind = Literal["table", "curve", "sweep", "plane", "picture"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _KEYS = {"title", "source", "kind", "measure", "open", "settings", "columns", "rows", "tune",
          "budgets", "axis", "departs"}  # fmt: skip
 
@@ -49,6 +51,7 @@ class Row:
         tune: its search space, beside the table's.
         departs: how its cells, in every budget, differ from what the paper did.
         trained_as: key of the row whose training is this one's, too: they differ at the test alone.
+        at: the values that it stands for in the panels of a sweep, by the name of a panel.
     """
 
     key: str
@@ -60,6 +63,7 @@ class Row:
     tune: Mapping[str, Any] = field(default_factory=dict)
     departs: tuple[str, ...] = ()
     trained_as: str | None = None
+    at: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -85,8 +89,9 @@ class Recipe:
         name: of its file.
         title: what it is about.
         source: paper, and the number of the table or figure.
-        kind: "table"; "curve", its columns values on an axis; "plane", a table of models with two
-            features, drawn as well; "picture", which trains nothing.
+        kind: one of `KINDS`: "table"; "curve", its columns values on an axis; "sweep", its rows
+            values on one or several axes; "plane", a table of models with two features, drawn as
+            well; "picture", which trains nothing.
         measure: what the published numbers are.
         open: what the paper leaves open: what was chosen, and why.
         settings: of every cell.
@@ -101,7 +106,7 @@ class Recipe:
     name: str
     title: str
     source: str
-    kind: Literal["table", "curve", "plane", "picture"]
+    kind: Kind
     measure: str
     open: Mapping[str, str]
     settings: Settings
@@ -241,10 +246,8 @@ def read(name: str, tree: Any) -> Recipe:
     if unknown:
         raise ConfigError(f"recipe {name}: {nearest(min(unknown), _KEYS)}")
     kind = tree.get("kind")
-    if kind not in ("table", "curve", "plane", "picture"):
-        raise ConfigError(
-            f"recipe {name}: kind is {kind!r}; expected table, curve, plane or picture."
-        )
+    if kind not in KINDS:
+        raise ConfigError(f"recipe {name}: kind is {kind!r}; expected one of {', '.join(KINDS)}.")
     columns = {key: _column(key, one) for key, one in (tree.get("columns") or {}).items()}
     recipe = Recipe(
         name=name,
@@ -276,6 +279,8 @@ def read(name: str, tree: Any) -> Recipe:
             )
     if kind == "curve" and not all(column.x is not None for column in columns.values()):
         raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
+    if kind == "sweep" and not all(row.at for row in recipe.rows.values()):
+        raise ConfigError(f"recipe {name} is a sweep; every row needs an at.")
     return recipe
 
 
@@ -297,6 +302,7 @@ def _row(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
     return Row(
         key, tree["label"], own, tuple(published), tuple(spread), tree.get("exchanges", 1),
         tree.get("tune") or {}, tuple(tree.get("departs") or ()), tree.get("trained_as"),
+        tree.get("at") or {},
     )  # fmt: skip
 
 

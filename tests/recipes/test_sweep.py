@@ -1,0 +1,107 @@
+"""Figures of parameters: which results stand in which panel, and on what scale."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+
+from fedshot.config import Config
+from fedshot.recipes import figures
+from fedshot.recipes.bench import State
+from fedshot.recipes.recipe import Recipe, names, read
+from fedshot.recipes.results import Results
+
+from .test_recipes import SMALL, facts
+
+PLACES = {
+    "lambda_MI, weight of the transfer": "lambda_mi",
+    "lambda_KD, weight of the distillation": "lambda_kd",
+    "m, models a client gets": "m",
+    "iota, weight of l1": "iota",
+    "R, delay": "delay",
+}
+SWEEPS = [name for name in names() if Recipe.load(name).kind == "sweep"]
+
+
+def recipe(at: dict[str, dict[str, float]]) -> Recipe:
+    """A sweep of FL-Proto: a row for each of `at`."""
+    tree = deepcopy(SMALL) | {"kind": "sweep"}
+    proto = tree["rows"]["proto"]
+    tree["rows"] = {key: proto | {"at": values} for key, values in at.items()}
+    return read("t", tree)
+
+
+def states(made: Recipe, folder: Path, *cells: str) -> list[State]:
+    results = Results(folder)
+    return [
+        State(cell, result=results.add(cell, "small", None, 0, facts()))
+        for cell in made.cells("small", cells)
+    ]
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, made: Recipe, held: list[State]) -> list[Any]:
+    """Return (axis, [(label, x values of its line)], scale) of each panel."""
+    panels: dict[int, list[tuple[str, list[float]]]] = {}
+    scales: dict[int, str] = {}
+    real = Axes.errorbar
+
+    def errorbar(self: Axes, x: Any, *args: Any, **options: Any) -> Any:
+        panels.setdefault(id(self), []).append((options["label"], list(x)))
+        return real(self, x, *args, **options)
+
+    def set_xscale(self: Axes, scale: str, **_: Any) -> None:
+        scales[id(self)] = scale
+
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
+    monkeypatch.setattr(Axes, "set_xscale", set_xscale)
+    assert "<svg" in figures.sweep(made, held)
+    return [(lines, scales.get(key)) for key, lines in panels.items()]
+
+
+def test_a_row_stands_in_every_panel_that_it_names_in_the_order_of_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe({"both": {"a": 5, "b": 0.01}, "low": {"a": 1}, "far": {"b": 10.0}})
+    held = states(made, tmp_path, "*/one", "low/five")
+    assert drawn(monkeypatch, made, held) == [
+        ([("1-shot", [1, 5]), ("5-shot", [1])], None),
+        ([("1-shot", [0.01, 10.0])], "log"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"), [((0, 1, 100), None), ((0, 1, 101), "symlog"), ((1, 101), "log")]
+)
+def test_an_axis_is_logarithmic_where_its_values_reach_far(
+    values: tuple[float, ...], scale: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe({f"r{i}": {"a": value} for i, value in enumerate(values)})
+    (panel,) = drawn(monkeypatch, made, states(made, tmp_path, "*/one"))
+    assert panel[1] == scale
+
+
+def test_a_sweep_is_written_from_its_results(tmp_path: Path) -> None:
+    made = recipe({"low": {"a": 1}})
+    states(made, tmp_path, "low/one")
+    written = figures.write(tmp_path, made, "small")
+    assert written == tmp_path / "t" / "small.svg"
+    assert "1-shot" in written.read_text()
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_panels_of_a_sweep_are_the_settings_of_its_rows(name: str) -> None:
+    """The value that a row is drawn at is the one that it trains with."""
+    made = Recipe.load(name)
+    for cell in made.cells("paper"):
+        told = Config.of(cell.settings()).settings["method"]
+        for axis, value in cell.row.at.items():
+            held = told[PLACES[axis]]
+            assert (0.5 if held is None else held) == value, cell.key
+
+
+def test_all_sweeps_are_known() -> None:
+    assert SWEEPS == ["f2l-fig5", "pfedfsl-fig2"]
