@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshot import __version__, storage
+from fedshot import __version__, compiled, storage
 from fedshot.errors import CheckpointError
 from fedshot.evaluation import Score
-from fedshot.nn import compiled
 
 
 @dataclass(frozen=True)

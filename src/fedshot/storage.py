@@ -91,3 +91,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 
 def _hash(flat: Mapping[str, Tensor], notes: str) -> str:
     return hashlib.sha256((tree.digest_of(flat.items()) + notes).encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return $FEDSHOT_CACHE, else fedshot/ below the user's cache folder."""
+    own = os.environ.get("FEDSHOT_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "fedshot"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.nn import Optimizer, compiled, kernels
+from fedshot import compiled
+from fedshot.nn import Optimizer, kernels
 from fedshot.nn.layers import kept
 from fedshot.nn.optim import OptState
 from fedshot.tree import Tree

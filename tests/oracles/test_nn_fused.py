@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
+from fedshot import compiled, tree
 from fedshot.data import Episode
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
@@ -21,7 +21,6 @@ from fedshot.nn import (
     LinearHead,
     Maml,
     Model,
-    compiled,
     fused,
     kernels,
     value_and_grad,

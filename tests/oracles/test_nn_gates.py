@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedshot import compiled
 from fedshot.keys import Key
-from fedshot.nn import compiled, gates
+from fedshot.nn import gates
 from fedshot.nn.cells import gru_states, lstm_states
 from fedshot.nn.layer_gradients import Gru, Lstm
 

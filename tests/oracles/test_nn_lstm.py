@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
+from fedshot import compiled, tree
 from fedshot.errors import DataError
 from fedshot.keys import Key
-from fedshot.nn import compiled
 from fedshot.nn import lstm as ours
 from fedshot.nn.recurrence import bilstm, init_recurrence
 from fedshot.tree import Tree

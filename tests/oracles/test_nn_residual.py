@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
+from fedshot import compiled, tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import Model, ResNet12, compiled, kernels
+from fedshot.nn import Model, ResNet12, kernels
 from fedshot.nn.layers import EPS, batch_norm
 from fedshot.nn.mode import Mode
 from fedshot.nn.residual import Normed, join, norm_leaky

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
+from fedshot import compiled, tree
 from fedshot.data import Episode
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import Conv4, Model, Proto, compiled, stem, value_and_grad
+from fedshot.nn import Conv4, Model, Proto, stem, value_and_grad
 from fedshot.nn.gradients import differentiated_twice
 from fedshot.nn.layers import batch_norm, conv
 from fedshot.nn.mode import Mode

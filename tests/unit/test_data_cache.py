@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedshot import storage
 from fedshot.data import ClassSplit, Dataset, cache
 from fedshot.data.fingerprints import Fingerprints
 from fedshot.data.locks import locked
@@ -256,13 +257,13 @@ def test_a_lock_file_that_cannot_be_opened_is_told_with_the_fix(folder):
 
 
 def test_the_folder_is_the_option_then_xdg_then_home(monkeypatch):
-    assert cache.default_folder() == Path(os.environ["FEDSHOT_CACHE"])
+    assert storage.cache_folder() == Path(os.environ["FEDSHOT_CACHE"])
     monkeypatch.delenv("FEDSHOT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache.default_folder() == Path("/xdg/fedshot")
+    assert storage.cache_folder() == Path("/xdg/fedshot")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert cache.default_folder() == Path("/home/me/.cache/fedshot")
+    assert storage.cache_folder() == Path("/home/me/.cache/fedshot")
 
 
 # --- which files an entry belongs to ---

@@ -12,6 +12,7 @@ from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn import Mode
 from fedshot.nn.layers import dropout
+from fedshot.nn.mode import grid
 
 N = 200_000
 
@@ -123,6 +124,17 @@ def test_a_stack_of_seeds_is_mixed_as_each_is_alone(seed: int) -> None:
     stacked = torch.func.vmap(lambda s: Mode(seed=s).layer(3).seed)(word[None])
     assert torch.equal(stacked[0], torch.as_tensor(Mode(seed=word).layer(3).seed))
     assert int(stacked[0]) != int(word)
+
+
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), Key(5).seed])
+def test_all_seeds_at_once_are_those_one_by_one(seed: int) -> None:
+    word = torch.tensor(seed)
+    mode = Mode(seed=word)
+    wanted = [[mode.layer(i).layer(j).seed for j in range(2)] for i in range(4)]
+    assert grid(word, 4, 2) == wanted
+    stacked = torch.func.vmap(lambda s: torch.stack([torch.stack(row) for row in grid(s, 4, 2)]))
+    assert stacked(word[None])[0].tolist() == [[int(one) for one in row] for row in wanted]  # type: ignore[arg-type]
+    assert grid(word, 0, 0) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

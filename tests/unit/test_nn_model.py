@@ -213,7 +213,7 @@ def test_bf16_rounds_gradients_and_leaves_float32_everywhere_else(backbone: Any)
         assert h.dtype == torch.float32
         assert step_flops(model, 12) > 0
     assert not torch.equal(*found)
-    assert torch.cosine_similarity(*found, dim=0) > 0.95
+    assert torch.cosine_similarity(*found, dim=0) > 0.9
 
 
 @pytest.mark.parametrize("shape", [(2, 9, 8, 1), (2, 8, 8, 3), (2, 1, 8, 8)])

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.nn import compiled, repeats
+from fedshot import compiled
+from fedshot.nn import repeats
 from fedshot.nn.layer_gradients import Gru
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")

@@ -53,15 +53,6 @@ Put: TypeAlias = Callable[[tuple[int, int, int, int], Iterable[Pixels]], None]
 Build: TypeAlias = Callable[[Put], Labels]
 
 
-def default_folder() -> Path:
-    """Return $FEDSHOT_CACHE, else fedshot/ below the user's cache folder."""
-    own = os.environ.get("FEDSHOT_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "fedshot"
-
-
 def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build: Build) -> Dataset:
     """Return the dataset from the default cache folder, building it there the first time.
 
@@ -71,7 +62,7 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
         options: what else decides the images; anything JSON can hold.
         build: calls its argument once with the images' shape and blocks, and returns the labels.
     """
-    folder = default_folder()
+    folder = storage.cache_folder()
     prints = Fingerprints(folder / "sources.json")
     hashes = [prints.of(path) for path in sources]
     parts = [VERSION, name, dict(options), hashes]

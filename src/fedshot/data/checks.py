@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedshot import storage
 from fedshot.data import cache
 from fedshot.data.cifar import Cifar100
 from fedshot.data.class_split import ClassSplit
@@ -138,7 +139,7 @@ def _images(dataset: Dataset) -> Iterator[Finding]:
     else:
         yield Finding(
             "problem",
-            f"{what}: the cache differs from what was written. Remove {cache.default_folder()}.",
+            f"{what}: the cache differs from what was written. Remove {storage.cache_folder()}.",
         )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.drawing import Drawn, Shelf
 from fedshot.data.spec import EpisodeSpec
 from fedshot.data.tokens import Tokens
 from fedshot.errors import DataError
@@ -61,19 +62,25 @@ class ClientData:
     @property
     def classes(self) -> Ints:
         """The class numbers of which there is at least one image, rising."""
-        return self._by_class[0]
+        return self._shelf.classes
 
     def episode(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
         """Draw an episode, its classes uniform among those with enough images.
 
         Raises DataError when there are fewer such classes than `spec` may ask for.
         """
-        classes, support, query = self._draw(spec, rng)
-        episode = _gather(self.dataset, classes, support, query)
+        return self.episodes(spec, rng, 1)[0]
+
+    def episodes(self, spec: EpisodeSpec, rng: np.random.Generator, n: int) -> list[Episode]:
+        """Draw n episodes: those that n calls of `episode` would draw, and quicker."""
         if not spec.augment.active:
-            return episode
+            return _gather_all(self.dataset, self._shelf.draw(spec, rng, n))
         if self.dataset.is_text:
             raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+        return [self._augmented(spec, rng) for _ in range(n)]
+
+    def _augmented(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
+        (episode,) = _gather_all(self.dataset, self._shelf.draw(spec, rng))
         key = Key(int(rng.integers(2**62)))
         return episode._replace(
             support_x=spec.augment.apply(episode.support_x, key.at("support")),
@@ -92,11 +99,7 @@ class ClientData:
         self, spec: EpisodeSpec, rng: np.random.Generator
     ) -> tuple[Ints, list[Ints]]:
         """Return classes for an episode, and shot + query rows of each in random order."""
-        chosen = self._choose(spec, rng)
-        classes, rows, counts = self._by_class
-        n = spec.shot + spec.query
-        drawn = [rows[c][rng.choice(int(counts[c]), n, replace=False)] for c in chosen.tolist()]
-        return classes[chosen], drawn
+        return self._shelf.rows_of_episode(spec, rng)
 
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and their labels (int64 [n]).
@@ -115,42 +118,8 @@ class ClientData:
         return examples(self.dataset, self.indices), torch.from_numpy(self.dataset.y[self.indices])
 
     @cached_property
-    def _by_class(self) -> tuple[Ints, list[Ints], Ints]:
-        """The class numbers, each one's rows, and how many these are."""
-        labels = self.dataset.y[self.indices]
-        order = np.argsort(labels, kind="stable")
-        classes, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
-        rows = np.split(self.indices[order], starts[1:]) if len(classes) else []
-        return classes, rows, counts.astype(np.int64, copy=False)
-
-    def _draw(self, spec: EpisodeSpec, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-        """Return (classes, support rows by class, query rows in random order).
-
-        The order of the queries must not tell their labels.
-        """
-        classes, rows, counts = self._by_class
-        chosen = self._choose(spec, rng)
-        support, query = [], []
-        for c in chosen.tolist():
-            n = min(int(counts[c]), spec.shot + spec.query)
-            drawn = rows[c][rng.choice(int(counts[c]), n, replace=False)]
-            support.append(drawn[: spec.shot])
-            query.append(drawn[spec.shot :])
-        return classes[chosen], np.concatenate(support), rng.permutation(np.concatenate(query))
-
-    def _choose(self, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
-        """Return the places of an episode's classes among those held, in the order of labels."""
-        able = (self._by_class[2] >= spec.needed).nonzero()[0]
-        if len(able) < spec.max_way:
-            raise DataError(
-                f"client data {spec.shortage(len(able))}. Lower `way`, `shot` or `query`, or give "
-                "each client more images."
-            )
-        way = int(rng.integers(spec.min_way, spec.max_way, endpoint=True))
-        chosen: Ints = rng.choice(able, way, replace=False)
-        if spec.labels == "fixed":
-            chosen.sort()
-        return chosen
+    def _shelf(self) -> Shelf:
+        return Shelf(self.dataset.y, self.indices)
 
 
 def halves(dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator) -> Hand:
@@ -214,7 +183,7 @@ class Tasks:
         """
         every = [ClientData(dataset, rows) for rows in pools]
         rng = key.numpy()
-        drawn = [every[u % len(every)]._draw(spec, rng) for u in range(n)]
+        drawn = [every[u % len(every)]._shelf.draw(spec, rng)[0] for u in range(n)]
         return cls(
             block([support for _, support, _ in drawn]),
             block([query for _, _, query in drawn]),
@@ -226,7 +195,8 @@ class Tasks:
 
     def episode(self, dataset: Dataset, i: int) -> Episode:
         """Return episode i with its images."""
-        return _gather(dataset, self.classes[i], self.support[i], self.query[i])
+        (found,) = _gather_all(dataset, [Drawn(self.classes[i], self.support[i], self.query[i])])
+        return found
 
     def digest(self, dataset: Dataset) -> str:
         """SHA-256 of the dataset and of the rows of every episode, as hex."""
@@ -267,18 +237,21 @@ def examples(dataset: Dataset, rows: Ints, length: int | None = None) -> Tensor:
     return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
 
 
-def _gather(dataset: Dataset, classes: Ints, support: Ints, query: Ints) -> Episode:
-    def labels(rows: Ints) -> Tensor:
-        return torch.from_numpy((dataset.y[rows][:, None] == classes).argmax(axis=1))
-
-    length = None
-    if isinstance(dataset.x, Tokens):  # one for both, so that they can be stacked
-        words = (dataset.x.lengths(rows).max(initial=1) for rows in (support, query))
-        length = int(max(words))
-    return Episode(
-        examples(dataset, support, length),
-        labels(support),
-        examples(dataset, query, length),
-        labels(query),
-        torch.from_numpy(classes.astype(np.int64)),
-    )
+def _gather_all(dataset: Dataset, drawn: Sequence[Drawn]) -> list[Episode]:
+    """Return episodes with their images, read all at once; texts have a length for each episode."""
+    if dataset.is_text and len(drawn) > 1:
+        return [_gather_all(dataset, [one])[0] for one in drawn]
+    parts = [part for one in drawn for part in (one.support, one.query)]
+    sizes, rows = [len(part) for part in parts], np.concatenate(parts)
+    x = torch.split(examples(dataset, rows), sizes)
+    named, y = dataset.y[rows], np.empty(len(rows), dtype=np.int64)
+    first = 0
+    for one in drawn:
+        last = first + len(one.support) + len(one.query)
+        y[first:last] = (named[first:last, None] == one.classes).argmax(axis=1)
+        first = last
+    labels = torch.split(torch.from_numpy(y), sizes)
+    return [
+        Episode(x[i], labels[i], x[i + 1], labels[i + 1], torch.from_numpy(one.classes))
+        for i, one in zip(range(0, len(parts), 2), drawn, strict=True)
+    ]

@@ -20,8 +20,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedshot import compiled
 from fedshot.machine import begin_thread, denormals_flushed
-from fedshot.nn import compiled
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
-from fedshot import tree
+from fedshot import compiled, tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import compiled, kernels, winograd
+from fedshot.nn import kernels, winograd
 from fedshot.nn.mode import Mode, mix64, mix_int, readable, signed
 from fedshot.tree import Tree
 

@@ -31,6 +31,24 @@ def mix_int(word: int) -> int:
     return signed(word ^ (word >> 31))
 
 
+def _mixed_int(word: int, site: int) -> int:
+    return mix_int(mix_int(word) + (site + 1) * _GOLDEN)
+
+
+def grid(seed: Tensor, rows: int, columns: int) -> list[list[Tensor]]:
+    """Return at [i][j] the seed of `Mode(seed=seed).layer(i).layer(j)`, all of them at once.
+
+    Made one by one for a stack they take a fifth of all operations of a small net's step.
+    """
+    if readable(seed):
+        of_rows = [_mixed_int(int(seed), i) for i in range(rows)]
+        return [[torch.tensor(_mixed_int(word, j)) for j in range(columns)] for word in of_rows]
+    # int64 products wrap, as `signed` does.
+    i, j = (torch.arange(1, n + 1, device=seed.device) * _GOLDEN for n in (rows, columns))
+    words = mix64(mix64(mix64(mix64(seed) + i)[:, None]) + j)
+    return [list(row.unbind()) for row in words.unbind()]
+
+
 def signed(word: int, bits: int = 64) -> int:
     """Reduce a Python integer to a signed word of so many bits."""
     half = 1 << (bits - 1)
@@ -70,7 +88,5 @@ class Mode:
         if self.seed is None:
             return self
         if readable(self.seed):
-            mixed = torch.tensor(mix_int(mix_int(int(self.seed)) + (i + 1) * _GOLDEN))
-        else:
-            mixed = mix64(mix64(self.seed) + signed((i + 1) * _GOLDEN))
-        return replace(self, seed=mixed)
+            return replace(self, seed=torch.tensor(_mixed_int(int(self.seed), i)))
+        return replace(self, seed=mix64(mix64(self.seed) + signed((i + 1) * _GOLDEN)))

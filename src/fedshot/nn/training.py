@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.learners import Lesson
-from fedshot.nn.mode import Mode
+from fedshot.nn.mode import Mode, grid
 from fedshot.nn.optim import OptState, Steps, shortened
 from fedshot.tree import Tree
 
@@ -57,11 +57,10 @@ def draw_lessons(
 
     Raises DataError when the client cannot form an episode.
     """
-    rng = key.at("episodes").numpy()
+    drawn = data.episodes(spec, key.at("episodes").numpy(), steps * episodes_per_step)
+    each = range(0, len(drawn), episodes_per_step)
     return Lessons(
-        tuple(
-            tuple(data.episode(spec, rng) for _ in range(episodes_per_step)) for _ in range(steps)
-        ),
+        tuple(tuple(drawn[i : i + episodes_per_step]) for i in each),
         key.at("noise").tensor(),
         torch.tensor(data.n),
     )
@@ -92,10 +91,20 @@ def mean_gradient(
     noise: Mode,
 ) -> Taught:
     """Return the gradient of the mean loss of some episodes; `noise` seeds their dropout masks."""
+    seeds = [noise.layer(e).seed for e in range(len(step))]
+    return _mean_gradient(lesson, params, stats, step, seeds)
+
+
+def _mean_gradient(
+    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
+    params: Tree,
+    stats: Tree,
+    step: tuple[E, ...],
+    seeds: Sequence[Tensor | None],
+) -> Taught:
     told: list[dict[str, Tensor]] = []
     grads = None
-    for e, episode in enumerate(step):
-        seed = noise.layer(e).seed
+    for episode, seed in zip(step, seeds, strict=True):
         assert seed is not None
 
         def fn(
@@ -142,10 +151,12 @@ def local_sgd(
         longest: a longer gradient is shortened to this norm; 0 takes any.
     """
     state = optimizer.init(params) if state is None else state
-    noise = Mode(seed=lessons.seed)
     told: list[dict[str, Tensor]] = []
-    for s, step in enumerate(lessons.steps):
-        grads, stats, found = mean_gradient(lesson, params, stats, step, noise.layer(s))
+    most = max(map(len, lessons.steps), default=0)
+    for step, seeds in zip(
+        lessons.steps, grid(lessons.seed, len(lessons.steps), most), strict=True
+    ):
+        grads, stats, found = _mean_gradient(lesson, params, stats, step, seeds[: len(step)])
         told += found
         if longest:
             grads = shortened(grads, longest)

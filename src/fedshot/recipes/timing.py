@@ -18,7 +18,6 @@ from typing import Any
 
 from fedshot import storage
 from fedshot.config import Config
-from fedshot.data.cache import default_folder
 from fedshot.evaluation import ExamOptions
 from fedshot.methods import METHODS
 from fedshot.recipes import provenance
@@ -106,7 +105,7 @@ def short(cell: Cell) -> dict[str, Any]:
 
 def keep(cell: Cell, found: Mapping[str, Any]) -> None:
     """Remember what was measured of a cell, or why it was refused."""
-    path = default_folder() / _FILE
+    path = storage.cache_folder() / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     held = _read() | {key(cell): dict(found)}
     storage.write_bytes(path, json.dumps(held, indent=1).encode(), sync=False)
@@ -148,7 +147,7 @@ def _held() -> dict[str, Any]:
 
 def _read() -> dict[str, Any]:
     try:
-        text = (default_folder() / _FILE).read_text(encoding="utf-8")
+        text = (storage.cache_folder() / _FILE).read_text(encoding="utf-8")
         found = json.loads(text)
     except (OSError, ValueError):
         return {}

@@ -26,13 +26,12 @@ from importlib import resources
 from pathlib import Path
 
 from fedshot import storage
-from fedshot.data.cache import default_folder
 
 # No fast-math: NaN must stay NaN, and sums keep the order that the source gives them.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = (
     "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
-    "stem.c", "winograd.c",
+    "stem.c", "winograd.c", "drawing.c",
 )  # fmt: skip
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
@@ -72,6 +71,7 @@ _SIGNATURES = {
     "fedshot_lstm_back": [*[_POINTER] * 7, *[_SIZE] * 9, *[_POINTER] * 2],
     "fedshot_same_rows": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_add_rows": [*[_POINTER] * 2, *[_SIZE] * 4, _POINTER],
+    "fedshot_draw": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
 }
 # Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.
@@ -128,12 +128,12 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
     In a cache that others may write to, each user has a folder. A cache that cannot be used costs
     this process a second: it compiles for itself.
     """
-    place = resources.files("fedshot.nn")
+    place = resources.files("fedshot") / "c"
     source = b"".join(place.joinpath(name).read_bytes() for name in _SOURCES)
     version = _run([*compiler, "--version"], b"", 20)
     parts = (source, version, shlex.join([*compiler, *_FLAGS]).encode(), _processor().encode())
     name = "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-    folder = default_folder() / f"kernels-{os.geteuid()}"
+    folder = storage.cache_folder() / f"kernels-{os.geteuid()}"
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError, AttributeError):
             return _loaded(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedshot.nn import compiled
+from fedshot import compiled
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 
@@ -80,7 +80,7 @@ SLOW = pytest.mark.slow  # each compiles
 def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> None:
     """In a process of its own, since loading such a file ends it by SIGBUS."""
     code = f"compiled._FLAGS = {compiled._FLAGS}; print(compiled.kind())"
-    command = [sys.executable, "-c", f"from fedshot.nn import compiled; {code}"]
+    command = [sys.executable, "-c", f"from fedshot import compiled; {code}"]
     fresh()
     (path,) = [path for path in kept(cache) if path.suffix == ".so"]
     whole = path.read_bytes()
