@@ -31,7 +31,7 @@ from fedshot import storage
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = (
     "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
-    "stem.c", "winograd.c", "drawing.c",
+    "stem.c", "winograd.c", "drawing.c", "prototypes.c",
 )  # fmt: skip
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
@@ -71,6 +71,7 @@ _SIGNATURES = {
     "fedshot_lstm_back": [*[_POINTER] * 7, *[_SIZE] * 9, *[_POINTER] * 2],
     "fedshot_same_rows": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_add_rows": [*[_POINTER] * 2, *[_SIZE] * 4, _POINTER],
+    "fedshot_prototypes": [*[_POINTER] * 2, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_draw": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
 }

@@ -55,16 +55,15 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def _gather(tree: Tree, found: list[Tensor]) -> bool:
-    """Collect the leaves of dicts in dicts, nearly every tree; False for what `items` must see."""
-    for name in sorted(tree, key=str) if type(tree) is dict else ():
-        child = tree[name]
-        if isinstance(child, Tensor):
-            found.append(child)
-        elif not _gather(child, found):
-            return False
-        if not _is_name(name):
-            return False
-    return type(tree) is dict
+    """Collect the leaves of dicts and tuples, nearly all trees; False for what `items` must see."""
+    if isinstance(tree, Tensor):
+        found.append(tree)
+        return True
+    if isinstance(tree, tuple):
+        return all(_gather(child, found) for child in tree)
+    return type(tree) is dict and all(
+        _is_name(name) and _gather(tree[name], found) for name in sorted(tree, key=str)
+    )
 
 
 def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -118,6 +117,8 @@ def _map(fn: Callable[..., Any], tree: Tree, others: Sequence[Tree]) -> Tree:
 
 def _alike(a: Tree, b: Tree) -> bool:
     """Whether two trees of one type have parts of the same names."""
+    if isinstance(a, tuple):  # of one type: the names of fields are its own
+        return len(a) == len(b)
     return a.keys() == b.keys() if type(a) is dict else _names(a) == _names(b)
 
 

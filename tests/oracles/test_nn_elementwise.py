@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedshot import compiled
-from fedshot.nn import Optimizer, kernels
+from fedshot import compiled, tree
+from fedshot.keys import Key
+from fedshot.nn import Lesson, Lessons, Optimizer, kernels, local_sgd, value_and_grad
 from fedshot.nn.layers import kept
 from fedshot.nn.optim import OptState
 from fedshot.tree import Tree
@@ -73,6 +75,56 @@ def test_threads_share_it_and_change_no_bit() -> None:
     torch.set_num_threads(1)
     for found, want in zip(shared, adam(*inputs), strict=True):
         assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (64, 33), (16, 3, 3, 3)])
+def test_in_their_own_memory_numbers_come_to_the_same_bits(shape: tuple[int, ...]) -> None:
+    w, g, m, v = four(*shape)
+    want = adam(*four(*shape))
+    (found,) = kernels.adam([(w, g, m, v)], reuse=True, **RULE)
+    assert [part.data_ptr() for part in found] == [part.data_ptr() for part in (w, m, v)]
+    assert all(map(torch.equal, found, want))
+    assert torch.equal(g, four(*shape)[1])
+
+
+def test_what_does_not_lie_like_its_parameter_is_copied_first() -> None:
+    w, g, m, v = four(6, 4)
+    turned = m.T.contiguous().T
+    (found,) = kernels.adam([(w, g, turned, v)], reuse=True, **RULE)
+    assert all(map(torch.equal, found, adam(*four(6, 4))))
+
+
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_training_leaves_what_it_was_given_as_it_was(name: Any, stack: bool) -> None:
+    """It writes over its own memory from the second step on, and comes to the same bits."""
+    optimizer, start = Optimizer(name, lr=0.1), {"a": four(5, 4)[0], "b": four(3)[0]}
+    state = optimizer.init(start)
+    steps = tuple((torch.randn(6, 5, generator=Key(i).torch()),) for i in range(4))
+
+    def lesson(w: Tree, stats: Tree, x: Tensor, seed: Tensor) -> Lesson:
+        del seed
+        loss = (x @ w["a"]).square().mean() + (w["b"] - 1).square().sum()
+        return Lesson(loss, stats, loss.detach())
+
+    def visit(steps: Any) -> tuple[Tree, Tree]:
+        lessons = Lessons(steps, torch.tensor(1), torch.tensor(6))
+        new = local_sgd(lesson, optimizer, start, {}, lessons, state)
+        return new.params, new.state.first
+
+    if stack:
+        twice = tree.map(lambda x: torch.stack([x, 2 * x]), steps)
+        found = tree.map(lambda leaf: leaf[0], torch.func.vmap(visit)(twice))
+    else:
+        found = visit(steps)
+    w, now = {"a": four(5, 4)[0], "b": four(3)[0]}, state
+    for (x,) in steps:
+        _, _, grads = value_and_grad(lambda w, x=x: (lesson(w, {}, x, x).loss, {}), w)
+        w, now = optimizer.update(grads, now, w)
+    for part, want in zip(tree.leaves(found), tree.leaves((w, now.first)), strict=True):
+        torch.testing.assert_close(part, want, **({} if stack else {"rtol": 0, "atol": 0}))
+    assert torch.equal(start["a"], four(5, 4)[0])
+    assert all(float(leaf.abs().sum()) == 0 for leaf in tree.leaves(state.first))
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -183,7 +183,7 @@ def test_nets_with_it_are_those_without(
     want = run(False)
     assert not any(taken)
     torch.testing.assert_close(found[0], want[0], rtol=1e-3, atol=1e-3)
-    # Rounding decides now and then which pixel of a pool is the largest; its gradient goes elsewhere.
+    # Rounding decides now and then which pixel of a pool is the largest, and gets the gradient.
     apart = (found[1] - want[1]).norm() / want[1].norm()
     assert apart < 0.05
 

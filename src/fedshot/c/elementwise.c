@@ -4,30 +4,50 @@
  * Numbers `from` to `to`, so that threads can share them; no number depends on another.
  */
 
+typedef struct {
+    float decay, rise, grow, step, eps;
+} adam_rule;
+
+/* w, m and v of one number. */
+ALONE void adam_one(float *w, float g, float *m, float *v, adam_rule by) {
+    float d = g + by.decay * *w;
+    *m += by.rise * (d - *m);
+    *v += by.grow * (d * d - *v);
+    *w -= by.step * (*m / (sqrtf(*v) + by.eps));
+}
+
 static void adam_part(const float *restrict w, const float *restrict g, const float *restrict m,
-                      const float *restrict v, size n, float decay, float rise, float grow,
-                      float step, float eps, float *restrict w_new, float *restrict m_new,
-                      float *restrict v_new) {
+                      const float *restrict v, size n, adam_rule by, float *restrict w_new,
+                      float *restrict m_new, float *restrict v_new) {
     for (size i = 0; i < n; i++) {
-        float d = g[i] + decay * w[i];
-        float first = m[i] + rise * (d - m[i]);
-        float second = v[i] + grow * (d * d - v[i]);
+        float one = w[i], first = m[i], second = v[i];
+        adam_one(&one, g[i], &first, &second, by);
+        w_new[i] = one;
         m_new[i] = first;
         v_new[i] = second;
-        w_new[i] = w[i] - step * (first / (sqrtf(second) + eps));
     }
+}
+
+static void adam_in_place(float *restrict w, const float *restrict g, float *restrict m,
+                          float *restrict v, size n, adam_rule by) {
+    for (size i = 0; i < n; i++) adam_one(w + i, g[i], m + i, v + i, by);
 }
 
 /* Of many tensors, whose numbers count on from one to the next and end at `ends`, with g + decay w
  * for g: m' = m + rise (g - m), v' = v + grow (g g - v), w' = w - step m' / (sqrt(v') + eps).
- * `at` has where w, g, m, v, w', m' and v' of one tensor after another begin. */
+ * `at` has where w, g, m, v, w', m' and v' of one tensor after another begin; the last three are
+ * memory of their own, or that of w, m and v. */
 void fedshot_adam(float *const *restrict at, const size *restrict ends, size from, size to,
                   float decay, float rise, float grow, float step, float eps) {
+    adam_rule by = {decay, rise, grow, step, eps};
     for (size begin = 0; from < to; begin = *ends++, at += 7) {
         size last = *ends < to ? *ends : to, skip = from - begin;
         if (last <= from) continue;
-        adam_part(at[0] + skip, at[1] + skip, at[2] + skip, at[3] + skip, last - from, decay, rise,
-                  grow, step, eps, at[4] + skip, at[5] + skip, at[6] + skip);
+        float *w = at[0] + skip, *g = at[1] + skip, *m = at[2] + skip, *v = at[3] + skip;
+        if (at[0] == at[4])
+            adam_in_place(w, g, m, v, last - from, by);
+        else
+            adam_part(w, g, m, v, last - from, by, at[4] + skip, at[5] + skip, at[6] + skip);
         from = last;
     }
 }

@@ -78,8 +78,10 @@ class Vectorised(Threads):
             return dict(reply.up), reply.private, dict(reply.metrics)
 
         got = torch.func.vmap(one)(stacked) if tree.leaves(stacked) else _repeat(one, visits)
-        for i, visit in enumerate(visits):
-            up, private, metrics, *weight = (_slice(part, i) for part in got)
+        each = (_apart(part, len(visits)) for part in got)
+        for visit, (up, private, metrics, *weight) in zip(
+            visits, zip(*each, strict=True), strict=True
+        ):
             reply = Reply(up, private, weight[0] if weight else weights[0], metrics)
             yield self.host.finish(exchange, visit, reply)
 
@@ -96,10 +98,12 @@ def _repeat(one: Any, visits: Sequence[Visit]) -> tuple[Any, ...]:
     return tuple(_Whole(part) for part in one({"private": {}, "drawn": {}, "down": {}}))
 
 
-def _slice(part: Any, i: int) -> Any:
+def _apart(part: Any, n: int) -> list[Any]:
+    """Return each client's share of what a stack came to."""
     if isinstance(part, _Whole):
-        return part.part
-    return tree.map(lambda leaf: leaf[i], part)
+        return [part.part] * n
+    leaves = zip(*(leaf.unbind() for leaf in tree.leaves(part)), strict=True)
+    return [tree.unflatten(part, own) for own in leaves] if tree.leaves(part) else [part] * n
 
 
 def _stack(trees: Sequence[Tree]) -> Tree:
@@ -108,4 +112,4 @@ def _stack(trees: Sequence[Tree]) -> Tree:
 
 def _shapes(visit: Visit) -> tuple[Any, ...]:
     parts = {"down": visit.down, "private": visit.private, "drawn": visit.drawn}
-    return tuple((path, leaf.shape, leaf.dtype) for path, leaf in tree.items(parts))
+    return tuple((leaf.shape, leaf.dtype) for leaf in tree.leaves(parts))

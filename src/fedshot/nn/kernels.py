@@ -118,19 +118,23 @@ def plain_floats(*leaves: Tensor) -> bool:
 
 def adam(
     leaves: Iterable[Sequence[Tensor]], *,
-    decay: float, rise: float, grow: float, step: float, eps: float,
+    decay: float, rise: float, grow: float, step: float, eps: float, reuse: bool = False,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
     """Return (w', m', v') of every (w, g, m, v), elementwise; `elementwise.c` says it.
 
     The four of a leaf are float32 of one shape. They may lie in memory in any order; the results
-    lie as w does. One call for all: threads that take turns at Python's lock lose time at each.
+    lie as w does, with `reuse` in the memory of w, m and v. One call for all: threads that take
+    turns at Python's lock lose time at each.
     """
     at, ends, n = array("q"), array("q"), 0
     used, made = [], []
     for first, *rest in leaves:
         w = _dense(first)
         ins = [w, *[_alike(t, w) for t in rest]]
-        outs = (torch.empty_like(w), torch.empty_like(w), torch.empty_like(w))
+        _, _, m, v = ins
+        outs = (
+            (w, m, v) if reuse else (torch.empty_like(w), torch.empty_like(w), torch.empty_like(w))
+        )
         at.extend([t.data_ptr() for t in (*ins, *outs)])
         n += w.numel()
         ends.append(n)

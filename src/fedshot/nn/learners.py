@@ -32,7 +32,8 @@ from fedshot.nn.gradients import descend
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model
-from fedshot.nn.prototypes import class_means, nearest_prototypes, prototype_logits
+from fedshot.nn.proto_loss import prototype_loss
+from fedshot.nn.prototypes import nearest_prototypes
 from fedshot.tree import Tree
 
 
@@ -117,8 +118,9 @@ class Proto:
         n, way = len(episode.support_y), len(episode.classes)
         both = torch.cat([episode.support_x, episode.query_x])
         h, stats = self.model.features(params, stats, both, Mode(True, "batch", seed=seed))
-        logits = prototype_logits(h[n:], class_means(h[:n], episode.support_y, way))
-        return _lesson(logits, episode, stats)
+        y = torch.cat([episode.support_y, episode.query_y])
+        loss, right = prototype_loss(h, y, n, way)
+        return Lesson(loss, stats, right)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
         """Return features under running statistics: they do not depend on the rest of the batch."""

@@ -33,8 +33,13 @@ class Steps(Protocol):
         """Return the state before the first step."""
         ...
 
-    def update(self, grads: Tree, state: OptState, params: Tree) -> tuple[Tree, OptState]:
-        """Return (parameters, state) one step further."""
+    def update(
+        self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
+    ) -> tuple[Tree, OptState]:
+        """Return (parameters, state) one step further.
+
+        `reuse`: nobody else has `state` and `params`, and their memory may be written over.
+        """
         ...
 
 
@@ -72,8 +77,12 @@ class Optimizer:
         second = tree.zeros_like(params) if adam else {}
         return OptState(torch.zeros((), dtype=torch.int64), first, second)
 
-    def update(self, grads: Tree, state: OptState, params: Tree) -> tuple[Tree, OptState]:
+    def update(
+        self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
+    ) -> tuple[Tree, OptState]:
         """Return (parameters, state) one step further. Runs under `torch.func.vmap` as it stands.
+
+        `reuse`: nobody else has `state` and `params`, and Adam may write over their memory.
 
         Leaf by leaf: `torch._foreach_*` and one flat vector were no quicker on CPU, and the former
         cannot be vmapped.
@@ -81,8 +90,9 @@ class Optimizer:
         step = state.step + 1
         if self.name == "adam":
             params, *moments = adam_step(
-                params, grads, state.first, state.second, step, self.lr, self.weight_decay
-            )
+                params, grads, state.first, state.second, step, self.lr, self.weight_decay,
+                reuse=reuse,
+            )  # fmt: skip
             return params, OptState(step, *moments)
         if self.weight_decay:
             grads = tree.map(lambda g, w: g.add(w, alpha=self.weight_decay), grads, params)

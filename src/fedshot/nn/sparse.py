@@ -55,9 +55,11 @@ class SoftThreshold:
         """Return the state before the first step."""
         return self.optimizer.init(params)
 
-    def update(self, grads: Tree, state: OptState, params: Tree) -> tuple[Tree, OptState]:
+    def update(
+        self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
+    ) -> tuple[Tree, OptState]:
         """Return (parameters, state) one step further."""
-        params, state = self.optimizer.update(grads, state, params)
+        params, state = self.optimizer.update(grads, state, params, reuse=reuse)
         least = self.optimizer.lr * self.weight
         chosen = {id(w) for w in penalised(params, norms=self.norms)}
 

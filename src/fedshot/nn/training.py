@@ -151,6 +151,7 @@ def local_sgd(
         longest: a longer gradient is shortened to this norm; 0 takes any.
     """
     state = optimizer.init(params) if state is None else state
+    own = False  # after a step they are nobody else's
     told: list[dict[str, Tensor]] = []
     most = max(map(len, lessons.steps), default=0)
     for step, seeds in zip(
@@ -160,7 +161,8 @@ def local_sgd(
         told += found
         if longest:
             grads = shortened(grads, longest)
-        params, state = optimizer.update(grads, state, params)
+        params, state = optimizer.update(grads, state, params, reuse=own)
+        own = True
     return Trained(params, stats, state, mean_metrics(told))
 
 
