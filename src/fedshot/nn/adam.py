@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedshot import tree
 from fedshot.nn import kernels
-from fedshot.nn.gradients import stacked
+from fedshot.nn.stacks import is_batched, stack, stacked
 from fedshot.tree import Tree
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -36,58 +36,29 @@ def adam_step(
         return params, first, second
     every = [leaf for leaves in four for leaf in leaves]
     differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in every)
-    if kernels.plain_floats(*every) and not differentiated and _is_one(step):
-        moved = _compiled(four, lr, decay, int(step), reuse)
-    else:
+    moved = None
+    if kernels.plain_floats(*every) and not differentiated:
+        moved = _compiled(four, lr, decay, step, reuse)
+    if moved is None:
         moved = _plain(four, lr, decay, step)
     w, m, v = zip(*moved, strict=True)
     return tree.unflatten(params, w), tree.unflatten(params, m), tree.unflatten(params, v)
 
 
-def _is_one(step: Tensor) -> bool:
-    """Whether all clients of a stack are at the same step, so that it is a number."""
-    return not stacked() or not torch._C._functorch.is_batchedtensor(step)
-
-
 def _compiled(
-    four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: int, reuse: bool
-) -> Moved:
-    size, eps = _sizes(lr, step)
-    rule = {"decay": decay, "rise": 1 - BETA1, "grow": 1 - BETA2, "step": size, "eps": eps,
-            "reuse": reuse}  # fmt: skip
-    if not stacked():
-        return kernels.adam(four, **rule)
-    flat = _Stacked.apply(rule, *[leaf for leaves in four for leaf in leaves])  # type: ignore[no-untyped-call]
-    return _in_groups(flat, 3)
-
-
-class _Stacked(torch.autograd.Function):
-    """The kernel on a stack of clients: numbers do not depend on one another, so as on one."""
-
-    @staticmethod
-    def forward(rule: dict[str, Any], *leaves: Tensor) -> Any:
-        made = kernels.adam(_in_groups(leaves, 4), **rule)
-        return tuple(leaf for outs in made for leaf in outs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: there is no derivative."""
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, rule: dict[str, Any], *leaves: Tensor) -> Any:
-        n = info.batch_size
-        whole = [
-            leaf.expand(n, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
-            for leaf, dim in zip(leaves, dims[1:], strict=True)
-        ]
-        alone = not any(map(torch._C._functorch.is_functorch_wrapped_tensor, whole))
-        flow = _Stacked.forward if alone else _Stacked.apply  # a stack of stacks goes on
-        made = flow(rule, *whole)
-        return made, (0,) * len(made)
-
-
-def _in_groups(flat: Sequence[Tensor], n: int) -> list[tuple[Tensor, ...]]:
-    return [tuple(flat[i : i + n]) for i in range(0, len(flat), n)]
+    four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor, reuse: bool
+) -> Moved | None:
+    """Take the step by the kernel; None where it cannot: it sees one stack, all at one step."""
+    clients = stack()
+    if (clients is None and stacked()) or is_batched(step):
+        return None
+    size, eps = _sizes(lr, int(step))
+    rule = {"decay": decay, "rise": 1 - BETA1, "grow": 1 - BETA2, "step": size, "eps": eps}
+    if clients is None:
+        return kernels.adam(four, **rule, reuse=reuse)
+    whole = [[clients.whole(t) for t in leaves] for leaves in four]
+    made = kernels.adam(whole, **rule, reuse=reuse)
+    return [tuple(clients.each(t) for t in outs) for outs in made]
 
 
 def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshot import tree
+from fedshot.nn.stacks import stacked
 from fedshot.tree import Tree
 
 _TWICE = ContextVar("a gradient that is differentiated again", default=False)
@@ -22,11 +23,6 @@ def differentiated_twice() -> bool:
     answer by no more than rounding, that of bfloat16 where the model has it.
     """
     return _TWICE.get()
-
-
-def stacked() -> bool:
-    """Whether this code runs under `torch.func.vmap` or another of its transforms."""
-    return bool(torch._C._are_functorch_transforms_active())
 
 
 def value_and_grad(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshot.errors import ConfigError
-from fedshot.nn.gradients import stacked
+from fedshot.nn.stacks import stacked
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed word
 _MIX = (-4658895280553007687, -7723592293110705685)  # multipliers of splitmix64

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedshot.data import Episode
 from fedshot.errors import ConfigError, check_word
-from fedshot.nn.gradients import stacked
 from fedshot.nn.learners import Maml
 from fedshot.nn.losses import Clip, clipped_kl
 from fedshot.nn.others import REFERENCES, Reference
 from fedshot.nn.outlook import PREDICTIONS, Predictions, reference_logits
+from fedshot.nn.stacks import stacked
 from fedshot.nn.training import check_not_negative
 from fedshot.tree import Tree
 
