@@ -71,7 +71,7 @@ _SIGNATURES = {
     "fedshot_lstm_back": [*[_POINTER] * 7, *[_SIZE] * 9, *[_POINTER] * 2],
     "fedshot_same_rows": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_add_rows": [*[_POINTER] * 2, *[_SIZE] * 4, _POINTER],
-    "fedshot_prototypes": [*[_POINTER] * 2, *[_SIZE] * 6, *[_POINTER] * 4],
+    "fedshot_prototypes": [*[_POINTER] * 2, *[_SIZE] * 6, *[_POINTER] * 5],
     "fedshot_draw": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
 }

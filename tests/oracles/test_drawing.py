@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshot import compiled
-from fedshot.data import ClientData, Dataset, EpisodeSpec
+from fedshot.data import ClientData, Dataset, EpisodeSpec, Tasks
 from fedshot.data import drawing as drawing_module
 from fedshot.data.drawing import MOST, Drawn, Shelf, kernel
 from fedshot.keys import Key
+from fedshot.nn import draw_lessons
 
 pytestmark = pytest.mark.skipif(
     compiled.library() is None, reason="there are no compiled kernels: numpy draws"
@@ -118,6 +121,39 @@ def test_a_numpy_that_draws_otherwise_draws_itself(monkeypatch: pytest.MonkeyPat
         assert drawing_module._checked_kernel() is not None
     finally:
         drawing_module._checked_kernel.cache_clear()
+
+
+def test_all_that_is_left_may_be_asked_for() -> None:
+    y = np.repeat(np.arange(3), 9)
+    shelf = Shelf(y, np.arange(27))
+    assert same(*both(shelf, EpisodeSpec(2, 1, 10**12, "up_to"), 0, 3))
+
+
+def test_a_copy_draws_from_memory_of_its_own() -> None:
+    y = np.repeat(np.arange(4), 9)
+    shelf, spec = Shelf(y, np.arange(36)), EpisodeSpec(3, 1, 5)
+    wanted = shelf.draw(spec, Key(0).numpy())
+    copied = copy.deepcopy(shelf)
+    for held in (shelf._rows, shelf._starts, *shelf._able[spec.needed]):
+        held[:] = 0  # what the copy must not read
+    assert same(copied.draw(spec, Key(0).numpy()), wanted)
+
+
+def test_none_is_none() -> None:
+    y = np.repeat(np.arange(4), 9)
+    data = ClientData(Dataset("t", np.zeros((36, 2, 2, 1), np.uint8), y, tuple("abcd")), y)
+    assert data.episodes(EpisodeSpec(3, 1, 5), Key(0).numpy(), 0) == []
+    assert draw_lessons(data, EpisodeSpec(3, 1, 5), 0, 1, Key(0)).steps == ()
+
+
+def test_the_tasks_of_a_test_are_nobody_s_to_change() -> None:
+    y = np.repeat(np.arange(4), 9)
+    dataset = Dataset("t", np.zeros((36, 2, 2, 1), np.uint8), y, tuple("abcd"))
+    tasks = Tasks.draw(dataset, range(4), EpisodeSpec(3, 1, 5), 2, Key(0))
+    before = tasks.digest(dataset)
+    for part in tasks.episode(dataset, 0):
+        part.add_(1)
+    assert tasks.digest(dataset) == before
 
 
 @pytest.mark.parametrize("queries", ["exact", "up_to"])

@@ -127,6 +127,29 @@ def test_training_leaves_what_it_was_given_as_it_was(name: Any, stack: bool) -> 
     assert all(float(leaf.abs().sum()) == 0 for leaf in tree.leaves(state.first))
 
 
+def test_what_a_lesson_reports_of_its_parameters_stays_as_it_saw_it() -> None:
+    steps, seen = tuple((torch.full((2,), float(i)),) for i in range(4)), []
+
+    def lesson(w: Tree, stats: Tree, x: Tensor, seed: Tensor) -> Lesson:
+        del seed
+        seen.append(w["s"].detach().clone())
+        loss = (w["s"] - x).square().sum() + w["t"].square().sum()
+        return Lesson(loss, {"last": w["t"][:1]}, loss.detach(), {"s": w["s"]})
+
+    def visit(steps: Any) -> tuple[Tensor, Tensor, Tensor]:
+        start = {"s": torch.tensor(1.0), "t": torch.ones(3)}
+        lessons = Lessons(steps, torch.tensor(1), torch.tensor(2))
+        new = local_sgd(lesson, Optimizer("adam", lr=0.5), start, {}, lessons)
+        return new.metrics["s"], new.stats["last"], new.params["t"][:1]
+
+    s, last, end = alone = visit(steps)
+    assert float(s) == pytest.approx(sum(map(float, seen)) / 4)
+    assert float(last) != float(end)
+    stack = torch.func.vmap(visit)(tree.map(lambda x: torch.stack([x, x]), steps))
+    for found, want in zip(stack, alone, strict=True):
+        torch.testing.assert_close(found[0], want)
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_many_leaves_in_one_call_move_as_each_alone() -> None:
     """Shares of the threads begin and end within leaves, empty ones among them."""

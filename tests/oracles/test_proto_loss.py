@@ -124,12 +124,16 @@ def test_a_second_derivative_of_a_stack_is_that_of_float64() -> None:
     close(found, vmap(grad(length))(h.double(), y))
 
 
-def test_labels_of_no_class_are_taken_as_a_mask_or_told() -> None:
+def test_labels_of_no_class_are_taken_as_a_mask_or_refused() -> None:
     h, y = episode(3, 2, 2, 8)
     y[0] = -1
     close(prototype_loss(h, y, 6, 3)[0], prototype_loss(h.double(), y, 6, 3)[0])
-    y[7] = 3
-    assert prototype_loss(h, y, 6, 3)[0].isnan()
+    for label in (3, -100):
+        y[7] = label
+        with pytest.raises(ValueError, match="expected 0 to 2"):
+            prototype_loss(h, y, 6, 3)
+        with pytest.raises(ValueError, match="expected 0 to 2"):
+            vmap(grad(loss_of(6, 3)))(torch.stack([h, h]), torch.stack([y % 3, y]))
 
 
 def test_what_is_not_finite_is_not_hidden() -> None:

@@ -83,6 +83,13 @@ def changed(**parts: Any) -> dict[str, Any]:
     return deepcopy(SMALL) | parts
 
 
+def swept(value: Any) -> dict[str, Any]:
+    """A sweep with such a value on its axis."""
+    tree = changed(kind="sweep")
+    tree["rows"]["proto"]["at"] = {"m": value}
+    return tree
+
+
 def made(commit: str, cores: int = 2, after: int = -1) -> dict[str, Any]:
     """Who trained a seed, from which round on."""
     machine = {"cores": cores, "machine": "x86", "torch": "2"}
@@ -223,7 +230,8 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
         (changed(extra=1), "recipe t: Valid"),
         (changed(budgets={"small": {"exchanges": 1}}), "needs rows, columns, and the budgets"),
         (changed(kind="curve"), "every column needs an x"),
-        (changed(kind="sweep"), "every row needs an at"),
+        (changed(kind="sweep"), "is a sweep, and the at of row proto is {}"),
+        (swept("1e-5"), "at of row proto is {'m': '1e-5'}; expected an axis and a number"),
         (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),
         ([], "expected keys and values"),
     ],

@@ -4,7 +4,7 @@
  * their labels y. A prototype is the mean of its class's supports, the logit of a class minus the
  * squared distance to it, the loss the mean cross-entropy of the queries. `room` has way * (2 width +
  * 2) floats an episode. Labels are 0 to way - 1: of others a support belongs to no class, and a query
- * makes the loss NaN.
+ * sets `wrong`.
  */
 
 ALONE float squares_between(const float *restrict a, const float *restrict b, size width) {
@@ -42,7 +42,6 @@ static double query_loss(float *restrict logits, size way, int64_t y, size *rest
     for (size c = 1; c < way; c++) best = logits[c] > logits[best] ? c : best;
     float most = logits[best], sum = 0;
     *hit = best == y;
-    if (y < 0 || y >= way) return NAN;
     float own = logits[y] - most;
     for (size c = 0; c < way; c++) sum += logits[c] = expf(logits[c] - most);
     for (size c = 0; c < way; c++) logits[c] /= sum;
@@ -53,7 +52,8 @@ static double query_loss(float *restrict logits, size way, int64_t y, size *rest
 /* `loss` and `accuracy` have a number an episode, `dh` the derivatives of the loss by its rows. */
 void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size from, size to,
                         size n, size q, size width, size way, float *restrict room,
-                        float *restrict loss, float *restrict accuracy, float *restrict dh) {
+                        float *restrict loss, float *restrict accuracy, float *restrict dh,
+                        int64_t *wrong) {
     for (size e = from; e < to; e++) {
         const float *rows = h + e * (n + q) * width, *queries = rows + n * width;
         const int64_t *labels = y + e * (n + q);
@@ -68,6 +68,10 @@ void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size
             const float *x = queries + i * width;
             float *dx = out + (n + i) * width;
             for (size c = 0; c < way; c++) logits[c] = -squares_between(x, means + c * width, width);
+            if (labels[n + i] < 0 || labels[n + i] >= way) {
+                *wrong = 1;
+                break;
+            }
             total += query_loss(logits, way, labels[n + i], &hit);
             right += hit;
             memset(dx, 0, sizeof(float) * (size_t)width);

@@ -39,7 +39,6 @@ class _Able(NamedTuple):
     places: Ints  # among those held
     starts: Ints
     counts: Ints
-    at: tuple[int, int]  # where the last two lie in memory
 
 
 class Shelf:
@@ -88,14 +87,16 @@ class Shelf:
         self, kernel: Callable[..., None], spec: EpisodeSpec, rng: np.random.Generator, n: int
     ) -> list[Drawn]:
         """Draw n episodes of one way by the kernel."""
-        able, way, most = self._able_for(spec), spec.min_way, spec.shot + spec.query
+        able, way = self._able_for(spec), spec.min_way
+        most = min(spec.shot + spec.query, int(able.counts.max()))
         width = way * (most + 1) + 1
         out = np.empty((n, width), dtype=np.int64)
         sizes = (n, len(able.places), way, spec.shot, most, spec.labels == "fixed")
         bits = rng.bit_generator
         with bits.lock:
             at = _BITS(bits.capsule, b"BitGenerator")
-            kernel(at, *sizes, self._rows.ctypes.data, *able.at, out.ctypes.data)
+            held = (array.ctypes.data for array in (self._rows, able.starts, able.counts, out))
+            kernel(at, *sizes, *held)
         classes = self.classes[able.places[out[:, :way]]]
         first = way * (spec.shot + 1) + 1  # of the queries
         support, ends = out[:, way : first - 1], first + out[:, first - 1]
@@ -128,9 +129,7 @@ class Shelf:
     def _able_for(self, spec: EpisodeSpec) -> _Able:
         if spec.needed not in self._able:
             places = (self._counts >= spec.needed).nonzero()[0].astype(np.int64, copy=False)
-            starts, counts = self._starts[places], self._counts[places]
-            at = (starts.ctypes.data, counts.ctypes.data)
-            self._able[spec.needed] = _Able(places, starts, counts, at)
+            self._able[spec.needed] = _Able(places, self._starts[places], self._counts[places])
         able = self._able[spec.needed]
         if len(able.places) < spec.max_way:
             raise DataError(

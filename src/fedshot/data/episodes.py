@@ -229,16 +229,18 @@ def block(arrays: Sequence[Ints]) -> Rows:
     return tuple(arrays)
 
 
-def examples(dataset: Dataset, rows: Ints, length: int | None = None) -> Tensor:
-    """Return uint8 images [n, H, W, C], or words int32 [n, L] padded to the longest or `length`."""
+def examples(dataset: Dataset, rows: Ints) -> Tensor:
+    """Return uint8 images [n, H, W, C], or words int32 [n, L] padded to the longest."""
     if isinstance(dataset.x, Tokens):
-        return torch.from_numpy(dataset.x.rows(rows, length))
+        return torch.from_numpy(dataset.x.rows(rows))
     # `take` reads only these rows, from a memory map too; the copy is ours, so torch may hold it.
     return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
 
 
 def _gather_all(dataset: Dataset, drawn: Sequence[Drawn]) -> list[Episode]:
     """Return episodes with their images, read all at once; texts have a length for each episode."""
+    if not drawn:
+        return []
     if dataset.is_text and len(drawn) > 1:
         return [_gather_all(dataset, [one])[0] for one in drawn]
     parts = [part for one in drawn for part in (one.support, one.query)]
@@ -252,6 +254,8 @@ def _gather_all(dataset: Dataset, drawn: Sequence[Drawn]) -> list[Episode]:
         first = last
     labels = torch.split(torch.from_numpy(y), sizes)
     return [
-        Episode(x[i], labels[i], x[i + 1], labels[i + 1], torch.from_numpy(one.classes))
+        Episode(
+            x[i], labels[i], x[i + 1], labels[i + 1], torch.from_numpy(one.classes.astype(np.int64))
+        )
         for i, one in zip(range(0, len(parts), 2), drawn, strict=True)
     ]

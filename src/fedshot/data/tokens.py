@@ -96,15 +96,13 @@ class Tokens:
         """Return the number of words of each of these texts."""
         return self.offsets[indices + 1] - self.offsets[indices]
 
-    def rows(self, indices: Ints, length: int | None = None) -> Words:
-        """Return int32 [k, L], texts filled up with 0; L is `length`, else that of the longest.
+    def rows(self, indices: Ints) -> Words:
+        """Return int32 [k, L], texts filled up with 0 to the longest.
 
         L is at least 1, so that texts without words make rows too.
         """
         lengths = self.lengths(indices)
-        if length is None:
-            length = max(1, int(lengths.max(initial=0)))
-        place = np.arange(length)
+        place = np.arange(max(1, int(lengths.max(initial=0))))
         real = place < lengths[:, None]
         out = np.zeros(real.shape, dtype=np.int32)
         out[real] = self.ids[(self.offsets[indices][:, None] + place)[real]]

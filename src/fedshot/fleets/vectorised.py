@@ -111,5 +111,13 @@ def _stack(trees: Sequence[Tree]) -> Tree:
 
 
 def _shapes(visit: Visit) -> tuple[Any, ...]:
-    parts = {"down": visit.down, "private": visit.private, "drawn": visit.drawn}
-    return tuple((leaf.shape, leaf.dtype) for leaf in tree.leaves(parts))
+    return tuple(_form(part) for part in (visit.down, visit.private, visit.drawn))
+
+
+def _form(part: Tree) -> tuple[Any, ...]:
+    """Return names, shapes and types."""
+    if isinstance(part, torch.Tensor):
+        return part.shape, part.dtype
+    if isinstance(part, tuple):
+        return type(part), *map(_form, part)
+    return tuple((name, _form(part[name])) for name in sorted(part, key=str))

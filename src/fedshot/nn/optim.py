@@ -1,7 +1,8 @@
 """Optimisers as pure functions: (gradients, state, parameters) to (parameters, state).
 
 They give what `torch.optim.SGD` and `torch.optim.Adam` give, weight decay as an L2 penalty
-included, but nothing is changed in place and the state is a tree that can be sent or saved.
+included, but the state is a tree that can be sent or saved, and nothing is changed in place unless
+the caller gives it away.
 """
 
 from __future__ import annotations

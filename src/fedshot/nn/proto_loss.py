@@ -6,6 +6,7 @@ wait for one another at each of them.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tens
         y: labels of both, int64 [n + queries], 0 to way - 1.
         n: how many supports there are.
         way: classes.
+
+    Raises ValueError where the kernel meets labels that torch's operations would refuse, too.
     """
     if _fits(h):
         loss, right, _ = _Loss.apply(h, y, n, way)  # type: ignore[no-untyped-call]
@@ -63,9 +66,15 @@ class _Loss(torch.autograd.Function):
         room = empty(episodes, way * (2 * width + 2))
         loss, right, dh = empty(*stack), empty(*stack), torch.empty_like(h)
         ins = [h.data_ptr(), y.data_ptr()]
-        outs = [t.data_ptr() for t in (room, loss, right, dh)]
+        wrong = array("q", [0])
+        outs = [*(t.data_ptr() for t in (room, loss, right, dh)), wrong.buffer_info()[0]]
         sizes = (n, rows - n, width, way)
         shared(episodes, library().fedshot_prototypes, ins, sizes, outs, numbers=h.numel())
+        if wrong[0]:
+            raise ValueError(
+                f"the labels of the queries are {sorted(set(y[..., n:].flatten().tolist()))}; "
+                f"expected 0 to {way - 1}."
+            )
         return loss, right, dh
 
     @staticmethod

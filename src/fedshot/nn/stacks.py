@@ -35,6 +35,13 @@ def stacked() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def memory(leaf: Tensor) -> int:
+    """Return where the numbers of a tensor, or of all clients of a stack, begin."""
+    while _functorch.is_functorch_wrapped_tensor(leaf):
+        leaf = _functorch.get_unwrapped(leaf)
+    return leaf.untyped_storage().data_ptr()
+
+
 def is_batched(leaf: Tensor) -> bool:
     """Whether the clients of a stack have each their own."""
     return stacked() and bool(_functorch.is_batchedtensor(leaf))

@@ -17,6 +17,7 @@ from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.learners import Lesson
 from fedshot.nn.mode import Mode, grid
 from fedshot.nn.optim import OptState, Steps, shortened
+from fedshot.nn.stacks import memory
 from fedshot.tree import Tree
 
 E = TypeVar("E")
@@ -58,9 +59,9 @@ def draw_lessons(
     Raises DataError when the client cannot form an episode.
     """
     drawn = data.episodes(spec, key.at("episodes").numpy(), steps * episodes_per_step)
-    each = range(0, len(drawn), episodes_per_step)
+    each = (drawn[s * episodes_per_step : (s + 1) * episodes_per_step] for s in range(steps))
     return Lessons(
-        tuple(tuple(drawn[i : i + episodes_per_step]) for i in each),
+        tuple(tuple(step) for step in each),
         key.at("noise").tensor(),
         torch.tensor(data.n),
     )
@@ -142,7 +143,9 @@ def local_sgd(
     """Minimise the mean loss of the episodes of each step, one optimiser step for each.
 
     Args:
-        lesson: `lesson(params, stats, episode, seed)`; a learner's, or one with terms added.
+        lesson: `lesson(params, stats, episode, seed)`; a learner's, or one with terms added. It may
+            return parameters; of what it keeps beside that it keeps a copy, as the next step may
+            write over their memory.
         optimizer: what makes a step of a gradient.
         params: where to start.
         stats: running statistics, moved by one episode after another.
@@ -161,9 +164,16 @@ def local_sgd(
         told += found
         if longest:
             grads = shortened(grads, longest)
-        params, state = optimizer.update(grads, state, params, reuse=own)
+        reuse = own and not _kept(params, (stats, *found))
+        params, state = optimizer.update(grads, state, params, reuse=reuse)
         own = True
     return Trained(params, stats, state, mean_metrics(told))
+
+
+def _kept(params: Tree, reported: Tree) -> bool:
+    """Whether something that a lesson told is a parameter, or a part of one."""
+    places = {memory(leaf) for leaf in tree.leaves(params)}
+    return any(memory(leaf) in places for leaf in tree.leaves(reported))
 
 
 def check_not_negative(**options: float) -> None:

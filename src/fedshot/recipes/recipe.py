@@ -279,8 +279,13 @@ def read(name: str, tree: Any) -> Recipe:
             )
     if kind == "curve" and not all(column.x is not None for column in columns.values()):
         raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
-    if kind == "sweep" and not all(row.at for row in recipe.rows.values()):
-        raise ConfigError(f"recipe {name} is a sweep; every row needs an at.")
+    for row in recipe.rows.values() if kind == "sweep" else ():
+        if not row.at or not all(isinstance(x, int | float) for x in row.at.values()):
+            raise ConfigError(
+                f"recipe {name} is a sweep, and the at of row {row.key} is {dict(row.at)}; "
+                "expected an axis and a number, or several. YAML reads 1e-5 as a word: write "
+                "0.00001."
+            )
     return recipe
 
 
