@@ -46,12 +46,13 @@ CASES = [
 def main() -> int:
     """Run the cases and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="CASE", help="cases whose names hold this")
+    parser.add_argument("--only", metavar="CASE", help="the case of this name, else all that hold it")
     parser.add_argument("--repeats", type=int, help="turns of each case; 9 by default, 2 if quick")
     parser.add_argument("--quick", action="store_true", help="next to no work")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     arguments = parser.parse_args()
-    chosen = [case for case in CASES if (arguments.only or "") in case.name]
+    chosen = [case for case in CASES if case.name == arguments.only]
+    chosen = chosen or [case for case in CASES if (arguments.only or "") in case.name]
     if arguments.list or not chosen:
         print("\n".join(case.name for case in CASES))
         return 0 if arguments.list else 2

@@ -141,7 +141,8 @@ def test_a_copy_draws_from_memory_of_its_own() -> None:
 
 def test_none_is_none() -> None:
     y = np.repeat(np.arange(4), 9)
-    data = ClientData(Dataset("t", np.zeros((36, 2, 2, 1), np.uint8), y, tuple("abcd")), y)
+    dataset = Dataset("t", np.zeros((36, 2, 2, 1), np.uint8), y, tuple("abcd"))
+    data = ClientData(dataset, np.arange(36))
     assert data.episodes(EpisodeSpec(3, 1, 5), Key(0).numpy(), 0) == []
     assert draw_lessons(data, EpisodeSpec(3, 1, 5), 0, 1, Key(0)).steps == ()
 

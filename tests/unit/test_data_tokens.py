@@ -39,7 +39,6 @@ def test_rows_are_padded_to_the_longest_of_them_and_to_one_word_at_least():
     assert x.rows(rows(2, 0)).tolist() == [[3, 0, 0], [2, 3, 1]]
     assert x.rows(rows(1, 2)).tolist() == [[0], [3]]
     assert x.rows(rows(1)).tolist() == [[0]]
-    assert x.rows(rows(2), 4).tolist() == [[3, 0, 0, 0]]
     assert x.rows(rows()).shape == (0, 1)
     assert x.rows(rows(0)).dtype == np.int32
     assert x.known == 0.75
