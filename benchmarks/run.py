@@ -46,7 +46,9 @@ CASES = [
 def main() -> int:
     """Run the cases and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="CASE", help="the case of this name, else all that hold it")
+    parser.add_argument(
+        "--only", metavar="CASE", help="the case of this name, else all that hold it"
+    )
     parser.add_argument("--repeats", type=int, help="turns of each case; 9 by default, 2 if quick")
     parser.add_argument("--quick", action="store_true", help="next to no work")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
