@@ -71,7 +71,7 @@ def sweep(recipe: Recipe, states: Sequence[State]) -> str:
         every[0].set_ylabel(_measured(recipe))
         shown = {text: line for axes in every
                  for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}  # fmt: skip
-        figure.legend(list(shown.values()), list(shown), labelcolor=INK, ncols=2,
+        figure.legend(list(shown.values()), list(shown), labelcolor=INK, ncols=min(2, len(panels)),
                       loc="outside lower center")  # fmt: skip
 
     text = drawing(recipe.title, (_PANEL * len(panels), _SIZE[1]), draw, "svg")

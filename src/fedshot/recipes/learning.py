@@ -41,7 +41,7 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
     abreast = min(_ABREAST, len(columns))
     down = -(-len(columns) // abreast)
     rows = {state.cell.row.key for state in held}
-    height = _PANEL[1] * down + _LEGEND * (len(rows) // 2 + 1)
+    height = _PANEL[1] * down + _LEGEND * (-(-len(rows) // abreast) + 1)
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(down, abreast, squeeze=False)
@@ -53,7 +53,7 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
             else:
                 axes.set_axis_off()
         handles = [line for _, line in sorted(lines.items())]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, labelcolor=INK)
+        figure.legend(handles=handles, loc="outside lower center", ncols=abreast, labelcolor=INK)
 
     text = drawing(recipe.title, (_PANEL[0] * abreast, height), draw, "svg")
     assert isinstance(text, str)
