@@ -55,6 +55,7 @@ class Shelf:
         self._rows = np.ascontiguousarray(rows[order], dtype=np.int64)
         self.classes, starts, counts = np.unique(own[order], return_index=True, return_counts=True)
         self._starts, self._counts = starts.astype(np.int64), counts.astype(np.int64)
+        self._few = max(len(self.classes), int(self._counts.max(initial=0))) < MOST
         self._able: dict[int, _Able] = {}
 
     @cached_property
@@ -66,8 +67,7 @@ class Shelf:
 
         Raises DataError when there are fewer such classes than `spec` may ask for.
         """
-        most = max(len(self.classes), int(self._counts.max(initial=0)))
-        kernel = _checked_kernel() if most < MOST and not spec.is_random_way else None
+        kernel = _checked_kernel() if self._few and not spec.is_random_way else None
         if kernel is None:
             return [self.draw_by_numpy(spec, rng) for _ in range(n)]
         return self.draw_by(kernel, spec, rng, n)

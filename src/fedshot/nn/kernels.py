@@ -36,13 +36,9 @@ def fits(x: Tensor) -> bool:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether kernels can read these maps: float32 on a CPU, channels last, some, not under vmap.
-
-    An exporter or a tracer, which follows torch's own operations alone, has none of them.
-    """
+    """Whether kernels can read these maps: some float32 on a CPU, channels last, not under vmap."""
     return (
-        not torch.compiler.is_exporting()
-        and torch._C._get_tracing_state() is None
+        not followed()
         and x.numel() > 0
         and x.dtype == torch.float32
         and x.is_cpu
@@ -51,6 +47,11 @@ def readable(x: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and compiled.library() is not None
     )
+
+
+def followed() -> bool:
+    """Whether an exporter or a tracer looks on, which knows torch's own operations alone."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
 def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.nn.kernels import empty, library, plain_floats, shared
+from fedshot.nn.kernels import empty, followed, library, plain_floats, shared
 from fedshot.nn.losses import accuracy, cross_entropy
-from fedshot.nn.prototypes import class_means, prototype_logits
+from fedshot.nn.prototypes import nearest_prototypes
 
 
 def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor]:
@@ -30,24 +30,15 @@ def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tens
 
     Raises ValueError where the kernel meets labels that torch's operations would refuse, too.
     """
-    if _fits(h):
+    if plain_floats(h) and not followed():
         loss, right, _ = _Loss.apply(h, y, n, way)  # type: ignore[no-untyped-call]
         return loss, right
-    logits = prototype_logits(h[n:], class_means(h[:n], y[:n], way))
+    logits = nearest_prototypes(h[:n], y[:n], h[n:], way)
     return cross_entropy(logits, y[n:]), accuracy(logits.detach(), y[n:])
 
 
-def _fits(h: Tensor) -> bool:
-    """Whether the kernel takes these features; an exporter or a tracer knows torch's own alone."""
-    return (
-        plain_floats(h)
-        and not torch.compiler.is_exporting()
-        and torch._C._get_tracing_state() is None
-    )
-
-
 def _plain_loss(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
-    return cross_entropy(prototype_logits(h[n:], class_means(h[:n], y[:n], way)), y[n:])
+    return cross_entropy(nearest_prototypes(h[:n], y[:n], h[n:], way), y[n:])
 
 
 class _Loss(torch.autograd.Function):
