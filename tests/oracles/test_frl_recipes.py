@@ -25,7 +25,7 @@ def options(row: Row) -> dict[str, Any]:
     return found
 
 
-def test_a_row_counts_the_exchanges_that_a_round_of_it_takes(tmp_path: Path) -> None:
+def test_a_row_counts_the_exchanges_that_a_round_of_it_takes_in_the_paper(tmp_path: Path) -> None:
     taken: dict[str, int] = {}
     for recipe in RECIPES:
         for row in recipe.rows.values():
@@ -41,7 +41,8 @@ def test_a_row_counts_the_exchanges_that_a_round_of_it_takes(tmp_path: Path) -> 
                 run = Run(m, tmp_path / str(len(taken)))
                 run.play()
                 taken[key] = len(run.clients._keys)
-            assert row.exchanges == taken[key], f"{recipe.name}, {row.key}"
+            anew = cls is FRL and given["variant"] != "linear"  # the paper has no such exchange
+            assert row.exchanges == taken[key] - anew, f"{recipe.name}, {row.key}"
     assert sorted(set(taken.values())) == [1, 3, 4, 5]
 
 
