@@ -111,6 +111,7 @@ def test_the_command_beside_a_cell_gives_the_same_number(undisturbed: Path, tmp_
     assert again == {key: value for key, value in numbers(undisturbed).items() if key in again}
 
 
+@pytest.mark.slow
 def test_a_committed_cell_is_had_again_to_the_last_digit(tmp_path: Path) -> None:
     """On the kind of machine that made it; elsewhere the last digit may differ, and it skips."""
     root = Path(__file__).parents[2]

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedshot.errors import ConfigError
 from fedshot.fleets import Threads
+from fedshot.keys import Key
 from fedshot.machine import arithmetic, denormals_flushed
-from fedshot.nn import Conv4, LinearHead, Model
+from fedshot.nn import MLP, Conv4, LinearHead, Mode, Model
 from fedshot.nn.cost import step_flops
 from fedshot.nn.resnet import ResNet12
 from fedshot.protocol import Arrival, Reply
@@ -130,6 +132,23 @@ def test_flops_are_those_of_the_papers_nets() -> None:
     pixels = [28 * 28, 14 * 14, 49, 9]
     macs = sum(9 * c * 32 * p for c, p in zip([1, 32, 32, 32], pixels, strict=True))
     assert step_flops(Model(Conv4(32), None, (28, 28, 1)), 10) == 3 * 2 * macs * 10
+
+
+@pytest.mark.parametrize(
+    ("backbone", "shape"),
+    [
+        (MLP((16,)), (8, 8, 1)),
+        (Conv4(8, features=3), (20, 20, 3)),
+        (ResNet12((8, 12, 16, 20)), (32, 32, 3)),
+    ],
+)
+def test_flops_are_those_that_torch_counts(backbone: Any, shape: tuple[int, ...]) -> None:
+    model = Model(backbone, None, shape, dtype="float64")
+    params, stats = model.init(Key(0))
+    x = torch.zeros(2, shape[2], *shape[:2], dtype=torch.float64)
+    with FlopCounterMode(display=False) as counter:
+        model.features(params, stats, x, Mode(norm="batch"))
+    assert step_flops(model, 4) == 3 * 2 * counter.get_total_flops()
 
 
 def test_workers_are_refused_below_one() -> None:

@@ -122,8 +122,7 @@ class Recipe:
         """Read a recipe. Raises ConfigError when there is none of that name."""
         if name not in names():
             raise ConfigError(f"there is no recipe {name!r}. {nearest(name, names())}")
-        text = _folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-        return read(name, trees.parse(text, lambda _: False, origin=f"{name}.yaml"))
+        return _loaded(name)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -233,6 +232,12 @@ def names() -> tuple[str, ...]:
     """Return the names of all recipes, in order."""
     files = (entry.name for entry in _folder().iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+@cache
+def _loaded(name: str) -> Recipe:
+    text = _folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return read(name, trees.parse(text, lambda _: False, origin=f"{name}.yaml"))
 
 
 def read(name: str, tree: Any) -> Recipe:
