@@ -224,7 +224,7 @@ def test_the_loss_of_the_clients_is_the_objective(inner_steps: int) -> None:
     torch.testing.assert_close(torch.stack(losses).sum() / sum(n), want, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("inner_steps", [0, 1])
+@pytest.mark.parametrize("inner_steps", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_with_falling_step_sizes_the_error_falls_as_one_over_t(
     inner_steps: int, tmp_path: Path
 ) -> None:

@@ -96,7 +96,7 @@ def test_onnx_runtime_gives_the_runs_features(kind: str, tmp_path: Path) -> None
     equal(run, asked, tuple(torch.from_numpy(one) for one in found))
 
 
-@pytest.mark.parametrize("to", ["torch-export", "onnx"])
+@pytest.mark.parametrize("to", ["torch-export", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_texts_are_exported_with_their_words(
     to: Any, texts: tuple[Experiment, list[str]], tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip
