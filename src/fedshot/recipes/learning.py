@@ -15,6 +15,7 @@ from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing
 from fedshot.sections import not_honest
 
 _PANEL, _LEGEND, _ABREAST = (3.6, 2.8), 0.22, 2  # inches; inches a line; panels in a row
+_LETTER, _KEY = 0.08, 0.6  # inches of a letter of the legend, and of what stands before a label
 _MB = 1e6
 
 
@@ -40,8 +41,11 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
     columns = list(dict.fromkeys(state.cell.column.key for state in held))
     abreast = min(_ABREAST, len(columns))
     down = -(-len(columns) // abreast)
-    rows = {state.cell.row.key for state in held}
-    height = _PANEL[1] * down + _LEGEND * (-(-len(rows) // abreast) + 1)
+    rows = {state.cell.row.key: len(state.cell.row.label) for state in held}
+    longest = _KEY + _LETTER * max(rows.values())
+    beside = abreast if longest <= _PANEL[0] else 1  # labels in a line of the legend
+    width = max(_PANEL[0] * abreast, longest)
+    height = _PANEL[1] * down + _LEGEND * (-(-len(rows) // beside) + 1)
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(down, abreast, squeeze=False)
@@ -53,9 +57,9 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
             else:
                 axes.set_axis_off()
         handles = [line for _, line in sorted(lines.items())]
-        figure.legend(handles=handles, loc="outside lower center", ncols=abreast, labelcolor=INK)
+        figure.legend(handles=handles, loc="outside lower center", ncols=beside, labelcolor=INK)
 
-    text = drawing(recipe.title, (_PANEL[0] * abreast, height), draw, "svg")
+    text = drawing(recipe.title, (width, height), draw, "svg")
     assert isinstance(text, str)
     return text
 
