@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedshot.errors import ConfigError
@@ -16,7 +18,7 @@ from fedshot.fleets import Threads
 from fedshot.keys import Key
 from fedshot.machine import arithmetic, denormals_flushed
 from fedshot.nn import MLP, Conv4, LinearHead, Mode, Model
-from fedshot.nn.cost import step_flops
+from fedshot.nn.cost import _Counter, step_flops
 from fedshot.nn.resnet import ResNet12
 from fedshot.protocol import Arrival, Reply
 from fedshot.sections import RunOptions
@@ -149,6 +151,21 @@ def test_flops_are_those_that_torch_counts(backbone: Any, shape: tuple[int, ...]
     with FlopCounterMode(display=False) as counter:
         model.features(params, stats, x, Mode(norm="batch"))
     assert step_flops(model, 4) == 3 * 2 * counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    "product",
+    [torch.matmul, torch.bmm, torch.Tensor.matmul, operator.matmul, F.linear],
+)
+def test_products_are_counted_however_they_are_written(product: Any) -> None:
+    a, b = torch.zeros(3, 4, 5), torch.zeros(3, 5, 6)
+    args = (a, b[0].T) if product is F.linear else (a, b)
+    with FlopCounterMode(display=False) as theirs:
+        product(*args)
+    ours = _Counter()
+    with ours:
+        product(*args)
+    assert ours.flops == theirs.get_total_flops() == 2 * 3 * 4 * 5 * 6
 
 
 def test_workers_are_refused_below_one() -> None:

@@ -14,11 +14,8 @@ from fedshot.keys import Key
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model
 
-_BY_FILTERS = (torch.conv1d, torch.conv2d, torch.conv3d, F.linear)
-_PRODUCTS = (
-    torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm,
-    torch.Tensor.__matmul__,
-)  # fmt: skip
+_BY_FILTERS = (torch.conv2d, F.linear)
+_PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
 def step_flops(model: Model, images: int) -> int:
@@ -34,10 +31,10 @@ def step_flops(model: Model, images: int) -> int:
     params, stats = model.init(Key(0))
     height, width, channels = model.shape
     x = torch.zeros(2, channels, height, width, dtype=model.torch_dtype)
-    with torch.no_grad(), _Counter() as counter:
+    counter = _Counter()
+    with torch.no_grad(), counter:
         model.features(params, stats, x, Mode(norm="batch"))
-    forward: int = counter.flops
-    return 3 * forward * images // 2
+    return 3 * counter.flops * images // 2
 
 
 class _Counter(TorchFunctionMode):

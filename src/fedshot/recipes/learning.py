@@ -41,11 +41,11 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
     columns = list(dict.fromkeys(state.cell.column.key for state in held))
     abreast = min(_ABREAST, len(columns))
     down = -(-len(columns) // abreast)
-    rows = {state.cell.row.key: len(state.cell.row.label) for state in held}
-    longest = _KEY + _LETTER * max(rows.values())
+    labels = {_label(state) for state in held}
+    longest = _KEY + _LETTER * max(map(len, labels))
     beside = abreast if longest <= _PANEL[0] else 1  # labels in a line of the legend
     width = max(_PANEL[0] * abreast, longest)
-    height = _PANEL[1] * down + _LEGEND * (-(-len(rows) // beside) + 1)
+    height = _PANEL[1] * down + _LEGEND * (-(-len(labels) // beside) + 1)
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(down, abreast, squeeze=False)
@@ -71,18 +71,17 @@ def _panel(axes: Axes, recipe: Recipe, states: Sequence[State], lines: dict[int,
         i = rows.index(state.cell.row.key)
         colour, dash = PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)]
         seeds = list(state.result.seeds.values())
-        if not any(one["bytes_down"] + one["bytes_up"] for one in seeds):
+        if not _exchanges(state):
             height = 100 * mean([_curve(one)[one["round"]] for one in seeds])
-            label = f"{state.cell.row.label} (exchanges nothing)"
             lines[i] = axes.axhline(
-                height, color=colour, linestyle=(0, (1, 3)), linewidth=1.4, label=label
+                height, color=colour, linestyle=(0, (1, 3)), linewidth=1.4, label=_label(state)
             )
             continue
         rounds = sorted(set.intersection(*(set(_curve(one)) for one in seeds)))
         x = [mean([_traffic(one, r) for one in seeds]) for r in rounds]
         y = [100 * mean([_curve(one)[r] for one in seeds]) for r in rounds]
         lines[i] = axes.plot(
-            x, y, color=colour, linestyle=dash, linewidth=1.4, label=state.cell.row.label
+            x, y, color=colour, linestyle=dash, linewidth=1.4, label=_label(state)
         )[0]
         dots = sorted({one["round"] for one in seeds} & set(rounds))
         axes.plot(
@@ -94,6 +93,15 @@ def _panel(axes: Axes, recipe: Recipe, states: Sequence[State], lines: dict[int,
     axes.set_ylabel("accuracy on validation classes, %")
     axes.set_xlim(left=0)
     axes.grid(visible=True, axis="y")
+
+
+def _exchanges(state: State) -> bool:
+    assert state.result is not None
+    return any(one["bytes_down"] + one["bytes_up"] for one in state.result.seeds.values())
+
+
+def _label(state: State) -> str:
+    return state.cell.row.label + ("" if _exchanges(state) else " (exchanges nothing)")
 
 
 def _looked(state: State) -> bool:
