@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Tests begin many processes, and each would compile all modules anew where no bytecode is kept.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-slow test-exhaustive test-flower test-data check docs format bench bench-peers clean
 
