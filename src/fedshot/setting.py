@@ -166,11 +166,13 @@ class Setting(Arrangement):
                 "zeros differ in size from client to client, which cannot be stacked. Set "
                 "run.fleet to 'threads', or method.l1 to 'subgradient'."
             )
-        if not self.own_tests and getattr(self.method, "knows_base_alone", False):
+        novel = not self.own_tests and config.split.users is None  # of users, all classes are base
+        if novel and getattr(self.method, "knows_base_alone", False):
             raise ConfigError(
                 f"method {config.settings['method']['name']!r} tells apart classes that it has "
                 "trained on, and the split has novel ones to test on. Name base classes alone in "
-                "split.base, and set partition.name to 'pathological' or 'clusters'."
+                "split.base, and set partition.name to 'pathological' or 'clusters'; or hold users "
+                "back in place of classes, by split.users."
             )
         self._check_way("episode.way", config.episode.max_way, self.method.max_way)
         self._check_clients()

@@ -152,6 +152,36 @@ def test_methods_of_new_classes_sit_the_same_exam(name: str, tmp_path: Path) -> 
         assert [(a.question, a.client) for a in answers] == list(enumerate(run.setting.clients))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_held_out_users_are_asked_for_base_classes_without_a_look_at_the_support(
+    name: str, tmp_path: Path
+) -> None:
+    """Their classes are those of training, so that a classifier over these has an answer."""
+    rng = np.random.default_rng(0)
+    y = np.tile(np.arange(3), 200)
+    x = (60 * y[:, None, None] + rng.integers(0, 40, (600, 6, 6))).astype(np.uint8)
+    np.savez(tmp_path / "users.npz", x=x, y=y, users=np.repeat(np.arange(20), 30))
+    run = finished(tmp_path / "run", {
+        "data": {"name": "npz", "path": str(tmp_path / "users.npz")},
+        "split": {"base": [], "users": [0.5, 0.25, 0.25]},
+        "partition": {"name": "users", "clients": 4},
+        "episode": {"way": 2, "shot": 1, "query": 5},
+        "test": {"way": 2, "shot": 1, "query": 5, "episodes": 20},
+        "method": {"name": name, "local_steps": 5, "optimizer": {"name": "adam", "lr": 0.01}},
+        "run": {"rounds": 10},
+    })  # fmt: skip
+    questions = run.setting.test.questions
+    assert questions[0].classes.tolist() != questions[1].classes.tolist()
+    blind = [q._replace(support_x=torch.zeros_like(q.support_x)) for q in questions]
+    seen, unseen = (
+        run.method.evaluate(run.server, run._clients(10, "evaluate"), asked, Key(0))
+        for asked in (questions, blind)
+    )
+    for a, b in zip(seen, unseen, strict=True):
+        assert torch.equal(a.logits, b.logits)
+    assert run.result().accuracy > 0.9  # chance is 0.5
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [

@@ -586,6 +586,7 @@ def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_p
     assert sum(r["messages"] for r in rows) == len(parts) * 4 * cell.settings()["run"]["rounds"]
 
 
+@pytest.mark.slow  # its time grows with the results
 def test_the_page_of_results_is_made_of_the_files_of_results() -> None:
     root = Path(__file__).parents[2]
     made = page.markdown(Results(root / "results").every())

@@ -30,6 +30,13 @@ CHOOSING: dict[str, Any] = {
 }
 """With validation classes, so that an earlier round may be chosen."""
 
+OWN: dict[str, Any] = {
+    "split": {"base": ["0-9"], "validation": [], "novel": []},
+    "partition": {"name": "pathological", "clients": 8, "way": 3, "shot": 8},
+    "episode": {"way": 2, "shot": 1, "query": 1},
+}
+"""Clients that are tested on images of their own classes."""
+
 
 def merged(*trees: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of all trees; later ones win."""

@@ -19,7 +19,7 @@ from fedshot.experiment import Experiment
 from fedshot.facts import FILE, Facts
 from fedshot.use import FewShotClassifier
 
-from .runs import CHOOSING, finished
+from .runs import CHOOSING, OWN, finished
 
 PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 2}}
 LINEAR: dict[str, Any] = {"model": {"head": {"name": "linear", "way": 5}}}
@@ -192,6 +192,14 @@ def test_more_ways_than_a_head_has_are_refused_and_prototypes_take_any(tmp_path:
     finished(tmp_path / "proto", PROTO, {"run": {"rounds": 1}})
     classifier = FewShotClassifier.from_run(tmp_path / "proto").fit(data.pixels[rows], data.y[rows])
     assert classifier.predict_proba(data.pixels[:3]).shape == (3, 10)
+
+
+def test_a_classifier_over_base_classes_alone_is_no_few_shot_classifier(tmp_path: Path) -> None:
+    made = finished(tmp_path / "run", OWN, {"method": {"name": "fedavg"}, "run": {"rounds": 1}})
+    rows = np.concatenate([made.setting.dataset.images_of([c])[:2] for c in range(3)])
+    data = made.setting.dataset
+    with pytest.raises(ConfigError, match="fedavg tells apart the 10 classes that it was trained"):
+        FewShotClassifier.from_run(tmp_path / "run").fit(data.pixels[rows], data.y[rows])
 
 
 def test_long_lists_of_queries_get_the_answers_of_short_ones(run: Experiment) -> None:

@@ -24,7 +24,7 @@ from fedshot.use.card import card_text
 from fedshot.use.encoder import encoder_of
 from fedshot.use.plain import example
 
-from .runs import CHOOSING, finished, merged
+from .runs import CHOOSING, OWN, finished, merged
 from .test_use_inputs import texts  # noqa: F401  (a fixture)
 
 SHORT: dict[str, Any] = {"run": {"rounds": 1}}
@@ -133,14 +133,6 @@ def test_weights_and_description_make_the_encoder_again(tmp_path: Path) -> None:
     with torch.no_grad():
         found, _ = model.features({"body": parts["body"]}, parts["stats"], x, Mode())
     assert torch.equal(found, by_run(run, (x,))[0])
-
-
-# For methods that tell apart what they trained on: clients tested on images of their own classes.
-OWN = {
-    "split": {"base": ["0-9"], "validation": [], "novel": []},
-    "partition": {"name": "pathological", "clients": 8, "way": 3, "shot": 8},
-    "episode": {"way": 2, "shot": 1, "query": 1},
-}
 
 
 # Methods whose only encoders are their clients'.

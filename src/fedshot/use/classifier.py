@@ -210,6 +210,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise
 
     def _learn(self, run: TrainedRun, x: Tensor, labels: Labels, *, begun: bool = False) -> None:
+        if getattr(run.method, "knows_base_alone", False):
+            raise ConfigError(
+                f"{run.method.name} tells apart the {len(run.facts.base)} classes that it was "
+                "trained on, and has no answer about others, whatever the examples. Choose a run "
+                "of a method that learns from examples at test, such as fedavg_probe."
+            )
         if not len(x):
             raise InputError("there are no examples (0 sample(s)); a minimum of 1 is required.")
         classes, codes = told_apart(labels)
