@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedshot.recipes import timing, worker
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.jobs import Job, Jobs
 from fedshot.recipes.plan import marks
-from fedshot.recipes.recipe import Recipe, read
+from fedshot.recipes.recipe import Column, Recipe, read
 from fedshot.recipes.results import Results, kept
 
 from .test_recipes import changed
@@ -105,9 +106,54 @@ def test_a_row_that_follows_has_the_numbers_of_its_own_training(
     assert numbers(told) == numbers(again)
     cell = made.cells("small", ["row/one"])[0]
     held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
-    assert "the training of lead/one, which differs at the test alone" in marks(cell, held)
+    assert "the training of lead/one, whose rounds are the same" in marks(cell, held)
     first = done(jobs(made, tmp_path / "one")["lead/one"], monkeypatch)
     assert first["validation"] != told["validation"], "its answers are its own"
+
+
+def two_columns(method: dict[str, Any], **row: Any) -> Recipe:
+    """A row whose training in the second column, with other hands, is that in the first."""
+    tree = recipe(lead=(method, None))
+    shards = {"by": "shards", "per_client": 2, "shards": 8}
+    other = {"partition": {"clients": 4, **shards}, "test": {"group": {**GROUP, **shards}}}
+    columns = {"one": tree.columns["one"], "two": Column("two", "shards", other)}
+    led = replace(tree.rows["lead"], published=(None, None), spread=(None, None), **row)
+    return replace(tree, columns=columns, rows={"lead": led})
+
+
+def test_a_column_that_deals_otherwise_has_the_numbers_of_its_own_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What prepares on a pool that all see does not look at how a test deals its images."""
+    made = two_columns({"name": "frl_finetune", "batch": 20}, trained_in={"two": "one"})
+    found = jobs(made, tmp_path / "one")
+    assert found["lead/one"].keep_looks
+    job = found["lead/two"]
+    assert (job.do, job.keep_looks) == ("follow", False)
+    told = done(job, monkeypatch)
+    assert not (job.folder / "checkpoints").exists(), "it trained nothing itself"
+    assert told["followed"] == "lead/one"
+    again = done(jobs(made, tmp_path / "two")["lead/two"], monkeypatch, alone=True)
+    assert numbers(told) == numbers(again)
+
+
+def test_a_column_of_a_method_that_learns_from_hands_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = two_columns(FRL, trained_in={"two": "one"})
+    job = jobs(made, tmp_path)["lead/two"]
+    assert "followed" not in done(job, monkeypatch)
+    assert (job.folder / "checkpoints").exists()
+
+
+def test_a_follower_in_a_column_that_follows_has_the_first_ones_training() -> None:
+    made = Recipe.load("frl-e1")
+    leads = {cell.key: cell.lead and cell.lead.key for cell in made.cells("small")}
+    assert leads["finetune/cifar-iid"] is None
+    for key in ("finetune/cifar-noniid", "one-shot/cifar-iid", "one-shot/cifar-noniid"):
+        assert leads[key] == "finetune/cifar-iid"
+    assert leads["gpal/cifar-noniid"] is None
+    assert leads["gpal-r0/cifar-noniid"] == "gpal/cifar-noniid"
 
 
 def test_looks_that_this_model_answered_are_not_answered_again(
@@ -247,6 +293,16 @@ def test_with_tuning_every_row_trains_for_itself(tmp_path: Path) -> None:
     for key in ("lead/one", "row/one"):
         job = asked._job(made.cells("small", [key])[0], 0, "train", None)
         assert (job.do, job.keep_looks) == ("train", False)
+
+
+@pytest.mark.parametrize(
+    "where", [{"one": "nowhere"}, {"one": "one"}, {"strange": "one"}, {"one": "two", "two": "one"}]
+)
+def test_a_column_that_cannot_follow_is_refused(where: dict[str, str]) -> None:
+    columns = {"one": {"label": "IID"}, "two": {"label": "shards"}}
+    row = {"label": "row", "published": [None, None], "settings": {"method": FRL}}
+    with pytest.raises(ConfigError, match=r"row row in \w+ is trained in '\w+'; expected another"):
+        read("t", changed(columns=columns, rows={"row": row | {"trained_in": where}}))
 
 
 @pytest.mark.parametrize("lead", ["nobody", "row", "other"])

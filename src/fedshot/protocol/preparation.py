@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -139,6 +139,8 @@ class Preparation:
 
 class Prepares:  # not a dataclass: the methods have the fields, in their own order
     """What the methods that prepare so have in common."""
+
+    trains_on_pool: ClassVar[bool] = True  # where clients see a pool, and not what it deals them
 
     model: Model
     episode: EpisodeSpec

@@ -1,7 +1,8 @@
-"""Rows that differ from another row at the test alone: one training, and every row's own answers.
+"""Cells whose rounds are those of another cell: one training, and every cell's own answers.
 
 Methods whose rounds depend on the same options (their `training`) make the same models of the same
-settings and seed. So one of them trains and keeps its models of the rounds that have a look at the
+settings and seed; where they draw from a pool that all clients see, also however its images are
+dealt. So one of them trains and keeps its models of the rounds that have a look at the
 validation classes; the others sit those looks and the test with these models. That gives what their
 own trainings would have given, to the last digit.
 """
@@ -62,10 +63,14 @@ def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]
 
 
 def _besides(run: Experiment) -> dict[str, Any]:
-    """Return the settings, by place, but for those of the method, whose `training` tells them."""
-    flat = trees.flat(run.config.settings)
-    own = tuple(f"{place}." for place in ("name", *ROW_MAY_SET))
-    return {place: value for place, value in flat if not f"{place}.".startswith(own)}
+    """Return the settings, by place, that the rounds depend on beside the method's `training`."""
+    settings = run.config.settings
+    no_part = ["name", *ROW_MAY_SET, "test"]
+    if settings["partition"]["name"] == "redealt" and getattr(run.method, "trains_on_pool", False):
+        no_part += ["partition.by", "partition.per_client", "partition.shards"]
+    own = tuple(f"{place}." for place in no_part)
+    found = {k: v for k, v in trees.flat(settings) if not f"{k}.".startswith(own)}
+    return found | {"test.seed": settings["test"]["seed"]}  # it draws a random split
 
 
 def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:

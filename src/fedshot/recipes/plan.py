@@ -102,7 +102,7 @@ def marks(
     if any(one["test"]["transductive"] for one in every):
         found.append("transductive: predictions may depend on other queries")
     led = sorted({one["followed"] for one in every if "followed" in one})
-    found += [f"the training of {lead}, which differs at the test alone" for lead in led]
+    found += [f"the training of {lead}, whose rounds are the same" for lead in led]
     elsewhere = sorted({one["shared"] for one in every if "shared" in one})
     found += [f"the training of {whose}, which has the same settings" for whose in elsewhere]
     for name, text in (("faults", "replies refused or lost"), ("skipped", "rounds skipped")):

@@ -51,6 +51,7 @@ class Row:
         tune: its search space, beside the table's.
         departs: how its cells, in every budget, differ from what the paper did.
         trained_as: key of the row whose training is this one's, too: they differ at the test alone.
+        trained_in: for columns of which this row's training is that of another column: that one.
         at: the values that it stands for in the panels of a sweep, by the name of a panel.
     """
 
@@ -63,6 +64,7 @@ class Row:
     tune: Mapping[str, Any] = field(default_factory=dict)
     departs: tuple[str, ...] = ()
     trained_as: str | None = None
+    trained_in: Mapping[str, str] = field(default_factory=dict)
     at: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -195,13 +197,16 @@ class Cell:
     @property
     def lead(self) -> Cell | None:
         """The cell whose training is this one's; None for one that is trained itself."""
-        as_row = self.row.trained_as
-        return replace(self, row=self.recipe.rows[as_row]) if as_row else None
+        row, column = self.recipe.rows[self.row.trained_as or self.row.key], self.column
+        column = self.recipe.columns[row.trained_in.get(column.key, column.key)]
+        found = replace(self, row=row, column=column)
+        return found if found.key != self.key else None
 
     @property
     def leads(self) -> bool:
-        """Whether other rows' cells follow this one."""
-        return any(row.trained_as == self.row.key for row in self.recipe.rows.values())
+        """Whether other cells follow this one."""
+        every = self.recipe.cells(self.budget.name)
+        return any(cell.lead.key == self.key for cell in every if cell.lead)
 
     def settings(self, seed: int = 0, chosen: Mapping[str, Any] | None = None) -> Settings:
         """Return the configuration of one training of this cell.
@@ -282,6 +287,13 @@ def read(name: str, tree: Any) -> Recipe:
                 f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
                 "row of as many exchanges that is trained itself."
             )
+    for row in recipe.rows.values():
+        for column, there in row.trained_in.items():
+            if not {column, there} <= columns.keys() or there in row.trained_in or row.trained_as:
+                raise ConfigError(
+                    f"recipe {name}, row {row.key} in {column} is trained in {there!r}; expected "
+                    "another column in which the row is trained itself."
+                )
     if kind == "curve" and not all(column.x is not None for column in columns.values()):
         raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
     for row in recipe.rows.values() if kind == "sweep" else ():
@@ -312,7 +324,7 @@ def _row(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
     return Row(
         key, tree["label"], own, tuple(published), tuple(spread), tree.get("exchanges", 1),
         tree.get("tune") or {}, tuple(tree.get("departs") or ()), tree.get("trained_as"),
-        tree.get("at") or {},
+        tree.get("trained_in") or {}, tree.get("at") or {},
     )  # fmt: skip
 
 
