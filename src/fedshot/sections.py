@@ -69,8 +69,10 @@ class ModelOptions:
         backbone: from images or words to features.
         head: from features to logits.
         norm_policy: the batch-norm statistics of a test: "running" those of training, "support"
-            those of the support set, "transductive" those of the queries. "method" is the method's
-            choice: "running" for prototypes, "support" for MAML, which on Omniglot (Conv4-32, first
+            those of the support set, "transductive" those of the queries. Where a group of clients
+            holds the support, "group" joins what each has, and "support" takes a client's own for
+            its queries. "method" is the method's choice: "running" for prototypes, "group" for
+            few-round learning, "support" for MAML, which on Omniglot (Conv4-32, first
             order, 20 rounds) reaches 72.6 % with it and 41.6 % with "running".
         dtype: of parameters and features.
         pixel_mean: subtracted from pixels in [0, 1].
@@ -81,7 +83,7 @@ class ModelOptions:
 
     backbone: Backbone
     head: Head | None
-    norm_policy: Literal["method", "running", "support", "transductive"] = "method"
+    norm_policy: Literal["method", "running", "support", "transductive", "group"] = "method"
     dtype: Literal["float32", "float64"] = "float32"
     pixel_mean: float = 0.5
     pixel_std: float = 0.5

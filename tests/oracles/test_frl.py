@@ -21,6 +21,7 @@ from fedshot.nn import (
     MLP,
     LinearHead,
     Local,
+    Mode,
     Model,
     Optimizer,
     Proto,
@@ -31,6 +32,7 @@ from fedshot.nn import (
 )
 from fedshot.nn.few_round import pieces
 from fedshot.protocol import Group
+from fedshot.protocol.group_answers import GroupNorms
 from oracles.fedfsl import beside, direction, dot, slope
 from oracles.frl import (
     CLASSES,
@@ -590,7 +592,7 @@ def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> No
         query_x=question.query_x[order],
         held=question.held._replace(query=question.held.query[order]),
     )
-    for policy, alike in (("support", True), ("transductive", False)):
+    for policy, alike in (("group", True), ("support", True), ("transductive", False)):
         m = method(replace(CONV, norm_policy=policy))
         run = Run(m, tmp_path / policy)
         (whole,) = m.evaluate(run.server, run.clients, [question], Key(5))
@@ -598,6 +600,46 @@ def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> No
         assert torch.allclose(whole.logits[order], part.logits, atol=1e-6) == alike
         assert m.transductive == (not alike)
     assert FRL.norm_policy({"mode": "official"}) == "transductive"
+
+
+@pytest.mark.parametrize("variant", ["linear", "proto", "gpal"])
+def test_one_model_answers_a_query_whoever_holds_it(variant: Any, tmp_path: Path) -> None:
+    """With shards, the batch-norm statistics of a hand tell which classes are in it."""
+    question = group_exam(CONV).questions[0]
+    assert question.held
+    other = question._replace(held=question.held._replace(query=question.held.query.flip(0)))
+    assert not torch.equal(other.held.query, question.held.query)
+    for policy, alike in (("group", True), ("support", False)):
+        m = method(replace(CONV, norm_policy=policy), variant=variant)
+        run = Run(m, tmp_path / policy)
+        both = [m.evaluate(run.server, run.clients, [q], Key(5))[0] for q in (question, other)]
+        assert torch.allclose(both[0].logits, both[1].logits, rtol=0, atol=1e-9) == alike
+    assert FRL.norm_policy({"mode": "strict"}) == "group"
+
+
+def test_a_groups_statistics_are_its_clients_moments_joined(tmp_path: Path) -> None:
+    """In the first layer those of all supports together; in the next, of what each one saw."""
+    m = method(replace(CONV, norm_policy="group"))
+    theta = Run(m, tmp_path).server.phi
+    shares = shares_of(group_exam(CONV).questions[0], 3)
+    norms = GroupNorms(m.local, {}, shares)
+    found = norms(theta)
+    assert norms(theta) is found, "the same model is not asked again"
+    conv = theta["body"]["conv1"]
+    x = torch.cat([s.support_x for s in shares]).permute(0, 3, 1, 2).double() / 127.5 - 1
+    h = torch.nn.functional.conv2d(x, conv["weight"], conv["bias"], padding=1)
+    torch.testing.assert_close(found["norm1"]["mean"], h.mean((0, 2, 3)))
+    torch.testing.assert_close(found["norm1"]["var"], h.var((0, 2, 3), unbiased=False))
+    own = [m.local.maps(theta, {}, s.support_x, Mode(norm="capture"))[1] for s in shares]
+    n = torch.tensor([len(s.support_y) for s in shares], dtype=torch.float64)[:, None] / len(x)
+    mean, var = (torch.stack([one["norm2"][part] for one in own]) for part in ("mean", "var"))
+    want = (n * (var + mean**2)).sum(0) - (n * mean).sum(0) ** 2
+    torch.testing.assert_close(found["norm2"]["var"], want)
+    alone = GroupNorms(m.local, {}, shares[:1])(theta)
+    torch.testing.assert_close(alone, own[0])
+    for policy, stats in (("support", {}), ("transductive", {}), ("running", own[0])):
+        local = replace(m.local, model=replace(CONV, norm_policy=policy))
+        assert GroupNorms(local, stats, shares)(theta) == (stats or None)
 
 
 def test_running_statistics_are_those_of_the_queries_and_serve_at_test(tmp_path: Path) -> None:

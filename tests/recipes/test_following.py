@@ -152,8 +152,8 @@ def test_a_follower_in_a_column_that_follows_has_the_first_ones_training() -> No
     assert leads["finetune/cifar-iid"] is None
     for key in ("finetune/cifar-noniid", "one-shot/cifar-iid", "one-shot/cifar-noniid"):
         assert leads[key] == "finetune/cifar-iid"
-    assert leads["gpal/cifar-noniid"] is None
-    assert leads["gpal-r0/cifar-noniid"] == "gpal/cifar-noniid"
+    assert leads["proto/cifar-noniid"] is None
+    assert leads["proto-r0/cifar-noniid"] == "proto/cifar-noniid"
 
 
 def test_looks_that_this_model_answered_are_not_answered_again(

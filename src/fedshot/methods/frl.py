@@ -60,6 +60,7 @@ from fedshot.protocol import (
     Clients,
     Group,
     Mean,
+    Norms,
     Reply,
     answer_group,
     census_reply,
@@ -69,6 +70,7 @@ from fedshot.protocol import (
     client_work,
     few_rounds,
     message,
+    own_norms,
     pull_census_reply,
     pull_update_reply,
     slowed,
@@ -229,8 +231,8 @@ class FRL:
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test: the support's, or that of all queries as in the code."""
-        return "transductive" if options["mode"] == "official" else "support"
+        """Return the batch norm at test: the group's, or that of all queries as in the code."""
+        return "transductive" if options["mode"] == "official" else "group"
 
     @property
     def local(self) -> Local:
@@ -277,7 +279,10 @@ class FRL:
     @property
     def training(self) -> FRL:
         """All of the options that the rounds depend on."""
-        return replace(self, test_rounds=None)
+        model = self.model
+        if model.norm_policy != "running":  # which alone keeps statistics; the others are a test's
+            model = replace(model, norm_policy="group")
+        return replace(self, test_rounds=None, model=model)
 
     def init(self, key: Key) -> Server:
         """Return a fresh start."""
@@ -382,7 +387,7 @@ class FRL:
         numbers: int,
         rounds: int,
         key: Key,
-        stats: Tree | None = None,
+        norms: Norms = own_norms,
     ) -> Adapted:
         """Let the clients of an episode learn, lines 4 to 21."""
         return few_rounds(
@@ -395,7 +400,7 @@ class FRL:
             rounds,
             key,
             refresh=self._of("refresh"),
-            stats=stats,
+            norms=norms,
         )
 
     def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
@@ -437,9 +442,9 @@ class FRL:
         """Let the group of each question learn for R rounds, and its model answer."""
         rounds = self.inner_rounds if self.test_rounds is None else self.test_rounds
 
-        def learn(group: Group, question: Question, key: Key) -> Adapted:
+        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
             numbers = self.local.slots(len(question.classes))
-            return self.learn(group, server, numbers, rounds, key, server.stats or None)
+            return self.learn(group, server, numbers, rounds, key, norms)
 
         return answer_group(self.local, server.stats, learn, questions, clients, key)
 

@@ -26,6 +26,7 @@ from fedshot.protocol import (
     Asked,
     Clients,
     Group,
+    Norms,
     Reply,
     answer_group,
     check_rounds,
@@ -69,15 +70,15 @@ class FRLFedAvg:
         if self.model.norm_policy == "running" and self.model.init(Key(0))[1]:
             raise ConfigError(
                 "model.norm_policy is 'running', and frl_fedavg never trains running statistics: "
-                "nothing is prepared. Set model.norm_policy to 'support'."
+                "nothing is prepared. Set model.norm_policy to 'group'."
             )
         _ = self.local  # which checks the rest
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps."""
+        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
         del options
-        return "support"
+        return "group"
 
     @property
     def local(self) -> Local:
@@ -118,8 +119,8 @@ class FRLFedAvg:
     ) -> list[Answer]:
         """Let the group of each question train for R rounds, and its model answer."""
 
-        def learn(group: Group, question: Question, key: Key) -> Adapted:
-            del question
+        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
+            del question, norms
             return few_rounds(
                 group,
                 group.ids,

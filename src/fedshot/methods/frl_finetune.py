@@ -35,6 +35,7 @@ from fedshot.protocol import (
     Answer,
     Clients,
     Group,
+    Norms,
     Prepared,
     Prepares,
     Reply,
@@ -91,9 +92,9 @@ class FRLFinetune(Prepares):
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps."""
+        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
         del options
-        return "support"
+        return "group"
 
     @property
     def local(self) -> Local:
@@ -121,8 +122,8 @@ class FRLFinetune(Prepares):
         """Let the group of each question fine-tune for R rounds, and its model answer."""
         server = self.tested(server)
 
-        def learn(group: Group, question: Question, key: Key) -> Adapted:
-            del question
+        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
+            del question, norms
             head = fresh_head(self.model, server.theta["body"], key)
             return few_rounds(
                 group,

@@ -33,6 +33,7 @@ from fedshot.protocol import (
     Answer,
     Clients,
     Group,
+    Norms,
     Prepared,
     Prepares,
     Reply,
@@ -112,7 +113,7 @@ class FRLFrozen(Prepares):
         """Let the group of each question join its prototypes; the nearest one answers."""
         server = self.tested(server)
 
-        def learn(group: Group, question: Question, key: Key) -> Adapted:
+        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
             return few_rounds(
                 group,
                 group.ids,
@@ -123,7 +124,7 @@ class FRLFrozen(Prepares):
                 0,
                 key,
                 refresh=True,
-                stats=server.stats or None,
+                norms=norms,
             )
 
         return answer_group(self.local, server.stats, learn, questions, clients, key)

@@ -119,9 +119,9 @@ class FRLOneShot(Prepares):
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps."""
+        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
         del options
-        return "support"
+        return "group"
 
     @property
     def local(self) -> Local:

@@ -48,6 +48,7 @@ from fedshot.protocol import (
     Clients,
     Group,
     Mean,
+    Norms,
     Reply,
     answer_group,
     census_reply,
@@ -115,9 +116,9 @@ class FRLPersonal:
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps."""
+        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
         del options
-        return "support"
+        return "group"
 
     @property
     def local(self) -> Local:
@@ -211,7 +212,7 @@ class FRLPersonal:
     ) -> list[Answer]:
         """Let the group of each question learn for R rounds, and its model answer."""
 
-        def learn(group: Group, question: Question, key: Key) -> Adapted:
+        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
             return few_rounds(
                 group,
                 group.ids,
@@ -222,7 +223,7 @@ class FRLPersonal:
                 self.test_rounds,
                 key,
                 refresh=self.refresh,
-                stats=server.stats or None,
+                norms=norms,
             )
 
         return answer_group(self.local, server.stats, learn, questions, clients, key)

@@ -237,7 +237,7 @@ class Maml:
         adapted = self._adapt(params, stats, question, Mode(norm="batch"), steps, False, lr)
         support, query = test_modes(self.model)
         with torch.no_grad():
-            if self.model.norm_policy == "support":
+            if self.model.by_support:
                 _, stats = self.model.features(adapted, stats, question.support_x, support)
             h, _ = self.model.features(adapted, stats, question.query_x, query)
         return adapted, h
@@ -298,7 +298,7 @@ def test_modes(model: Model) -> tuple[Mode, Mode]:
     """Return how support and queries pass the network at test, by the model's policy."""
     if model.norm_policy == "running":
         return Mode(norm="given"), Mode(norm="given")
-    if model.norm_policy == "support":
+    if model.by_support:
         return Mode(norm="capture"), Mode(norm="given")
     return Mode(norm="batch"), Mode(norm="batch")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
 from fedshot import tree
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn.backbones import Backbone
 from fedshot.nn.heads import Head
@@ -22,6 +22,10 @@ from fedshot.tree import Tree
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+NormPolicy = Literal["running", "support", "transductive", "group"]
+NORM_POLICIES = get_args(NormPolicy)
+
+
 @dataclass(frozen=True)
 class Model:
     """A backbone, an optional head, and how images or words become numbers.
@@ -29,7 +33,9 @@ class Model:
     `shape` is (height, width, channels) for images. For texts it is (longest length, d), and
     `table` [V, d] holds the frozen word vectors, row 0 for padding. `norm_policy` says which
     batch-norm statistics a test uses: "running" those of training, "support" those of the support
-    set, "transductive" those of the query batch. Parameters are `{"body": ..., "head": ...}`,
+    set, "transductive" those of the query batch. Where a group of clients holds the support,
+    "group" is one set of statistics for all of them, and "support" a client's own for its queries;
+    elsewhere the two are the same. Parameters are `{"body": ..., "head": ...}`,
     without "head" when there is none; statistics hold tensors only, and are `{}` unless the policy
     is "running". With `bf16` a backbone's convolutions and matrix products run in bfloat16 (not the
     first block of a Conv4 where `stem.py` takes it) and all else in `dtype`, parameters and
@@ -39,7 +45,7 @@ class Model:
     backbone: Backbone
     head: Head | None
     shape: tuple[int, ...]
-    norm_policy: Literal["running", "support", "transductive"] = "running"
+    norm_policy: NormPolicy = "running"
     dtype: Literal["float32", "float64"] = "float32"
     pixel_mean: float = 0.5
     pixel_std: float = 0.5
@@ -48,11 +54,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self._check_kind()
-        if self.norm_policy not in ("running", "support", "transductive"):
-            raise ConfigError(
-                f"norm_policy is {self.norm_policy!r}; expected 'running', 'support' or "
-                "'transductive'."
-            )
+        check_word("norm_policy", self.norm_policy, NORM_POLICIES)
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
         if self.bf16 and (self.dtype != "float32" or self.table is not None):
@@ -81,6 +83,11 @@ class Model:
                 f"{type(self.backbone).__name__} takes {takes}, and the data are {given}. Choose a "
                 f"model.backbone for {given}, or other data."
             )
+
+    @property
+    def by_support(self) -> bool:
+        """Whether a test goes by the batch-norm statistics of its support."""
+        return self.norm_policy in ("support", "group")
 
     @property
     def out_features(self) -> int:

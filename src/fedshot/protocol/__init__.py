@@ -17,9 +17,11 @@ from fedshot.protocol.exchange import (
 from fedshot.protocol.few_round import (
     Adapted,
     Asked,
+    Norms,
     census_reply,
     few_rounds,
     message,
+    own_norms,
     told_by,
     update_reply,
 )
@@ -63,6 +65,7 @@ __all__ = [
     "Group",
     "Mean",
     "Method",
+    "Norms",
     "Outcome",
     "PerClient",
     "Preparation",
@@ -89,6 +92,7 @@ __all__ = [
     "in_group",
     "local_reply",
     "message",
+    "own_norms",
     "predict",
     "pull_census_reply",
     "pull_update_reply",

@@ -25,8 +25,15 @@ from fedshot.tree import Tree
 
 Asked: TypeAlias = Clients | Group
 Work: TypeAlias = Callable[..., Reply]
+Norms: TypeAlias = Callable[[Tree], Tree | None]
+"""From a model to the statistics of its batch norm for everyone; None for each client's own."""
 
 _LARGEST = 2.0**20  # of a class's summed features
+
+
+def own_norms(theta: Tree) -> None:
+    """Leave every client to the statistics of its own examples."""
+    del theta
 
 
 class Round(NamedTuple):
@@ -90,7 +97,7 @@ def few_rounds(
     key: Key,
     *,
     refresh: bool,
-    stats: Tree | None = None,
+    norms: Norms = own_norms,
 ) -> Adapted:
     """Let clients learn together for some rounds.
 
@@ -106,7 +113,7 @@ def few_rounds(
         key: of the episode.
         refresh: make the prototypes anew with theta_R, by an exchange of their own, in place of
             P_{R-1}, whose features are theta_{R-1}'s. Without a round there is always one.
-        stats: statistics of batch norm that the census goes by; None for the supports' own.
+        norms: the statistics of batch norm that the census goes by.
     """
     update, census = works
     told, trail, loss = None, [], float("nan")
@@ -122,6 +129,7 @@ def few_rounds(
     last = None
     if not local.linear and (refresh or not rounds):
         assert census is not None
+        stats = norms(theta)
         down = {"theta": theta} | ({} if stats is None else {"stats": stats})
         got = asked.exchange(
             census, down, to=to, reduce=_sums(local, numbers, theta), key=key.at("step", rounds)

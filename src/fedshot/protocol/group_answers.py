@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedshot import tree
 from fedshot.errors import QuorumError
 from fedshot.keys import Key
 from fedshot.nn import Local, Mode, Prototypes, Question, Share, in_order, shares_of, test_modes
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.few_round import Adapted
+from fedshot.protocol.few_round import Adapted, Norms
 from fedshot.protocol.group import Group
 from fedshot.protocol.method import Answer
 from fedshot.tree import Tree
@@ -25,20 +26,72 @@ def predict(local: Local, theta: Tree, told: Prototypes | None, h: Tensor, way: 
     return local.logits(local.rows(h), told)[:, :way]
 
 
-def query_maps(local: Local, theta: Tree, stats: Tree, shares: Sequence[Share]) -> list[Tensor]:
+class GroupNorms:
+    """The batch-norm statistics that belong to a group's one model; None where it has none.
+
+    Policy "running": those of training. "group": of means and second moments, which each client
+    finds on its own supports, the mean by numbers of supports: what a sum over clients can tell,
+    and in a first layer the statistics of all supports together. Whoever holds an example, it is
+    seen alike. "support" and "transductive" have none.
+    """
+
+    def __init__(self, local: Local, stats: Tree, shares: Sequence[Share]) -> None:
+        self._local, self._stats, self._shares = local, stats, shares
+        self._last: tuple[Tree, Tree] | None = None
+
+    def __call__(self, theta: Tree) -> Tree | None:
+        """Return the statistics under the weights theta."""
+        policy = self._local.model.norm_policy
+        if policy != "group":
+            return (self._stats or None) if policy == "running" else None
+        if self._last is None or self._last[0] is not theta:
+            self._last = theta, self._joined(theta)
+        return self._last[1] or None
+
+    def _joined(self, theta: Tree) -> Tree:
+        support, _ = test_modes(self._local.model)
+        total = sum(len(share.support_y) for share in self._shares)
+        found: Tree | None = None
+        for share in self._shares:
+            n = len(share.support_y)
+            if not n:
+                continue
+            with torch.no_grad():
+                _, seen = self._local.maps(theta, {}, share.support_x, support)
+            part = tree.map(lambda s, weight=n / total: weight * s, _moments(seen, 1))
+            found = part if found is None else tree.add(found, part)
+        return {} if found is None else _moments(found, -1)
+
+
+def _moments(stats: Tree, sign: int) -> Tree:
+    """Put second moments in the place of variances, or with sign -1 variances back."""
+    if "var" not in stats:
+        return {name: _moments(part, sign) for name, part in stats.items()}
+    return {"mean": stats["mean"], "var": stats["var"] + sign * stats["mean"].square()}
+
+
+def query_maps(
+    local: Local,
+    theta: Tree,
+    stats: Tree,
+    shares: Sequence[Share],
+    norms: GroupNorms | None = None,
+) -> list[Tensor]:
     """Return what the network makes of every client's queries, by the model's batch-norm policy.
 
-    "support": a client's queries go by the statistics of its own supports; "running": by those of
-    training; "transductive": all clients' queries are one batch.
+    "group": by one set of statistics for all, see `GroupNorms`; "support": a client's queries go by
+    the statistics of its own supports; "running": by those of training; "transductive": all
+    clients' queries are one batch.
     """
     if local.model.norm_policy == "transductive":
         both = torch.cat([share.query_x for share in shares])
         h, _ = local.maps(theta, {}, both, Mode(norm="batch"))
         return list(torch.split(h, [len(share.query_x) for share in shares]))
     support, query = test_modes(local.model)
+    given = (norms or GroupNorms(local, stats, shares))(theta)
     found = []
     for share in shares:
-        seen = stats
+        seen = stats if given is None else given
         if local.model.norm_policy == "support":
             _, seen = local.maps(theta, stats, share.support_x, support)
         found.append(local.maps(theta, seen, share.query_x, query)[0])
@@ -48,7 +101,7 @@ def query_maps(local: Local, theta: Tree, stats: Tree, shares: Sequence[Share]) 
 def answer_group(
     local: Local,
     stats: Tree,
-    learn: Callable[[Group, Question, Key], Adapted],
+    learn: Callable[[Group, Question, Key, Norms], Adapted],
     questions: Sequence[Question],
     clients: Clients,
     key: Key,
@@ -60,7 +113,7 @@ def answer_group(
     Args:
         local: how a client learns.
         stats: running statistics of batch norm.
-        learn: `learn(group, question, key)` gives what the group's rounds end in.
+        learn: `learn(group, question, key, norms)` gives what the group's rounds end in.
         questions: the questions; one that nobody has dealt is in the hand of one client.
         clients: their fleet spreads the questions over its cores.
         key: of this evaluation.
@@ -69,9 +122,10 @@ def answer_group(
     def answer(question: Question, key: Key) -> Tensor:
         way = len(question.classes)
         shares = shares_of(question, local.slots(way))
-        learnt = learn(Group.of_shares(shares), question, key)
+        norms = GroupNorms(local, stats, shares)
+        learnt = learn(Group.of_shares(shares), question, key, norms)
         with torch.no_grad():
-            maps = query_maps(local, learnt.theta, stats, shares)
+            maps = query_maps(local, learnt.theta, stats, shares, norms)
             parts = [predict(local, learnt.theta, learnt.told, h, way) for h in maps]
         return in_order(question, parts)
 

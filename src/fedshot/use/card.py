@@ -181,7 +181,7 @@ def _use(run: TrainedRun, file: str) -> list[str]:
         lines = [f"- `{file}`: {where}; encoder.json says which layers."]
     else:
         lines = [f"- `{file}`: takes {takes}; gives {model.dtype} [n, {model.out_features}]."]
-    if model.norm_policy == "support" and len(model.backbone.norm_policies) > 1:
+    if model.by_support and len(model.backbone.norm_policies) > 1:
         lines.append(
             "- Batch norm goes by the statistics of the support: pass support and queries together "
             "(inputs `support`, `query`)."

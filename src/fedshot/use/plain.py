@@ -68,7 +68,7 @@ class TaskEncoder(Encoder):
 def encoder_module(model: Model, body: Tree, stats: Tree) -> Encoder:
     """Return the module that fits the model's batch-norm policy."""
     has_norm = len(model.backbone.norm_policies) > 1
-    kind = TaskEncoder if model.norm_policy == "support" and has_norm else Encoder
+    kind = TaskEncoder if model.by_support and has_norm else Encoder
     return kind(model, body, stats).eval()
 
 
