@@ -57,7 +57,7 @@ EPISODE = EpisodeSpec(way=3, shot=1, query=2)
 BODY = Model(Conv4(width=16, dropout=0.1), None, SHAPE)  # norm_policy "running"
 HEADED = Model(Conv4(width=16, dropout=0.1), LinearHead(way=3), SHAPE)
 WIDE = Model(Conv4(width=16, dropout=0.1), LinearHead(way=CLASSES), SHAPE)
-SUPPORTED = replace(HEADED, norm_policy="support")
+JOINED = replace(HEADED, norm_policy="group")
 HALVES = EpisodeSpec(way=3, shot=1, query=1)  # how a client of few-round learning divides its data
 PAIRS = EpisodeSpec(way=3, shot=2, query=1)  # for what compares one shot with the next
 SMALL = SetTransformer(heads=2, hidden=8)
@@ -128,12 +128,10 @@ METHODS: dict[str, Method[Any]] = {
     "frl": FRL(BODY, HALVES, BASE, inner_rounds=2),
     "frl, linear": FRL(WIDE, HALVES, BASE, variant="linear", inner_rounds=1),
     "frl, official": FRL(BODY, HALVES, BASE, mode="official", inner_rounds=2),
-    "frl_finetune": FRLFinetune(SUPPORTED, EPISODE, BASE, test_rounds=1, batch=6),
+    "frl_finetune": FRLFinetune(JOINED, EPISODE, BASE, test_rounds=1, batch=6),
     "frl_frozen": FRLFrozen(BODY, EPISODE, BASE, batch=6),
-    "frl_one_shot": FRLOneShot(
-        SUPPORTED, EPISODE, BASE, test_rounds=1, batch=6, candidates=0, keep=1
-    ),
-    "frl_personal": FRLPersonal(BODY, HALVES, BASE, test_rounds=1),
+    "frl_one_shot": FRLOneShot(JOINED, EPISODE, BASE, test_rounds=1, batch=6, candidates=0, keep=1),
+    "frl_personal": FRLPersonal(replace(BODY, norm_policy="group"), HALVES, BASE, test_rounds=1),
     "frl_personal, linear": FRLPersonal(WIDE, HALVES, BASE, variant="linear", test_rounds=1),
     "f2l": F2L(HEADED, EPISODE, BASE, local_steps=2, transformer=SMALL),
     "f2l, official": F2L(
