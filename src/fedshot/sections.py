@@ -72,7 +72,7 @@ class ModelOptions:
             those of the support set, "transductive" those of the queries. Where a group of clients
             holds the support, "group" joins what each has, and "support" takes a client's own for
             its queries. "method" is the method's choice: "running" for prototypes, "group" for
-            few-round learning, "support" for MAML, which on Omniglot (Conv4-32, first
+            what a group learns, "support" for MAML, which on Omniglot (Conv4-32, first
             order, 20 rounds) reaches 72.6 % with it and 41.6 % with "running".
         dtype: of parameters and features.
         pixel_mean: subtracted from pixels in [0, 1].

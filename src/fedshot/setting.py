@@ -166,13 +166,12 @@ class Setting(Arrangement):
                 "zeros differ in size from client to client, which cannot be stacked. Set "
                 "run.fleet to 'threads', or method.l1 to 'subgradient'."
             )
-        novel = not self.own_tests and config.split.users is None  # of users, all classes are base
-        if novel and getattr(self.method, "knows_base_alone", False):
+        if self._asks_for_novel() and getattr(self.method, "knows_base_alone", False):
             raise ConfigError(
                 f"method {config.settings['method']['name']!r} tells apart classes that it has "
                 "trained on, and the split has novel ones to test on. Name base classes alone in "
                 "split.base, and set partition.name to 'pathological' or 'clusters'; or hold users "
-                "back in place of classes, by split.users."
+                "back in place of classes, by split.users, who have no class of their own."
             )
         self._check_way("episode.way", config.episode.max_way, self.method.max_way)
         self._check_clients()
@@ -187,6 +186,13 @@ class Setting(Arrangement):
         if len(self.rows.validation):
             self.validation = self._exam("validation")
         self.test = self._exam("novel")
+
+    def _asks_for_novel(self) -> bool:
+        """Whether a test asks for classes that nobody trains on; of held-out users, it may not."""
+        if self.own_tests or self.config.split.users is None:
+            return not self.own_tests
+        asked = np.concatenate([self.rows.validation, self.rows.novel])
+        return not set(self.dataset.y[asked].tolist()) <= set(self.base_classes)
 
     def exam(self, options: ExamOptions) -> Exam:
         """Draw a test of another shape from what is novel."""

@@ -182,6 +182,27 @@ def test_held_out_users_are_asked_for_base_classes_without_a_look_at_the_support
     assert run.result().accuracy > 0.9  # chance is 0.5
 
 
+def test_a_held_out_user_with_a_class_of_its_own_is_refused(tmp_path: Path) -> None:
+    """A classifier over the base classes has no answer about it."""
+    y = np.tile(np.arange(3), 200)
+    users = np.repeat(np.arange(20), 30)
+    x = np.zeros((600, 6, 6), np.uint8)
+    changes = {
+        "data": {"name": "npz", "path": str(tmp_path / "users.npz")},
+        "split": {"base": [], "users": [0.5, 0.25, 0.25]},
+        "partition": {"name": "users", "clients": 4},
+        "episode": {"way": 2, "shot": 1, "query": 5},
+        "test": {"way": 2, "shot": 1, "query": 5, "episodes": 20},
+        "method": {"name": "fedavg"},
+    }
+    np.savez(tmp_path / "users.npz", x=x, y=y, users=users)
+    held_out = Setting(Config.of(merged(SMALL, changes))).rows.novel
+    y[held_out[0]] = 3
+    np.savez(tmp_path / "users.npz", x=x, y=y, users=users)
+    with pytest.raises(ConfigError, match="who have no class of their own"):
+        Setting(Config.of(merged(SMALL, changes)))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [

@@ -67,7 +67,8 @@ def _moments(stats: Tree, sign: int) -> Tree:
     """Put second moments in the place of variances, or with sign -1 variances back."""
     if "var" not in stats:
         return {name: _moments(part, sign) for name, part in stats.items()}
-    return {"mean": stats["mean"], "var": stats["var"] + sign * stats["mean"].square()}
+    var = (stats["var"] + sign * stats["mean"].square()).clamp_min(0)  # rounding may go below
+    return {"mean": stats["mean"], "var": var}
 
 
 def query_maps(
