@@ -19,15 +19,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_runtest_setup() -> None:
-    """Begin each test with the same draws, whatever ran before it in its process.
-
-    In one draw of a hundred two values of a pool, or a value and 0, lie so near to each other that
-    rounding decides between them, and then two right kernels differ.
-    """
-    torch.manual_seed(0)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Sums inside an operator are split by the thread count, so it is part of every expectation."""

@@ -44,6 +44,7 @@ from fedshot.protocol import (
     Clients,
     Gather,
     Group,
+    GroupNorms,
     Prepared,
     Prepares,
     Reply,
@@ -148,7 +149,8 @@ class FRLOneShot(Prepares):
         score = torch.zeros(())
         if bool(aside.any()):
             with torch.no_grad():
-                (h,) = query_maps(self.local, theta, down["stats"], [mine])
+                norms = GroupNorms(self.local, down["stats"], [mine])
+                (h,) = query_maps(self.local, theta, norms, [mine])
                 logits = self.local.head_logits(theta, h, drawn.open)
                 score = accuracy(logits, y[aside])
         held = (y[:, None] == torch.arange(len(drawn.open), device=y.device)).any(0)
@@ -168,10 +170,11 @@ class FRLOneShot(Prepares):
             }
             models, held = self.fine_tune(theta, server.stats, question, key)
             shares = shares_of(question, self.local.slots(0))
+            norms = GroupNorms(self.local, server.stats, shares)
             way, p = len(question.classes), []
             with torch.no_grad():
                 for one in models:
-                    maps = query_maps(self.local, one, server.stats, shares)
+                    maps = query_maps(self.local, one, norms, shares)
                     logits = [predict(self.local, one, None, h, way) for h in maps]
                     p.append(in_order(question, logits).softmax(-1))
             found = torch.stack(p).mean(0).clamp_min(torch.finfo(p[0].dtype).tiny).log()

@@ -26,7 +26,7 @@ from fedshot.protocol.few_round import (
     update_reply,
 )
 from fedshot.protocol.group import Group
-from fedshot.protocol.group_answers import answer_group, in_group, predict, query_maps
+from fedshot.protocol.group_answers import GroupNorms, answer_group, in_group, predict, query_maps
 from fedshot.protocol.method import (
     Answer,
     Method,
@@ -63,6 +63,7 @@ __all__ = [
     "Fleet",
     "Gather",
     "Group",
+    "GroupNorms",
     "Mean",
     "Method",
     "Norms",

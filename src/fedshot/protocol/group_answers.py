@@ -72,11 +72,7 @@ def _moments(stats: Tree, sign: int) -> Tree:
 
 
 def query_maps(
-    local: Local,
-    theta: Tree,
-    stats: Tree,
-    shares: Sequence[Share],
-    norms: GroupNorms | None = None,
+    local: Local, theta: Tree, norms: GroupNorms, shares: Sequence[Share]
 ) -> list[Tensor]:
     """Return what the network makes of every client's queries, by the model's batch-norm policy.
 
@@ -89,12 +85,12 @@ def query_maps(
         h, _ = local.maps(theta, {}, both, Mode(norm="batch"))
         return list(torch.split(h, [len(share.query_x) for share in shares]))
     support, query = test_modes(local.model)
-    given = (norms or GroupNorms(local, stats, shares))(theta)
+    given = norms(theta) or {}
     found = []
     for share in shares:
-        seen = stats if given is None else given
+        seen = given
         if local.model.norm_policy == "support":
-            _, seen = local.maps(theta, stats, share.support_x, support)
+            _, seen = local.maps(theta, {}, share.support_x, support)
         found.append(local.maps(theta, seen, share.query_x, query)[0])
     return found
 
@@ -126,7 +122,7 @@ def answer_group(
         norms = GroupNorms(local, stats, shares)
         learnt = learn(Group.of_shares(shares), question, key, norms)
         with torch.no_grad():
-            maps = query_maps(local, learnt.theta, stats, shares, norms)
+            maps = query_maps(local, learnt.theta, norms, shares)
             parts = [predict(local, learnt.theta, learnt.told, h, way) for h in maps]
         return in_order(question, parts)
 
