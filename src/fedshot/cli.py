@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rest and not options.takes_settings:
             raise ConfigError(f"{options.command} does not take {' '.join(rest)!r}.")
         options.settings = rest
+        if os.environ.get("FEDSHOT_METHODS"):
+            importlib.import_module("fedshot.own").load()
         if options.command == "resume" and (options.folder / "flower.json").exists():
             options.module = "deploy.flower.commands"  # its clients live on nodes
         module = importlib.import_module(f"fedshot.{options.module}")

@@ -287,7 +287,10 @@ def _take_kind(tree: Settings, place: str) -> str:
         return NO_HEAD
     if not isinstance(kind, str) or kind not in kinds:
         valid = [*kinds, NO_HEAD] if place == "model.head" else kinds
-        own = " (One of your own is known to the program that registers it.)"
+        own = (
+            " (One of your own is known to the program that registers it, and elsewhere by its "
+            "file: FEDSHOT_METHODS=my_method.py.)"
+        )
         hint = nearest(str(kind), valid) + (own if place == "method" else "")
         raise ConfigError(f"{place}.name is {kind!r}. {hint}")
     return kind

@@ -18,6 +18,7 @@ from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.jobs import Event
 from fedshot.recipes.measuring import measure
 from fedshot.recipes.overview import overview, overview_json, overview_text
+from fedshot.recipes.own_rows import load
 from fedshot.recipes.results import Results
 from fedshot.setting import Arrangement
 
@@ -30,7 +31,7 @@ def reproduce(options: argparse.Namespace) -> int:
         return _list(options)
     if options.name == "results":
         return _results(options)
-    recipe = Recipe.load(options.name)
+    recipe = load(options.name, options.results)
     options.budget = options.budget or _budget(recipe, options)
     if recipe.kind == "picture":
         return _picture(recipe, options)
@@ -119,7 +120,7 @@ def _tell(event: Event) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     """List the recipes: data, methods, and the time they will take."""
-    recipes = [Recipe.load(name) for name in names()]
+    recipes = [load(name, options.results) for name in names()]
     options.budget = options.budget or "small"
     _request(recipes[0], options)  # refuses numbers that cannot be
     if options.measure:
@@ -153,7 +154,8 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
 def _results(options: argparse.Namespace) -> int:
     """Write the page of everything that is finished, and draw its figures beside the files."""
     every = Results(options.results).every()
-    text = page.markdown(every)
+    recipes = {name: load(name, options.results) for name in names()}
+    text = page.markdown(every, recipes)
     if options.to is None:
         say(text)
         return 0
@@ -161,8 +163,8 @@ def _results(options: argparse.Namespace) -> int:
     storage.write_bytes(options.to, text.encode(), sync=False)
     tell(f"wrote {options.to}")
     for name, variant in sorted({(result.recipe, result.variant) for result in every}):
-        if name in names() and variant.partition("-")[0] in Recipe.load(name).budgets:
-            drawn = figures.write(options.results, Recipe.load(name), variant)
+        if name in recipes and variant.partition("-")[0] in recipes[name].budgets:
+            drawn = figures.write(options.results, recipes[name], variant)
             if drawn:
                 tell(f"wrote {drawn}")
     return 0

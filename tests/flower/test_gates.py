@@ -7,6 +7,7 @@ import ssl
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,3 +206,30 @@ def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None
     assert "another deal than the server's" in reply.head["refused"]
     head["setup"] = setup.to_json() | {"fedshot": "0.0.0"}
     assert "the server runs fedshot 0.0.0" in worker.answer(Letter(head)).head["refused"]
+
+
+def test_a_node_with_another_file_of_a_method_is_named(ground: Ground, tmp_path: Path) -> None:
+    """A method that is not the package's is the same at both, by the hash of its file."""
+    from fedshot.deploy.flower.codec import LIMITS
+    from fedshot.deploy.flower.letters import Letter
+    from fedshot.deploy.flower.setup import Setup
+    from fedshot.deploy.flower.shards import read_shards
+    from fedshot.deploy.flower.worker import Worker
+
+    from .ground import setting
+
+    worker = Worker("n", read_shards(ground.folder / "node-0" / "data"), tmp_path, limits=LIMITS)
+
+    def refused(setup: dict[str, Any]) -> str:
+        head = {"setup": setup, "life": 1, "base": [-1, ""], "orders": [], "hello": True}
+        return str(worker.answer(Letter(head)).head.get("refused", ""))
+
+    setup = Setup.of("0" * 32, setting({"method": {"name": "quilt"}})).to_json()
+    assert setup["own"].startswith("quilt.py ")
+    assert not refused(setup)
+    assert "'quilt' is other.py 00 at the server, and quilt.py" in refused(
+        setup | {"own": "other.py 00"}
+    )
+    unknown = setup | {"settings": setup["settings"].replace("quilt", "mine"), "own": "mine.py 00"}
+    assert "'mine' is mine.py 00 at the server, and not known at this node" in refused(unknown)
+    assert "does not say whose the method is" in refused(setup | {"own": None})

@@ -37,6 +37,7 @@ EXPECTED = {
     *(f"frl-{n}" for n in ("e1", "e1-ways", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),
 }
+EVERY = {name: Recipe.load(name) for name in names()}
 ELSEWHERE = {"frl-c1", "frl-c2", "fedfsl-fig8", "fedfsl-k-exclusive"}
 """Recipes that also hold numbers which the paper prints in another table."""
 SMALL: dict[str, Any] = {
@@ -296,7 +297,8 @@ def test_an_episode_that_cannot_be_formed_is_an_obstacle_and_so_is_a_method_to_c
     assert nothing is None
     assert seen is not None
     assert seen["clients"] == [4, 4]
-    none_yet = Obstacle("no method", "there is no method 'xyz' yet")
+    words = "there is no method 'xyz'; one of your own is known by its file, "
+    none_yet = Obstacle("no method", f"{words}FEDSHOT_METHODS=my_method.py")
     assert look(cells["new/one"], None) == (none_yet, None)
 
 
@@ -534,7 +536,7 @@ def test_results_of_no_cell_are_named_on_the_page_and_stale_ones_are_not_shown(
     path = results.add(cells[1], "small", None, 0, facts()).path
     assert path is not None
     path.write_text(path.read_text(encoding="utf-8").replace('"rounds": 6', '"rounds": 5'))
-    text = page.markdown(results.every())
+    text = page.markdown(results.every(), EVERY)
     assert text.count("| Local |") == 1
     assert "- t/small: there is no such recipe or budget" in text
     assert "- digits/small, local/iid-5: out of date, run.rounds was 5, is 6" in text
@@ -557,11 +559,11 @@ def test_code_whose_state_git_cannot_tell_counts_as_changed(
 ) -> None:
     answers = {"rev-parse": "0123456789abcdef", "status": None}
     monkeypatch.setattr(provenance, "_git", lambda _, *words: answers[words[0]])
-    provenance.revision.cache_clear()
+    provenance._commit.cache_clear()
     try:
         assert provenance.revision() in ("0123456789ab+", f"version {fedshot.__version__}")
     finally:
-        provenance.revision.cache_clear()
+        provenance._commit.cache_clear()
 
 
 def test_who_trained_a_run_is_kept_with_it(tmp_path: Path) -> None:
@@ -589,7 +591,7 @@ def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_p
 @pytest.mark.slow  # its time grows with the results
 def test_the_page_of_results_is_made_of_the_files_of_results() -> None:
     root = Path(__file__).parents[2]
-    made = page.markdown(Results(root / "results").every())
+    made = page.markdown(Results(root / "results").every(), EVERY)
     assert (root / "docs" / "results.md").read_text(encoding="utf-8") == made, (
         "docs/results.md is not what `fedshot reproduce results --to docs/results.md` writes"
     )

@@ -48,6 +48,41 @@ def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
     assert "known to the program that registers it" in alone.stderr
 
 
+@pytest.mark.slow
+def test_its_file_trains_it_in_a_table(tmp_path: Path) -> None:
+    """By processes of their own, which load it from there; the page tells which file it was."""
+    rows = tmp_path / "results" / "digits" / "rows.yaml"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("mine: {settings: {method: {name: fl_proto_momentum}}}\n", encoding="utf-8")
+    reproduce = ("reproduce", "digits", "--seeds", "1", "--cells", "mine/iid-1")
+    done = subprocess.run(
+        [sys.executable, FILE, *reproduce], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"mine +IID, 1-shot +- +\d+\.\d+ ±", done.stdout)
+    page = [sys.executable, FILE, "reproduce", "results"]
+    text = subprocess.run(page, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "`FEDSHOT_METHODS=fl_proto_momentum.py fedshot reproduce digits" in text
+    assert re.search(r"fl_proto_momentum\.py [0-9a-f]{12} on ", text)
+    alone = subprocess.run(
+        [sys.executable, "-m", "fedshot.cli", *reproduce, "--plan"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "no method" in alone.stdout
+
+
+@pytest.mark.slow
+def test_its_file_trains_it_on_nodes(tmp_path: Path) -> None:
+    """Which load it themselves: the bits of a run without nodes."""
+    pytest.importorskip("flwr")
+    short = [*RUN.split()[3:], *SHORT, "--partition.clients", "4", "--quiet"]
+    for words in (["run", "--name", "here"], ["flower", "up", "--nodes", "2", "--name", "there"]):
+        subprocess.run(
+            [sys.executable, FILE, *words, *short], cwd=tmp_path, timeout=110, check=True
+        )
+    here, there = (tmp_path / "runs" / name / "result.json" for name in ("here", "there"))
+    assert here.read_bytes() == there.read_bytes()
+
+
 def test_the_page_quotes_the_file() -> None:
     page, code = PAGE.read_text(encoding="utf-8"), letters(FILE.read_text(encoding="utf-8"))
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

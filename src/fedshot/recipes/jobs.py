@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from fedshot import own
 from fedshot.machine import cores
 
 _ENDS = ("done", "refused", "failed")
@@ -43,6 +45,12 @@ class Job:
     keep_looks: bool = False
 
     @property
+    def method(self) -> str:
+        """The name of its method."""
+        chosen = self.settings["method"]
+        return str(chosen["name"] if isinstance(chosen, dict) else chosen)
+
+    @property
     def threads(self) -> int:
         """The cores it keeps busy."""
         return int(self.settings["run"]["threads"])
@@ -50,8 +58,8 @@ class Job:
     def order(self) -> str:
         """Return the line that tells a worker what to do."""
         order = {
-            "do": self.do, "settings": self.settings, "folder": str(self.folder),
-            "data_dir": self.data_dir, "keep_looks": self.keep_looks,
+            "do": self.do, "method": self.method, "settings": self.settings,
+            "folder": str(self.folder), "data_dir": self.data_dir, "keep_looks": self.keep_looks,
         }  # fmt: skip
         if self.lead is not None:
             settings, folder, key = self.lead
@@ -146,6 +154,7 @@ class Jobs:
             stderr=errors,
             text=True,
             start_new_session=True,  # Ctrl-C is for the parent, which ends the workers
+            env=os.environ | own.for_children(job.method),
         )
         assert process.stdin is not None
         process.stdin.write(job.order() + "\n")

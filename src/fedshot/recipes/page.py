@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fedshot import own
 from fedshot import settings as trees
 from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
 from fedshot.recipes.learning import shown
 from fedshot.recipes.plan import marks
-from fedshot.recipes.recipe import Cell, Recipe, names
+from fedshot.recipes.recipe import Cell, Recipe
 from fedshot.recipes.results import Result, mean, outdated
 from fedshot.recipes.tables import Marks, difference, ours, published, unfair
 from fedshot.reports.words import count, megabytes, printable, seconds
@@ -32,14 +33,14 @@ code (the commits stand below it) on the same kind of machine.
 """
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """Return the page; what belongs to no cell of today's recipes is named at its end."""
+def markdown(results: Sequence[Result], recipes: Mapping[str, Recipe]) -> str:
+    """Return the page; what belongs to no cell of the recipes is named at its end."""
     parts, left = [_HEAD], []
     for (name, variant), group in itertools.groupby(sorted(results, key=_place), _place):
-        states, others = _current(name, variant, list(group))
+        states, others = _current(name, variant, list(group), recipes.get(name))
         left += others
         if states:
-            parts.append(_section(Recipe.load(name), variant, states))
+            parts.append(_section(recipes[name], variant, states))
     if len(parts) == 1:
         parts.append("Nothing is finished yet.\n")
     if left:
@@ -51,14 +52,16 @@ def _place(result: Result) -> tuple[str, str]:
     return result.recipe, result.variant
 
 
-def _current(name: str, variant: str, results: list[Result]) -> tuple[list[State], list[str]]:
+def _current(
+    name: str, variant: str, results: list[Result], recipe: Recipe | None
+) -> tuple[list[State], list[str]]:
     """Return the states of results that fit today's recipe, and why the others do not."""
     budget = variant.partition("-")[0]
-    if name not in names() or budget not in Recipe.load(name).budgets:
+    if recipe is None or budget not in recipe.budgets:
         return [], [f"{name}/{variant}: there is no such recipe or budget"]
     held = {r.key: r for r in results}
     states, left = [], []
-    for cell in Recipe.load(name).cells(budget):
+    for cell in recipe.cells(budget):
         result = held.pop(cell.key, None)
         if result is None:
             continue
@@ -178,7 +181,7 @@ def _validation(result: Result) -> str:
 def _command(recipe: Recipe, states: Sequence[State]) -> str:
     """Return one command for all lines, naming the cells unless they are all there are."""
     results = [state.result for state in states if state.result]
-    words = ["fedshot", "reproduce", recipe.name]
+    words = [*own.program(*(r.method for r in results)), "reproduce", recipe.name]
     budget, _, trials = results[0].variant.partition("-tune")
     every: list[Cell] = recipe.cells(budget)
     if len(states) < len(every):

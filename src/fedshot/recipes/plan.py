@@ -15,6 +15,7 @@ from fedshot.data import find_data_dir
 from fedshot.data.checks import published_size
 from fedshot.errors import ConfigError, DataError
 from fedshot.methods import METHODS
+from fedshot.own import FILES
 from fedshot.recipes.provenance import kind
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import Result
@@ -38,7 +39,8 @@ def look(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, A
     The data are loaded and dealt as training with seed 0 would, so it takes as long as that.
     """
     if cell.row.method not in METHODS:
-        return Obstacle("no method", f"there is no method {cell.row.method!r} yet"), None
+        reason = f"there is no method {cell.row.method!r}; one of your own is known by its file, "
+        return Obstacle("no method", f"{reason}{FILES}=my_method.py"), None
     try:
         config = Config.of(cell.settings())
         config.data.load(find_data_dir(data_dir))
@@ -85,6 +87,8 @@ def marks(
     """
     departs = (*cell.recipe.departs, *cell.row.departs)
     found = [*not_honest(cell.settings()), *departs, *budget_marks(cell)]
+    if cell.row.own:
+        found.insert(0, "a row that was added to the recipe")
     if result is None:
         return found + (data_marks([seen]) if seen else [])
     every = list(result.seeds.values())

@@ -9,11 +9,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedshot import __version__, recorder, storage
+from fedshot import __version__, own, recorder, storage
+
+
+def revision(method: str = "") -> str:
+    """Return the commit of the code; before it the file of a method of one's own, and its hash."""
+    name, _, digest = own.fingerprint(method).partition(" ")
+    return f"{name} {digest[:12]} on {_commit()}" if name else _commit()
 
 
 @cache
-def revision() -> str:
+def _commit() -> str:
     """Return the commit of the code, "+" behind it when files differ from it, else the version."""
     folder = Path(__file__).resolve().parents[3]
     if not (folder / ".git").exists():

@@ -8,6 +8,7 @@ test episodes and communication rounds, because there is no place where they cou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -53,6 +54,7 @@ class Row:
         trained_as: key of the row whose training is this one's, too: they differ at the test alone.
         trained_in: for columns of which this row's training is that of another column: that one.
         at: the values that it stands for in the panels of a sweep, by the name of a panel.
+        own: whether it was added to the recipe.
     """
 
     key: str
@@ -66,6 +68,7 @@ class Row:
     trained_as: str | None = None
     trained_in: Mapping[str, str] = field(default_factory=dict)
     at: Mapping[str, float] = field(default_factory=dict)
+    own: bool = False
 
     @property
     def method(self) -> str:
@@ -268,7 +271,7 @@ def read(name: str, tree: Any) -> Recipe:
         open=tree.get("open") or {},
         settings=tree["settings"],
         columns=columns,
-        rows={key: _row(name, key, one, len(columns))
+        rows={key: row_of(name, key, one, len(columns))
               for key, one in (tree.get("rows") or {}).items()},
         tune=tree.get("tune") or {},
         budgets={key: Budget(key, one["exchanges"], one.get("settings") or {})
@@ -276,6 +279,13 @@ def read(name: str, tree: Any) -> Recipe:
         axis=tree.get("axis", ""),
         departs=tuple(tree.get("departs") or ()),
     )  # fmt: skip
+    check(recipe)
+    return recipe
+
+
+def check(recipe: Recipe) -> None:
+    """Raise ConfigError for a recipe whose parts do not belong together."""
+    name, kind, columns = recipe.name, recipe.kind, recipe.columns
     if kind != "picture" and not (
         recipe.rows and columns and {"paper", "small"} <= recipe.budgets.keys()
     ):
@@ -303,29 +313,47 @@ def read(name: str, tree: Any) -> Recipe:
                 "expected an axis and a number, or several. YAML reads 1e-5 as a word: write "
                 "0.00001."
             )
-    return recipe
 
 
 def _column(key: str, tree: Mapping[str, Any]) -> Column:
     return Column(key, tree["label"], tree.get("settings") or {}, tree.get("x"))
 
 
-def _row(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
-    own = tree.get("settings") or {}
-    for place, _ in trees.flat(own):
+def row_of(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
+    """Return a row of a recipe with n columns. Raises ConfigError for one that is unfair."""
+    own, tune = tree.get("settings") or {}, tree.get("tune") or {}
+    for place in (*(place for place, _ in trees.flat(own)), *tune):
         if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
             raise ConfigError(
                 f"recipe {name}, row {key} sets {place}; a row may set {', '.join(ROW_MAY_SET)} "
                 "alone, so that all methods of a column get the same."
             )
-    published, spread = tree["published"], tree.get("spread") or [None] * n
+    for place, space in tune.items():
+        check_space(f"recipe {name}, row {key}: the search space of {place}", space)
+    published, spread = tree.get("published") or [None] * n, tree.get("spread") or [None] * n
     if len(published) != n or len(spread) != n:
         raise ConfigError(f"recipe {name}, row {key} has {len(published)} numbers, {n} columns.")
     return Row(
         key, tree["label"], own, tuple(published), tuple(spread), tree.get("exchanges", 1),
-        tree.get("tune") or {}, tuple(tree.get("departs") or ()), tree.get("trained_as"),
+        tune, tuple(tree.get("departs") or ()), tree.get("trained_as"),
         tree.get("trained_in") or {}, tree.get("at") or {},
     )  # fmt: skip
+
+
+def check_space(what: str, space: Any) -> None:
+    """Raise ConfigError unless a search space is one."""
+    one = isinstance(space, dict) and len(space) == 1
+    kind, values = next(iter(space.items())) if one else ("", None)
+    good = isinstance(values, list) and len(values) > 0
+    if good and kind != "choice":
+        good = kind in ("log", "linear") and len(values) == 2
+        good = good and all(isinstance(x, int | float) for x in values)
+        good = good and (0 if kind == "log" else -math.inf) < values[0] <= values[1]
+    if not good:
+        raise ConfigError(
+            f"{what} is {space!r:.60}; expected {{log: [0.001, 0.1]}}, {{linear: [0, 1]}} or "
+            "{choice: [1, 5, 10]}. (YAML reads 1e-3 as a word: write 0.001.)"
+        )
 
 
 def _folder() -> Any:

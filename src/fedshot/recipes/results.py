@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedshot import storage
+from fedshot import own, storage
 from fedshot.config import Config
 from fedshot.data.locks import locked
 from fedshot.errors import CheckpointError
@@ -76,7 +76,7 @@ class Result:
     def command(self) -> str:
         """Return the command that makes the same numbers again."""
         budget, _, tuned = self.variant.partition("-tune")
-        words = [f"fedshot reproduce {self.recipe} --cells '{self.key}'"]
+        words = [*own.program(self.method), f"reproduce {self.recipe} --cells '{self.key}'"]
         words += [f"--budget {budget}", f"--seeds {max(self.seeds) + 1}"]
         return " ".join(words + ([f"--tune {tuned}"] if tuned else []))
 

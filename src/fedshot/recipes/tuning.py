@@ -123,6 +123,4 @@ def _draw(space: Mapping[str, Any], key: Key) -> Any:
     low, high = values
     if kind == "log":
         return float(f"{math.exp(math.log(low) + u * (math.log(high) - math.log(low))):.3g}")
-    if kind == "linear":
-        return float(f"{low + u * (high - low):.3g}")
-    raise ConfigError(f"a search space is {kind!r}; expected log, linear or choice.")
+    return float(f"{low + u * (high - low):.3g}")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from fedshot import own
 from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.errors import FedshotError
@@ -36,10 +37,11 @@ def main() -> int:
     global _events  # noqa: PLW0603  (stdout is for events alone, whatever a library prints)
     _events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    here = {"commit": provenance.revision(), "machine": provenance.machine()}  # of this code
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
+        own.load()
+        here = {"commit": provenance.revision(order["method"]), "machine": provenance.machine()}
         done = _DEEDS[order["do"]](_opened(order), here, order)
     except FedshotError as error:
         _say("refused", {"reason": str(error), "error": type(error).__name__})

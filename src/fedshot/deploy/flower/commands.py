@@ -17,6 +17,7 @@ from fedshot.config import Config
 from fedshot.deploy.flower import require_flower
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import exists
+from fedshot.own import for_children
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
 from fedshot.trackers import check
@@ -94,7 +95,8 @@ def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: P
         else:
             own = folder / "flower"
             local.prepare(own, setting, place.nodes, begun=exists(folder))
-            home, children = stack.enter_context(local.federation(own, place.nodes, said))
+            env = for_children(setting.config.settings["method"]["name"])
+            home, children = stack.enter_context(local.federation(own, place.nodes, said, env=env))
             watch = children.check
         experiment = stack.enter_context(
             opened(setting, folder, place, home, said, wait=options.wait, watch=watch)

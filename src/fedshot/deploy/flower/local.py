@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,11 +98,16 @@ def node_words(folder: Path, i: int, address: str) -> list[str]:
 
 @contextmanager
 def federation(
-    folder: Path, nodes: int, said: Callable[[str], None], limits: Limits = LIMITS
+    folder: Path,
+    nodes: int,
+    said: Callable[[str], None],
+    limits: Limits = LIMITS,
+    env: Mapping[str, str] = {},
 ) -> Iterator[tuple[Home, Children]]:
     """Start a server and nodes in a folder that was prepared, and take them down again.
 
-    Logs are in logs/ below the folder. Raises StartError when one of them does not come up.
+    `env` is what the environment of the nodes adds. Logs are in logs/ below the folder. Raises
+    StartError when one of them does not come up.
     """
     home = Home(folder / "server")
     with Children() as children:
@@ -111,7 +116,7 @@ def federation(
         address = joined("127.0.0.1", port)
         for i in range(nodes):
             log = folder / "logs" / f"node-{i}.log"
-            children.start(f"node-{i}", node_words(folder, i, address), log)
+            children.start(f"node-{i}", node_words(folder, i, address), log, env)
         said(f"a server and {nodes} nodes on {address}; logs in {folder / 'logs'}")
         yield home, children
 

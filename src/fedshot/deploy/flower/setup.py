@@ -22,6 +22,7 @@ from fedshot.deploy.flower.shards import Holdings, notes_of
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.kinds import is_text
+from fedshot.own import FILES, fingerprint
 from fedshot.protocol import Method
 from fedshot.setting import Setting
 
@@ -39,6 +40,7 @@ class Setup:
         classes: numbers of the base classes.
         clients: how many clients there are on all nodes.
         data: what the clients' files must agree on.
+        own: the file of a method that is not the package's, and its hash; "" for one that is.
     """
 
     run: str
@@ -46,6 +48,7 @@ class Setup:
     classes: tuple[int, ...]
     clients: int
     data: dict[str, Any]
+    own: str = ""
 
     @classmethod
     def of(cls, run: str, setting: Setting) -> Setup:
@@ -55,7 +58,8 @@ class Setup:
             data = setting.notes
         else:
             data = notes_of(setting.dataset, setting.deal.train)
-        return cls(run, text, setting.base_classes, len(setting.deal.train), data)
+        own = fingerprint(setting.config.settings["method"]["name"])
+        return cls(run, text, setting.base_classes, len(setting.deal.train), data, own)
 
     def to_json(self) -> dict[str, Any]:
         """Return the setup as JSON-able values."""
@@ -66,6 +70,7 @@ class Setup:
             "classes": list(self.classes),
             "clients": self.clients,
             "data": self.data,
+            "own": self.own,
         }
 
     @classmethod
@@ -91,7 +96,10 @@ class Setup:
             raise CodecError("the number of clients is no whole number above 0")
         if not isinstance(data, dict):
             raise CodecError("the setup does not say which data it is for")
-        return cls(run, text, tuple(classes), clients, data)
+        own = found.get("own")
+        if not isinstance(own, str):
+            raise CodecError("the setup does not say whose the method is")
+        return cls(run, text, tuple(classes), clients, data, own)
 
     def key(self) -> str:
         """Return a text that two setups share when nodes may take them for the same."""
@@ -102,7 +110,19 @@ class Setup:
         settings = trees.parse(self.settings, is_text, origin="the server's configuration")
         if not isinstance(settings, dict):
             raise ConfigError("the server's configuration holds no keys and values.")
+        self._check_own(settings.get("method"))
         return Config.of(settings)
+
+    def _check_own(self, chosen: Any) -> None:
+        """Raise ConfigError where the server has another file of a method than this node."""
+        name = str(chosen.get("name") if isinstance(chosen, dict) else chosen)
+        held = fingerprint(name)
+        if self.own.rpartition(" ")[2] != held.rpartition(" ")[2]:
+            raise ConfigError(
+                f"method {name[:100]!r} is {self.own[:100] or 'of fedshot itself'} at the server, "
+                f"and {held or 'not known'} at this node. Bring the server's file here, and start "
+                f"the node with {FILES}=FILE in its environment."
+            )
 
     def check(self, holdings: Holdings) -> None:
         """Raise ConfigError unless the node's data are of the kind that the run is about."""
