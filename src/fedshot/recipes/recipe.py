@@ -343,17 +343,21 @@ def row_of(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
 def check_space(what: str, space: Any) -> None:
     """Raise ConfigError unless a search space is one."""
     one = isinstance(space, dict) and len(space) == 1
-    kind, values = next(iter(space.items())) if one else ("", None)
-    good = isinstance(values, list) and len(values) > 0
-    if good and kind != "choice":
-        good = kind in ("log", "linear") and len(values) == 2
-        good = good and all(isinstance(x, int | float) for x in values)
-        good = good and (0 if kind == "log" else -math.inf) < values[0] <= values[1]
-    if not good:
+    if not one or not _is_space(*next(iter(space.items()))):
         raise ConfigError(
             f"{what} is {space!r:.60}; expected {{log: [0.001, 0.1]}}, {{linear: [0, 1]}} or "
             "{choice: [1, 5, 10]}. (YAML reads 1e-3 as a word: write 0.001.)"
         )
+
+
+def _is_space(kind: Any, values: Any) -> bool:
+    if kind == "choice" or not isinstance(values, list):
+        return isinstance(values, list) and bool(values)
+    if len(values) != 2 or not all(isinstance(x, int | float) for x in values):
+        return False
+    return (
+        kind in ("log", "linear") and (0 if kind == "log" else -math.inf) < values[0] <= values[1]
+    )
 
 
 def _folder() -> Any:
