@@ -216,6 +216,29 @@ def test_bf16_rounds_gradients_and_leaves_float32_everywhere_else(backbone: Any)
     assert torch.cosine_similarity(*found, dim=0) > 0.9
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("norm", ["batch", "given", "capture"])
+@pytest.mark.parametrize("backbone", [Conv4(8), Conv4(16), ResNet12((8, 8, 8, 8), dropblock=0.0)])
+def test_bf16_takes_statistics_in_float32(backbone: Any, norm: Any, stacked: bool) -> None:
+    """Whatever batch norm goes by, whether kernels fit the shape or not."""
+    x, found = images(12, 32, 32, 3), []
+    for bf16 in (False, True):
+        model = Model(backbone, None, (32, 32, 3), bf16=bf16)
+        params, stats = model.init(Key(0))
+
+        def passed(w: Any, model: Model = model, stats: Any = stats) -> Any:
+            return model.features(w, {} if norm == "capture" else stats, x, Mode(norm=norm))
+
+        if stacked:
+            h, after = torch.func.vmap(passed)(tree.stack([params, params]))
+        else:
+            h, after = passed(params)
+        assert {leaf.dtype for leaf in tree.leaves((h, after))} == {torch.float32}
+        found.append((h, after))
+    for exact, rounded in zip(*map(tree.leaves, found), strict=True):
+        torch.testing.assert_close(exact, rounded, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("shape", [(2, 9, 8, 1), (2, 8, 8, 3), (2, 1, 8, 8)])
 def test_images_of_another_shape_are_refused_naming_both(shape: tuple[int, ...]) -> None:
     model = Model(Conv4(4), None, (8, 8, 1))

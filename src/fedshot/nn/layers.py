@@ -138,8 +138,8 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
     # torch writes the buffers in place: it gets fresh ones, the caller's stay as they are.
     shape = x.shape[1:2]
-    mean = s["mean"].detach().clone() if s else x.new_zeros(shape)
-    var = s["var"].detach().clone() if s else x.new_ones(shape)
+    mean = s["mean"].detach().clone() if s else p["weight"].new_zeros(shape)
+    var = s["var"].detach().clone() if s else p["weight"].new_ones(shape)
     momentum = 1.0 if mode.norm == "capture" else mode.momentum
     y = F.batch_norm(x, mean, var, p["weight"], p["bias"], True, momentum, EPS)
     if mode.norm == "capture":
@@ -155,7 +155,8 @@ def _batch_norm_stacked(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor
     if mode.norm == "batch" and not s:
         return y, s
     axes, n = [i for i in range(x.ndim) if i != 1], x.numel() // x.shape[1]
-    mean, var = x.detach().mean(axes), x.detach().var(axes, unbiased=False)
+    x = x.detach().to(p["weight"].dtype)
+    mean, var = x.mean(axes), x.var(axes, unbiased=False)
     if mode.norm == "capture":
         return y, {"mean": mean, "var": var}
     keep = 1.0 - mode.momentum
