@@ -13,12 +13,11 @@ from fedshot.data import find_data_dir
 from fedshot.errors import DataError
 from fedshot.methods import METHODS
 from fedshot.printing import say, tell
-from fedshot.recipes import Recipe, figures, names, page, tables, timing
+from fedshot.recipes import Recipe, figures, load, names, page, tables, timing
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.jobs import Event
 from fedshot.recipes.measuring import measure
 from fedshot.recipes.overview import overview, overview_json, overview_text
-from fedshot.recipes.own_rows import load
 from fedshot.recipes.results import Results
 from fedshot.setting import Arrangement
 
@@ -52,23 +51,25 @@ def reproduce(options: argparse.Namespace) -> int:
 
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
     """Return the budget where none is asked for: one on other data if the recipe's are not here."""
+    usual = recipe.usual
     others = [b for b in recipe.budgets.values() if "name" in b.settings.get("data", {})]
+    others = [b for b in others if b.name != usual]
     if not others:
-        return "small"
+        return usual
     stand_in, folder = others[0], find_data_dir(data_dir(options))
     try:
-        Config.of(recipe.cells("small")[0].settings()).data.load(folder)
+        Config.of(recipe.cells(usual)[0].settings()).data.load(folder)
     except DataError as error:
         other = Config.of(recipe.cells(stand_in.name)[0].settings()).settings["data"]["name"]
         tell(f"{error}\nWithout it, {other} takes its place (--budget {stand_in.name}).")
         return stand_in.name
-    return "small"
+    return usual
 
 
 def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
     return Request(
         recipe,
-        options.budget,
+        options.budget or recipe.usual,
         tuple(options.cells),
         options.seeds,
         options.tune,
@@ -120,13 +121,14 @@ def _tell(event: Event) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     """List the recipes: data, methods, and the time they will take."""
-    recipes = [load(name, options.results) for name in names()]
-    options.budget = options.budget or "small"
+    recipes = [load(name, options.results) for name in names(options.results)]
     _request(recipes[0], options)  # refuses numbers that cannot be
     if options.measure:
         _measure(recipes, options)
-    lines = [overview(recipe, options.budget, options.seeds, data_dir(options), options.jobs)
-             for recipe in recipes]  # fmt: skip
+    lines = []
+    for recipe in recipes:
+        budget = options.budget or recipe.usual
+        lines.append(overview(recipe, budget, options.seeds, data_dir(options), options.jobs))
     say(overview_json(lines) if options.json else overview_text(lines, options))
     return 0
 
@@ -137,7 +139,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
     cells = [
         cell
         for recipe in recipes
-        for cell in (recipe.cells(options.budget) if recipe.rows else [])
+        for cell in (recipe.cells(options.budget or recipe.usual) if recipe.rows else [])
         if cell.row.method in METHODS
     ]
     wanted = timing.unknown(cells, folder)
@@ -154,7 +156,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
 def _results(options: argparse.Namespace) -> int:
     """Write the page of everything that is finished, and draw its figures beside the files."""
     every = Results(options.results).every()
-    recipes = {name: load(name, options.results) for name in names()}
+    recipes = {name: load(name, options.results) for name in names(options.results)}
     text = page.markdown(every, recipes)
     if options.to is None:
         say(text)

@@ -9,13 +9,14 @@ import pytest
 
 from fedshot.methods import FRL, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal
 from fedshot.nn import Optimizer
-from fedshot.recipes.recipe import Recipe, Row, names
+from fedshot.recipes import load, names
+from fedshot.recipes.recipe import Row
 from oracles.frl import CLASSES, FLAT, SPEC, Run
 
 METHODS: dict[str, Any] = {
     cls.name: cls for cls in (FRL, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal)
 }
-RECIPES = [Recipe.load(name) for name in names() if name.startswith("frl-")]
+RECIPES = [load(name) for name in names() if name.startswith("frl-")]
 
 
 def options(row: Row) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_the_rows_against_personalization_sit_the_test_of_the_first_tables(
     first: str, second: str
 ) -> None:
     one, two = (
-        {cell.key: cell.settings() for cell in Recipe.load(name).cells("paper")}
+        {cell.key: cell.settings() for cell in load(name).cells("paper")}
         for name in (first, second)
     )
     both = [key for key in two if key in one]

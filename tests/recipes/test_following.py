@@ -12,11 +12,11 @@ import pytest
 
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.locks import only_one
-from fedshot.recipes import timing, worker
+from fedshot.recipes import load, read, timing, worker
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.jobs import Job, Jobs
 from fedshot.recipes.plan import marks
-from fedshot.recipes.recipe import Column, Recipe, read
+from fedshot.recipes.recipe import Column, Recipe
 from fedshot.recipes.results import Results, kept
 
 from .test_recipes import changed
@@ -147,7 +147,7 @@ def test_a_column_of_a_method_that_learns_from_hands_is_trained(
 
 
 def test_a_follower_in_a_column_that_follows_has_the_first_ones_training() -> None:
-    made = Recipe.load("frl-e1")
+    made = load("frl-e1")
     leads = {cell.key: cell.lead and cell.lead.key for cell in made.cells("small")}
     assert leads["finetune/cifar-iid"] is None
     for key in ("finetune/cifar-noniid", "one-shot/cifar-iid", "one-shot/cifar-noniid"):

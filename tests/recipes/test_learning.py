@@ -10,9 +10,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshot.recipes import figures, learning, page
+from fedshot.recipes import figures, learning, page, read
 from fedshot.recipes.bench import State
-from fedshot.recipes.recipe import Recipe, read
+from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
 
 from .test_recipes import SMALL, facts

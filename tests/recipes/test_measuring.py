@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fedshot import settings as trees
-from fedshot.recipes import timing
+from fedshot.recipes import read, timing
 from fedshot.recipes.measuring import measure
 from fedshot.recipes.overview import overview, overview_text
-from fedshot.recipes.recipe import Cell, read
+from fedshot.recipes.recipe import Cell
 
 from .test_recipes import SMALL
 

@@ -11,9 +11,9 @@ import pytest
 from fedshot.config import Config
 from fedshot.errors import ConfigError
 from fedshot.experiment import Experiment
-from fedshot.recipes import figures, page, timing, tuning, worker
+from fedshot.recipes import figures, page, read, timing, tuning, worker
 from fedshot.recipes.bench import Bench, Request, State
-from fedshot.recipes.recipe import Recipe, read
+from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
 from fedshot.setting import Setting
 

@@ -11,7 +11,7 @@ from fedshot.config import Config
 from fedshot.data import Dataset, Deal
 from fedshot.errors import DataError
 from fedshot.keys import Key
-from fedshot.recipes import Recipe, names
+from fedshot.recipes import load, names
 from fedshot.recipes.tuning import trials
 
 EVERY = [name for name in names() if name.startswith("pfedfsl-")]
@@ -19,7 +19,7 @@ REALISTIC = {"clients": 30, "clusters": 5, "way": 5, "shot": 5, "alpha": 1.0, "n
 
 
 def partitions(name: str) -> list[dict[str, Any]]:
-    recipe = Recipe.load(name)
+    recipe = load(name)
     return [cell.settings()["partition"] for cell in recipe.cells("paper")]
 
 
@@ -41,7 +41,7 @@ def test_parameters_ablation_and_convergence_are_of_the_realistic_setting(name: 
 
 
 def test_the_number_of_clients_steps_from_10_to_100_in_the_realistic_setting_of_mnist() -> None:
-    recipe = Recipe.load("pfedfsl-fig3")
+    recipe = load("pfedfsl-fig3")
     assert [column.x for column in recipe.columns.values()] == list(range(10, 101, 10))
     for cell in recipe.cells("paper"):
         settings = cell.settings()
@@ -50,7 +50,7 @@ def test_the_number_of_clients_steps_from_10_to_100_in_the_realistic_setting_of_
 
 
 def test_the_three_parameters_take_the_papers_values() -> None:
-    rows = Recipe.load("pfedfsl-fig2").rows.values()
+    rows = load("pfedfsl-fig2").rows.values()
     for axis, option, values in (
         ("m, models a client gets", "m", list(range(1, 11))),
         ("R, delay", "delay", list(range(0, 41, 5))),
@@ -61,7 +61,7 @@ def test_the_three_parameters_take_the_papers_values() -> None:
 
 
 def test_the_client_of_figure_5_has_the_papers_classes() -> None:
-    config = Config.of(Recipe.load("pfedfsl-fig5").settings)
+    config = Config.of(load("pfedfsl-fig5").settings)
     data = classes_of([6000] * 10)
     held = dealt(config, data)
     counts = np.bincount(data.y[held.train[6]], minlength=10)
@@ -70,7 +70,7 @@ def test_the_client_of_figure_5_has_the_papers_classes() -> None:
 
 @pytest.mark.parametrize("column", ["cifar100-n20-k20-path", "mini-n20-k20-path"])
 def test_the_widest_pathological_columns_can_be_dealt(column: str) -> None:
-    (cell,) = Recipe.load("pfedfsl-table1").cells("paper", [f"pfedfsl/{column}"])
+    (cell,) = load("pfedfsl-table1").cells("paper", [f"pfedfsl/{column}"])
     settings = cell.settings()
     data = classes_of([600] * 100)
     deal = dealt(Config.of(settings), data)
@@ -84,8 +84,8 @@ def test_no_other_column_shares_images_between_clients() -> None:
     shared = {
         (name, cell.column.key)
         for name in EVERY
-        if Recipe.load(name).kind != "picture"
-        for cell in Recipe.load(name).cells("paper")
+        if load(name).kind != "picture"
+        for cell in load(name).cells("paper")
         if cell.settings()["partition"].get("overlap")
     }
     assert shared == {("pfedfsl-table1", f"{of}-n20-k20-path") for of in ("cifar100", "mini")}
@@ -93,7 +93,7 @@ def test_no_other_column_shares_images_between_clients() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_reading_that_runs_is_told(name: str) -> None:
-    recipe = Recipe.load(name)
+    recipe = load(name)
     assert recipe.open["mode"].startswith("strict")
     modes = {key: row.settings["method"].get("mode", "strict") for key, row in recipe.rows.items()}
     literal = [key for key, mode in modes.items() if mode == "paper"]
@@ -102,7 +102,7 @@ def test_the_reading_that_runs_is_told(name: str) -> None:
 
 def test_tuning_moves_both_step_sizes_of_per_fedavg() -> None:
     for name in EVERY:
-        recipe = Recipe.load(name)
+        recipe = load(name)
         if "per-fedavg" in recipe.rows:
             for one in trials(recipe, recipe.rows["per-fedavg"], 3)[1:]:
                 assert one.keys() == {"method.optimizer.lr", "method.beta"}

@@ -11,7 +11,7 @@ import pytest
 
 from fedshot.config import Config
 from fedshot.experiment import Experiment, Setting
-from fedshot.recipes import Recipe
+from fedshot.recipes import load
 from fedshot.recipes.bench import State
 from fedshot.recipes.plane import plane, planes
 
@@ -69,7 +69,7 @@ def test_other_models_have_no_plane(tmp_path: Path, changes: dict[str, Any]) -> 
 def test_the_figure_names_the_method_its_accuracy_and_every_class(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     score = run.result().to_json()
-    recipe = Recipe.load("fedfsl-fig6")
+    recipe = load("fedfsl-fig6")
     first = {"test": score, **plane(run, score["per_episode"])}
     result = SimpleNamespace(first=first, seeds={0: first, 1: first}, score=score)
     cells = recipe.cells("small")

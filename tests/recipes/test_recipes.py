@@ -16,10 +16,9 @@ from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import Experiment, Setting
 from fedshot.methods import METHODS
-from fedshot.recipes import Recipe, names, page, provenance, tables, timing, tuning
+from fedshot.recipes import load, names, page, provenance, read, tables, timing, tuning
 from fedshot.recipes.bench import Bench, Request, State
 from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
-from fedshot.recipes.recipe import read
 from fedshot.recipes.results import Results, score_of
 
 from .published_tables import SPREADS, TABLES
@@ -37,7 +36,7 @@ EXPECTED = {
     *(f"frl-{n}" for n in ("e1", "e1-ways", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),
 }
-EVERY = {name: Recipe.load(name) for name in names()}
+EVERY = {name: load(name) for name in names()}
 ELSEWHERE = {"frl-c1", "frl-c2", "fedfsl-fig8", "fedfsl-k-exclusive"}
 """Recipes that also hold numbers which the paper prints in another table."""
 SMALL: dict[str, Any] = {
@@ -120,7 +119,7 @@ def test_every_table_and_figure_has_a_recipe() -> None:
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_a_recipe_reads_and_its_cells_are_configurations(name: str, every: bool) -> None:
     """Every cell; or, as rows, columns and budgets are layers, each of them at least once."""
-    recipe = Recipe.load(name)
+    recipe = load(name)
     if recipe.kind == "picture":
         assert Config.of(recipe.settings)
         return
@@ -138,7 +137,7 @@ def test_a_recipe_reads_and_its_cells_are_configurations(name: str, every: bool)
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_every_row_of_a_table_gets_the_same_budget_of_communication(name: str) -> None:
-    recipe = Recipe.load(name)
+    recipe = load(name)
     for budget in recipe.budgets.values():
         for row in recipe.rows.values():
             assert budget.exchanges >= row.exchanges
@@ -146,7 +145,7 @@ def test_every_row_of_a_table_gets_the_same_budget_of_communication(name: str) -
 
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_published_numbers_agree_with_a_second_transcription(name: str) -> None:
-    recipe, table = Recipe.load(name), TABLES[name]
+    recipe, table = load(name), TABLES[name]
     rows = {key: list(row.published) for key, row in recipe.rows.items() if any(row.published)}
     second = {key: row for key, row in table.items() if any(row)}
     for key in second:
@@ -161,7 +160,7 @@ def test_published_numbers_agree_with_a_second_transcription(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SPREADS))
 def test_published_spreads_agree_with_a_second_transcription(name: str) -> None:
-    rows = Recipe.load(name).rows
+    rows = load(name).rows
     printed = {key: list(row.spread) for key, row in rows.items() if any(row.published)}
     assert printed == SPREADS[name]
 
@@ -172,7 +171,7 @@ def test_tables_have_as_many_numbers_as_the_papers_print() -> None:
     counts |= {f"frl-{name}": 24 for name in ("table1", "table2", "table3", "a1", "b1", "b2", "d1")}
     counts |= {"frl-f1": 10}
     for name, count in counts.items():
-        rows = Recipe.load(name).rows.values()
+        rows = load(name).rows.values()
         assert sum(number is not None for row in rows for number in row.published) == count, name
 
 
@@ -221,18 +220,18 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
     ):
         recipe.cells("small", ["prot/one"])
     with pytest.raises(ConfigError, match="Did you mean 'f2l-fc100'"):
-        Recipe.load("f2l-fc10")
+        load("f2l-fc10")
 
 
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
         (changed(kind="pie"), "kind is 'pie'; expected one of table, curve, sweep"),
-        (changed(extra=1), "recipe t: Valid"),
-        (changed(budgets={"small": {"exchanges": 1}}), "needs rows, columns, and the budgets"),
+        (changed(extra=1), "recipe t has 'extra'. Valid"),
+        (changed(budgets={}), "needs rows, columns and budgets, one of each"),
         (changed(kind="curve"), "every column needs an x"),
-        (changed(kind="sweep"), "is a sweep, and the at of row proto is {}"),
-        (swept("1e-5"), "at of row proto is {'m': '1e-5'}; expected an axis and a number"),
+        (changed(kind="sweep"), "is a sweep, and row proto has no at"),
+        (swept("1e-5"), "row proto: at is {'m': '1e-5'}; expected axes and numbers"),
         (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),
         ([], "expected keys and values"),
     ],
@@ -303,7 +302,7 @@ def test_an_episode_that_cannot_be_formed_is_an_obstacle_and_so_is_a_method_to_c
 
 
 def test_missing_data_are_an_obstacle_and_nothing_is_filled_in(tmp_path: Path) -> None:
-    cell = Recipe.load("f2l-huffpost").cells("small", ["fl-proto/iid-1"])[0]
+    cell = load("f2l-huffpost").cells("small", ["fl-proto/iid-1"])[0]
     found, _ = look(cell, str(tmp_path))
     assert found is not None
     assert found.kind == "no data"
@@ -439,7 +438,7 @@ TRANSFER, ORDER = "the transfer is normalised over the whole support", "is of fi
 @pytest.mark.parametrize("name", F2L_RECIPES)
 def test_f2l_recipes_tell_what_the_paper_says_otherwise(name: str) -> None:
     """By the settings of each row; what the paper does not say is under `open`."""
-    recipe = Recipe.load(name)
+    recipe = load(name)
     assert {"transformer", "attention", "head"} <= recipe.open.keys()
     assert not {"transfer", "local tests"} & recipe.open.keys()
     for cell in {cell.row.key: cell for cell in recipe.cells("paper")}.values():
@@ -454,7 +453,7 @@ def test_f2l_recipes_tell_what_the_paper_says_otherwise(name: str) -> None:
 
 def test_the_figures_of_f2l_have_the_small_budget_of_its_table() -> None:
     def small(name: str) -> Any:
-        return Recipe.load(name).budget("small")
+        return load(name).budget("small")
 
     for name in ("f2l-fig4", "f2l-fig6", "f2l-fig6-5shot"):
         assert small(name) == small("f2l-fc100")
@@ -463,9 +462,7 @@ def test_the_figures_of_f2l_have_the_small_budget_of_its_table() -> None:
 
 
 def test_two_columns_of_f2l_s_code_differ_in_what_is_not_honest_alone() -> None:
-    cells = {
-        cell.column.key: cell for cell in Recipe.load("f2l-official").cells("paper", ["f2l/*"])
-    }
+    cells = {cell.column.key: cell for cell in load("f2l-official").cells("paper", ["f2l/*"])}
     sized, code = (dict(trees.flat(cells[key].settings())) for key in ("sized", "code"))
     differ = {place for place in sized.keys() | code.keys() if sized.get(place) != code.get(place)}
     assert differ == {"name", "run.choose", "test.first_client_only"}
@@ -530,7 +527,7 @@ def test_results_of_no_cell_are_named_on_the_page_and_stale_ones_are_not_shown(
     tmp_path: Path,
 ) -> None:
     results = Results(tmp_path)
-    cells = Recipe.load("digits").cells("small")
+    cells = load("digits").cells("small")
     results.add(cells[0], "small", None, 0, facts())
     results.add(read("t", changed()).cells("small")[0], "small", None, 0, facts())
     path = results.add(cells[1], "small", None, 0, facts()).path
@@ -611,6 +608,6 @@ def test_a_request_that_cannot_be_is_refused() -> None:
 def test_a_cost_is_of_one_client_but_where_all_share_an_episode(
     name: str, cohort: int | None
 ) -> None:
-    for cell in Recipe.load(name).cells("small"):
+    for cell in load(name).cells("small"):
         run = timing.short(cell)["run"]
         assert (run["rounds"], run["cohort"]) == (2, cohort)

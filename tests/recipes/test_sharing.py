@@ -8,9 +8,10 @@ import pytest
 
 from fedshot.config import Config
 from fedshot.experiment import Experiment
+from fedshot.recipes import read
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.plan import marks
-from fedshot.recipes.recipe import Recipe, read
+from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, score_of
 from fedshot.setting import Setting
 

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.axes import Axes
 
 from fedshot.config import Config
-from fedshot.recipes import figures
+from fedshot.recipes import figures, load, names, read
 from fedshot.recipes.bench import State
-from fedshot.recipes.recipe import Recipe, names, read
+from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
 
 from .test_recipes import SMALL, facts
@@ -24,7 +24,7 @@ PLACES = {
     "iota, weight of l1": "iota",
     "R, delay": "delay",
 }
-SWEEPS = [name for name in names() if Recipe.load(name).kind == "sweep"]
+SWEEPS = [name for name in names() if load(name).kind == "sweep"]
 
 
 def recipe(at: dict[str, dict[str, float]]) -> Recipe:
@@ -95,7 +95,7 @@ def test_a_sweep_is_written_from_its_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_panels_of_a_sweep_are_the_settings_of_its_rows(name: str) -> None:
     """The value that a row is drawn at is the one that it trains with."""
-    made = Recipe.load(name)
+    made = load(name)
     for cell in made.cells("paper"):
         told = Config.of(cell.settings()).settings["method"]
         for axis, value in cell.row.at.items():

@@ -14,9 +14,8 @@ import pytest
 from fedshot import cli
 from fedshot.config import Config
 from fedshot.errors import ConfigError, DataError
-from fedshot.recipes import Recipe, names
+from fedshot.recipes import load, names, read
 from fedshot.recipes.plan import marks
-from fedshot.recipes.recipe import read
 from fedshot.reports import Row, Run, Series, compare, sights, summary, told
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
@@ -39,7 +38,7 @@ TOLD = [
 def test_both_are_off_unless_a_recipe_is_about_them() -> None:
     assert not_honest(Config.of(SMALL).settings) == []
     for name in names():
-        recipe = Recipe.load(name)
+        recipe = load(name)
         for cell in recipe.cells("paper") if recipe.rows else []:
             about = name == "f2l-official" and cell.column.key.startswith("code")
             assert bool(not_honest(cell.settings())) == about

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedshot.machine import cores
-from fedshot.recipes import Recipe, provenance
+from fedshot.recipes import load, provenance
 from fedshot.recipes.jobs import Job, Jobs
 from fedshot.recipes.results import Result, Results
 
@@ -115,7 +115,7 @@ def test_the_command_beside_a_cell_gives_the_same_number(undisturbed: Path, tmp_
 def test_a_committed_cell_is_had_again_to_the_last_digit(tmp_path: Path) -> None:
     """On the kind of machine that made it; elsewhere the last digit may differ, and it skips."""
     root = Path(__file__).parents[2]
-    cell = Recipe.load("digits").cells("small", ["fl-proto/iid-1"])[0]
+    cell = load("digits").cells("small", ["fl-proto/iid-1"])[0]
     held = Results(root / "results").of(cell, "small", None)
     assert held is not None, "the demonstration's cells are committed and up to date"
     names = ("torch", "numpy", "processor", "cpu_capability", "kernels")
@@ -154,7 +154,7 @@ def test_tuning_gives_every_method_the_same_trials_and_keeps_them(tmp_path: Path
 def test_two_cells_are_trained_at_once_where_two_cores_are(tmp_path: Path) -> None:
     if cores() < 2:
         pytest.skip("this machine has one core")
-    cells = Recipe.load("digits").cells("paper", ["*/iid-1"])
+    cells = load("digits").cells("paper", ["*/iid-1"])
     jobs = []
     for cell in cells:
         settings = merged(cell.settings(), {"run": {"rounds": 200, "validate_every": 200}})
@@ -172,7 +172,7 @@ def test_a_worker_that_is_cut_off_or_prints_to_stdout_ends_all_the_same(
     fake.write_text('#!/bin/sh\nread order\necho Downloading...\nprintf \'{"event": "do\'\n')
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
-    cell = Recipe.load("digits").cells("small")[0]
+    cell = load("digits").cells("small")[0]
     events = list(Jobs([Job("it", "train", cell.settings(), tmp_path, None)]))
     assert [event.kind for event in events] == ["failed"]
     assert events[0].facts["reason"].startswith("the worker ended with code")

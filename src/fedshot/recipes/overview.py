@@ -88,10 +88,10 @@ def overview_text(lines: list[Line], options: argparse.Namespace) -> str:
     Console(file=out, width=130, color_system=None, force_terminal=False).print(made)
     said = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
     said.append(
-        f"Cells: those whose method exists, of all. Time: of those, budget {options.budget}, "
-        f"{count(options.seeds, 'seed')}, on this machine, from two rounds of each; of those that "
-        "can be formed from the data here, where not all can. `--measure` times what says 'not "
-        "measured'."
+        "Cells: those whose method exists, of all. Time: of those, budget "
+        f"{options.budget or 'small'}, {count(options.seeds, 'seed')}, on this machine, from two "
+        "rounds of each; of those that can be formed from the data here, where not all can. "
+        "`--measure` times what says 'not measured'."
     )
     return "\n".join(said)
 

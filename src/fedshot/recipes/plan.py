@@ -151,8 +151,8 @@ def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def budget_marks(cell: Cell) -> list[str]:
     """Return how a cell's settings differ from the paper's own."""
-    whole = cell.recipe.budget("paper")
-    if cell.budget is whole:
+    whole = cell.recipe.budgets.get("paper")
+    if whole is None or cell.budget is whole:
         return []
     found = []
     if cell.budget.exchanges != whole.exchanges:

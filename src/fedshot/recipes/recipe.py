@@ -1,19 +1,16 @@
 """A recipe: one published table or figure as cells that can be trained.
 
-A recipe is a YAML file beside this one. Its layers are merged in the order: settings of all cells,
-of the column, of the budget, of the row. Only a row names a method, and a row can set nothing else
-but that method's head and batch norm: within a column every method gets the same data, clients,
-test episodes and communication rounds, because there is no place where they could differ.
+A recipe is a YAML file. Its layers are merged in the order: settings of all cells, of the column,
+of the budget, of the row. Only a row names a method, and a row can set nothing else but that
+method's head and batch norm: within a column every method gets the same data, clients, test
+episodes and communication rounds, because there is no place where they could differ.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib import resources
 from typing import Any, Literal, get_args
 
 from fedshot import settings as trees
@@ -24,8 +21,6 @@ ROW_MAY_SET = ("method", "model.head", "model.norm_policy")
 """What a row may set: all of it is the method's."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_KEYS = {"title", "source", "kind", "measure", "open", "settings", "columns", "rows", "tune",
-         "budgets", "axis", "departs"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class Recipe:
         columns: its columns, by key.
         rows: its rows, by key.
         tune: the search space that all rows share.
-        budgets: "paper", "small", and perhaps one on data that everybody has.
+        budgets: of fedshot's "paper", "small", and perhaps one on data that everybody has.
         axis: what a curve's x values are.
         departs: how every cell, in every budget, differs from what the paper did.
     """
@@ -122,13 +117,6 @@ class Recipe:
     axis: str = ""
     departs: tuple[str, ...] = ()
 
-    @classmethod
-    def load(cls, name: str) -> Recipe:
-        """Read a recipe. Raises ConfigError when there is none of that name."""
-        if name not in names():
-            raise ConfigError(f"there is no recipe {name!r}. {nearest(name, names())}")
-        return _loaded(name)
-
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods of its rows, each once."""
@@ -139,6 +127,11 @@ class Recipe:
         """The dataset's name in `fedshot data list`."""
         chosen = self.settings.get("data", "")
         return str(chosen["name"] if isinstance(chosen, Mapping) else chosen)
+
+    @property
+    def usual(self) -> str:
+        """The budget where none is asked for: "small", or the first."""
+        return "small" if "small" in self.budgets else next(iter(self.budgets), "small")
 
     def budget(self, name: str) -> Budget:
         """Return a budget. Raises ConfigError when the recipe has none of that name."""
@@ -219,7 +212,11 @@ class Cell:
             chosen: what tuning found, by dotted place.
         """
         tree = trees.layered(
-            self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings
+            {"run": {"threads": 1}},
+            self.recipe.settings,
+            self.column.settings,
+            self.budget.settings,
+            self.row.settings,
         )
         for place, value in (chosen or {}).items():
             trees.put(tree, place, value)
@@ -233,132 +230,3 @@ class Cell:
     @property
     def _place(self) -> int:
         return list(self.recipe.columns).index(self.column.key)
-
-
-@cache
-def names() -> tuple[str, ...]:
-    """Return the names of all recipes, in order."""
-    files = (entry.name for entry in _folder().iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
-
-
-@cache
-def _loaded(name: str) -> Recipe:
-    text = _folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return read(name, trees.parse(text, lambda _: False, origin=f"{name}.yaml"))
-
-
-def read(name: str, tree: Any) -> Recipe:
-    """Make a recipe of what its file holds.
-
-    Raises ConfigError when something is missing, unknown or unfair.
-    """
-    if not isinstance(tree, dict):
-        raise ConfigError(f"recipe {name} holds {tree!r:.60}; expected keys and values.")
-    unknown = tree.keys() - _KEYS
-    if unknown:
-        raise ConfigError(f"recipe {name}: {nearest(min(unknown), _KEYS)}")
-    kind = tree.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"recipe {name}: kind is {kind!r}; expected one of {', '.join(KINDS)}.")
-    columns = {key: _column(key, one) for key, one in (tree.get("columns") or {}).items()}
-    recipe = Recipe(
-        name=name,
-        title=tree["title"],
-        source=tree["source"],
-        kind=kind,
-        measure=tree["measure"],
-        open=tree.get("open") or {},
-        settings=tree["settings"],
-        columns=columns,
-        rows={key: row_of(name, key, one, len(columns))
-              for key, one in (tree.get("rows") or {}).items()},
-        tune=tree.get("tune") or {},
-        budgets={key: Budget(key, one["exchanges"], one.get("settings") or {})
-                 for key, one in (tree.get("budgets") or {}).items()},
-        axis=tree.get("axis", ""),
-        departs=tuple(tree.get("departs") or ()),
-    )  # fmt: skip
-    check(recipe)
-    return recipe
-
-
-def check(recipe: Recipe) -> None:
-    """Raise ConfigError for a recipe whose parts do not belong together."""
-    name, kind, columns = recipe.name, recipe.kind, recipe.columns
-    if kind != "picture" and not (
-        recipe.rows and columns and {"paper", "small"} <= recipe.budgets.keys()
-    ):
-        raise ConfigError(f"recipe {name} needs rows, columns, and the budgets paper and small.")
-    for row in (row for row in recipe.rows.values() if row.trained_as):
-        lead = recipe.rows.get(str(row.trained_as))
-        if lead is None or lead.trained_as or lead.exchanges != row.exchanges:
-            raise ConfigError(
-                f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
-                "row of as many exchanges that is trained itself."
-            )
-    for row in recipe.rows.values():
-        for column, there in row.trained_in.items():
-            if not {column, there} <= columns.keys() or there in row.trained_in or row.trained_as:
-                raise ConfigError(
-                    f"recipe {name}, row {row.key} in {column} is trained in {there!r}; expected "
-                    "another column in which the row is trained itself."
-                )
-    if kind == "curve" and not all(column.x is not None for column in columns.values()):
-        raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
-    for row in recipe.rows.values() if kind == "sweep" else ():
-        if not row.at or not all(isinstance(x, int | float) for x in row.at.values()):
-            raise ConfigError(
-                f"recipe {name} is a sweep, and the at of row {row.key} is {dict(row.at)}; "
-                "expected an axis and a number, or several. YAML reads 1e-5 as a word: write "
-                "0.00001."
-            )
-
-
-def _column(key: str, tree: Mapping[str, Any]) -> Column:
-    return Column(key, tree["label"], tree.get("settings") or {}, tree.get("x"))
-
-
-def row_of(name: str, key: str, tree: Mapping[str, Any], n: int) -> Row:
-    """Return a row of a recipe with n columns. Raises ConfigError for one that is unfair."""
-    own, tune = tree.get("settings") or {}, tree.get("tune") or {}
-    for place in (*(place for place, _ in trees.flat(own)), *tune):
-        if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
-            raise ConfigError(
-                f"recipe {name}, row {key} sets {place}; a row may set {', '.join(ROW_MAY_SET)} "
-                "alone, so that all methods of a column get the same."
-            )
-    for place, space in tune.items():
-        check_space(f"recipe {name}, row {key}: the search space of {place}", space)
-    published, spread = tree.get("published") or [None] * n, tree.get("spread") or [None] * n
-    if len(published) != n or len(spread) != n:
-        raise ConfigError(f"recipe {name}, row {key} has {len(published)} numbers, {n} columns.")
-    return Row(
-        key, tree["label"], own, tuple(published), tuple(spread), tree.get("exchanges", 1),
-        tune, tuple(tree.get("departs") or ()), tree.get("trained_as"),
-        tree.get("trained_in") or {}, tree.get("at") or {},
-    )  # fmt: skip
-
-
-def check_space(what: str, space: Any) -> None:
-    """Raise ConfigError unless a search space is one."""
-    one = isinstance(space, dict) and len(space) == 1
-    if not one or not _is_space(*next(iter(space.items()))):
-        raise ConfigError(
-            f"{what} is {space!r:.60}; expected {{log: [0.001, 0.1]}}, {{linear: [0, 1]}} or "
-            "{choice: [1, 5, 10]}. (YAML reads 1e-3 as a word: write 0.001.)"
-        )
-
-
-def _is_space(kind: Any, values: Any) -> bool:
-    if kind == "choice" or not isinstance(values, list):
-        return isinstance(values, list) and bool(values)
-    if len(values) != 2 or not all(isinstance(x, int | float) for x in values):
-        return False
-    return (
-        kind in ("log", "linear") and (0 if kind == "log" else -math.inf) < values[0] <= values[1]
-    )
-
-
-def _folder() -> Any:
-    return resources.files("fedshot.recipes")

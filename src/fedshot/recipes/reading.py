@@ -1,0 +1,217 @@
+"""From the text of a recipe to a `Recipe`: what its file may hold, and what makes it unfair.
+
+Rows that are added to a recipe are read here, too, and held to the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fedshot import settings as trees
+from fedshot.errors import ConfigError, nearest
+from fedshot.recipes.recipe import KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
+
+_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
+
+
+class _Part(NamedTuple):
+    """What stands under a key: its types, in words, and the types of what is in it."""
+
+    kinds: tuple[type, ...]
+    words: str
+    inside: tuple[type, ...] = ()
+
+
+_TEXT = _Part((str,), "text, in quotes where it is a number")
+_TREE = _Part((dict,), "keys and values")
+_TEXTS = _Part((list,), "a list of texts", (str,))
+_COUNT = _Part((int,), "a whole number, 1 or more")
+_OF_COLUMNS = _Part(
+    (list,), "a list with a number in percent, or null, for each column", (int, float, type(None))
+)
+_TUNE = _Part((dict,), "options, as method.inner_lr, and their search spaces", (dict,))
+_RECIPE = {
+    "title": _TEXT, "source": _TEXT, "kind": _TEXT, "measure": _TEXT, "axis": _TEXT,
+    "open": _Part((dict,), "keys and texts", (str,)), "departs": _TEXTS, "tune": _TUNE,
+    "settings": _TREE, "columns": _TREE, "rows": _TREE, "budgets": _TREE,
+}  # fmt: skip
+_COLUMN = {"label": _TEXT, "settings": _TREE, "x": _Part((int, float), "a number")}
+_BUDGET = {"exchanges": _COUNT, "settings": _TREE}
+_ROW = {
+    "label": _TEXT, "settings": _TREE, "exchanges": _COUNT, "tune": _TUNE, "departs": _TEXTS,
+    "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
+    "trained_in": _Part((dict,), "columns and columns", (str,)),
+    "at": _Part((dict,), "axes and numbers", (int, float)),
+}  # fmt: skip
+
+
+def read(name: str, tree: Any) -> Recipe:
+    """Make a recipe of what its file holds.
+
+    Raises ConfigError when something is missing, unknown or unfair.
+    """
+    what = f"recipe {name}"
+    parts = _checked(what, tree, _RECIPE)
+    kind = parts.get("kind", "table")
+    if kind not in KINDS:
+        raise ConfigError(f"{what}: kind is {kind!r}; expected one of {', '.join(KINDS)}.")
+    for owed in ("title", "settings"):
+        if owed not in parts:
+            raise ConfigError(f"{what} has no {owed}.")
+    columns = {
+        key: _column(f"{what}, column {key}", key, one)
+        for key, one in _keyed(what, "column", parts)
+    }
+    recipe = Recipe(
+        name=name,
+        title=parts["title"],
+        source=parts.get("source", "no paper"),
+        kind=kind,
+        measure=parts.get("measure", "nothing"),
+        open=parts.get("open", {}),
+        settings=parts["settings"],
+        columns=columns,
+        rows={key: _row(f"{what}, row {key}", key, one, len(columns))
+              for key, one in _keyed(what, "row", parts)},
+        tune=_spaces(what, parts),
+        budgets={key: _budget(f"{what}, budget {key}", key, one)
+                 for key, one in _keyed(what, "budget", parts)},
+        axis=parts.get("axis", ""),
+        departs=tuple(parts.get("departs", ())),
+    )  # fmt: skip
+    _check(recipe)
+    return recipe
+
+
+def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
+    """Return a recipe with more rows. Raises ConfigError for rows that cannot be."""
+    if not recipe.rows:
+        raise ConfigError(f"{origin} adds rows to {recipe.name}, a picture without rows.")
+    rows = dict(recipe.rows)
+    for key, one in _keyed(origin, "row", {"rows": tree}):
+        if key in rows:
+            raise ConfigError(f"{origin}: {recipe.name} has a row {key!r}. Choose another key.")
+        made = _row(f"{origin}, row {key}", key, one, len(recipe.columns))
+        rows[key] = replace(made, own=True)
+    added = replace(recipe, rows=rows)
+    _check(added)
+    return added
+
+
+def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]:
+    """Return what a tree holds, without nulls. Raises ConfigError for what may not be there."""
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{what} holds {tree!r:.60}; expected keys and values.")
+    held = {key: value for key, value in tree.items() if value is not None}
+    for key, value in held.items():
+        if key not in parts:
+            raise ConfigError(f"{what} has {key!r:.60}. {nearest(str(key), parts)}")
+        kinds, words, inside = parts[key]
+        within = value.values() if isinstance(value, dict) else value
+        if type(value) not in kinds or (inside and not all(type(one) in inside for one in within)):
+            raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.")
+        if parts[key] is _COUNT and value < 1:
+            raise ConfigError(f"{what}: {key} is {value}; expected 1 or more.")
+    return held
+
+
+def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return columns, rows or budgets by keys, which name files."""
+    found = parts.get(f"{kind}s", {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{what} holds {found!r:.60}; expected keys and values.")
+    for key in found:
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ConfigError(
+                f"{what}: the key of a {kind} is {key!r:.60}; expected up to 60 letters, digits, "
+                "'_' and '-', because it names files."
+            )
+    return list(found.items())
+
+
+def _column(what: str, key: str, tree: Any) -> Column:
+    parts = _checked(what, tree, _COLUMN)
+    return Column(key, parts.get("label", key), parts.get("settings", {}), parts.get("x"))
+
+
+def _budget(what: str, key: str, tree: Any) -> Budget:
+    parts = _checked(what, tree, _BUDGET)
+    if "exchanges" not in parts:
+        raise ConfigError(f"{what} has no exchanges, the number of communication rounds.")
+    return Budget(key, parts["exchanges"], parts.get("settings", {}))
+
+
+def _row(what: str, key: str, tree: Any, n: int) -> Row:
+    parts = _checked(what, tree, _ROW)
+    own, tune = parts.get("settings", {}), _spaces(what, parts)
+    method = own.get("method")
+    if not isinstance(method.get("name") if isinstance(method, dict) else method, str):
+        raise ConfigError(f"{what} names no method. Set settings.method.name.")
+    for place in (*(place for place, _ in trees.flat(own)), *tune):
+        if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
+            raise ConfigError(
+                f"{what} sets {place}; a row may set {', '.join(ROW_MAY_SET)} alone, so that all "
+                "methods of a column get the same."
+            )
+    published, spread = (tuple(parts.get(part, [None] * n)) for part in ("published", "spread"))
+    if len(published) != n or len(spread) != n:
+        raise ConfigError(f"{what} has {len(published)} numbers, {n} columns.")
+    return Row(
+        key, parts.get("label", key), own, published, spread, parts.get("exchanges", 1), tune,
+        tuple(parts.get("departs", ())), parts.get("trained_as"), parts.get("trained_in", {}),
+        parts.get("at", {}),
+    )  # fmt: skip
+
+
+def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the search spaces of options, by place."""
+    found: dict[str, Any] = parts.get("tune", {})
+    for place, space in found.items():
+        if len(space) != 1 or not _is_space(*next(iter(space.items()))):
+            raise ConfigError(
+                f"{what}: the search space of {place} is {space!r:.60}; expected "
+                "{log: [0.001, 0.1]}, {linear: [0, 1]} or {choice: [1, 5, 10]}."
+            )
+    return found
+
+
+def _is_space(kind: Any, values: Any) -> bool:
+    if kind == "choice" or not isinstance(values, list):
+        return isinstance(values, list) and bool(values)
+    if len(values) != 2 or not all(isinstance(x, int | float) for x in values):
+        return False
+    least = {"log": 0, "linear": -math.inf}.get(kind, math.inf)
+    return bool(least < values[0] <= values[1])
+
+
+def _check(recipe: Recipe) -> None:
+    """Raise ConfigError for a recipe whose parts do not belong together."""
+    name, kind, columns = recipe.name, recipe.kind, recipe.columns
+    if kind != "picture" and not (recipe.rows and columns and recipe.budgets):
+        raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
+    for row in (row for row in recipe.rows.values() if row.trained_as):
+        lead = recipe.rows.get(str(row.trained_as))
+        if lead is None or lead.trained_as or lead.exchanges != row.exchanges:
+            raise ConfigError(
+                f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
+                "row of as many exchanges that is trained itself."
+            )
+    for row in recipe.rows.values():
+        for column, there in row.trained_in.items():
+            if not {column, there} <= columns.keys() or there in row.trained_in or row.trained_as:
+                raise ConfigError(
+                    f"recipe {name}, row {row.key} in {column} is trained in {there!r}; expected "
+                    "another column in which the row is trained itself."
+                )
+    if kind == "curve" and not all(column.x is not None for column in columns.values()):
+        raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
+    for row in recipe.rows.values() if kind == "sweep" else ():
+        if not row.at:
+            raise ConfigError(
+                f"recipe {name} is a sweep, and row {row.key} has no at; expected an axis and a "
+                "number, or several."
+            )

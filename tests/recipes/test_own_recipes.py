@@ -1,0 +1,165 @@
+"""Rows and tables of one's own: found beside their results, held to what all recipes are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.config import Config
+from fedshot.errors import ConfigError
+from fedshot.recipes import load, names, read
+from fedshot.recipes.plan import budget_marks, marks
+from fedshot.recipes.reading import joined
+
+METHOD = {"method": {"name": "fedbabu"}}
+ROWS = """
+babu:
+  settings: {method: {name: fedbabu}}
+slow:
+  label: F2L, slow
+  settings: {method: {name: f2l, inner_lr: 0.001}}
+  exchanges: 2
+"""
+TABLE = """
+title: A table of ours
+settings:
+  data: {name: digits}
+  split: {base: ["0-3"], validation: ["4-5"], novel: ["6-9"]}
+  test: {way: 2}
+columns: {one: {settings: {episode: {shot: 1}}}, five: {settings: {episode: {shot: 5}}}}
+rows:
+  proto: {settings: {method: fl_proto}}
+  maml: {settings: {method: {name: fedmeta}}}
+tune: {method.optimizer.lr: {log: [0.0001, 0.01]}}
+budgets: {quick: {exchanges: 4}, long: {exchanges: 40}}
+"""
+
+
+def tuned(place: str, space: Any) -> Any:
+    return {"mine": {"settings": METHOD, "tune": {place: space}}}
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
+    bare = load("f2l-huffpost", tmp_path)
+    assert bare == load("f2l-huffpost")
+    written(tmp_path / "f2l-huffpost" / "rows.yaml", ROWS)
+    recipe = load("f2l-huffpost", tmp_path)
+    assert list(recipe.rows) == [*bare.rows, "babu", "slow"]
+    assert bare == load("f2l-huffpost"), "the recipe itself is as it was"
+    babu, slow = recipe.cells("paper", ["babu/iid-1", "slow/iid-1"])
+    assert babu.row.label == "babu"
+    assert babu.published is None
+    assert marks(babu)[0] == "a row that was added to the recipe"
+    theirs = recipe.cells("paper", ["f2l/iid-1"])[0]
+    assert "added" not in " ".join(marks(theirs))
+    mine, other = babu.settings(), theirs.settings()
+    for section in ("data", "split", "partition", "episode", "test"):
+        assert mine.get(section) == other.get(section)
+    assert Config.of(mine).settings["method"]["name"] == "fedbabu"
+    assert babu.settings()["run"]["rounds"] == 2 * slow.settings()["run"]["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "rows.yaml holds []; expected keys and values"),
+        ({"../up": {"settings": METHOD}}, "the key of a row is '../up'; expected up to 60"),
+        ({"a.b": {"settings": METHOD}}, "the key of a row is 'a.b'"),
+        ({7: {"settings": METHOD}}, "the key of a row is 7; expected up to 60 letters"),
+        ({"f2l": {"settings": METHOD}}, "f2l-huffpost has a row 'f2l'. Choose another"),
+        ({"mine": None}, "row mine holds None; expected keys and values"),
+        ({"mine": {}}, "row mine names no method"),
+        ({"mine": {"settings": {"method": {}}}}, "row mine names no method"),
+        ({"mine": {"settings": {"method": {"lr": 1}}}}, "row mine names no method"),
+        ({"mine": {"settings": {"method": ["f2l"]}}}, "row mine names no method"),
+        ({"mine": {"setting": METHOD}}, "row mine has 'setting'. Did you mean 'settings'?"),
+        ({"mine": {"settings": METHOD | {"seed": 1}}}, "row mine sets seed; a row may set"),
+        ({"mine": {"settings": METHOD | {"test": {"shot": 5}}}}, "sets test.shot"),
+        ({"mine": {"settings": METHOD, "exchanges": 0}}, "exchanges is 0; expected 1 or more"),
+        ({"mine": {"settings": METHOD, "exchanges": 1.5}}, "exchanges is 1.5; expected a whole"),
+        ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers, 4 columns"),
+        ({"mine": {"settings": METHOD, "published": ["x"] * 4}}, "published is ['x'"),
+        ({"mine": {"settings": METHOD, "label": 7}}, "label is 7; expected text"),
+        ({"mine": {"settings": METHOD, "departs": "x"}}, "departs is 'x'; expected a list"),
+        (tuned("seed", {"choice": [1]}), "sets seed; a row may"),
+        (tuned("method.rounds", [1]), "tune is {'method.rounds': [1]}; expected options"),
+        (tuned("method.lr", {"log": [0, 1]}), "method.lr is {'log': [0, 1]}; expected {log"),
+        (tuned("method.lr", {"log": ["1e-3", 1]}), "expected {log"),
+        (tuned("method.lr", {"linear": [1, 0]}), "expected {log"),
+        (tuned("method.lr", {"normal": [0, 1]}), "expected {log"),
+        (tuned("method.lr", {"log": [1, 2], "linear": [1, 2]}), "expected {log"),
+        ({"mine": {"settings": METHOD, "trained_as": "nobody"}}, "is trained as 'nobody'"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(rows: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        joined(load("f2l-huffpost"), rows, "rows.yaml")
+    assert words in str(refused.value)
+
+
+def test_a_picture_takes_no_rows() -> None:
+    with pytest.raises(ConfigError, match="a picture without rows"):
+        joined(load("pfedfsl-fig5"), {"mine": {"settings": METHOD}}, "rows.yaml")
+
+
+def test_a_table_of_ones_own_is_known_where_its_results_are(tmp_path: Path) -> None:
+    written(tmp_path / "ours" / "recipe.yaml", TABLE)
+    assert set(names(tmp_path)) == {*names(), "ours"}
+    with pytest.raises(ConfigError, match="there is no recipe 'ours'"):
+        load("ours")
+    with pytest.raises(ConfigError, match="there is no recipe"):
+        load("../ours", tmp_path / "f2l-huffpost")
+    recipe = load("ours", tmp_path)
+    assert (recipe.kind, recipe.usual) == ("table", "quick")
+    cells = recipe.cells(recipe.usual)
+    assert [cell.key for cell in cells] == ["proto/one", "proto/five", "maml/one", "maml/five"]
+    for cell in cells:
+        run = Config.of(cell.settings()).run
+        assert (run.rounds, run.threads) == (4, 1), "several cells at once"
+        assert cell.published is None
+        assert budget_marks(cell) == [], "no paper whose budget another would depart from"
+        assert not cell.row.own
+
+
+def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None:
+    written(tmp_path / "digits" / "recipe.yaml", TABLE)
+    assert names(tmp_path) == names()
+    with pytest.raises(ConfigError, match="call the file rows"):
+        load("digits", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("title: A table of ours", "", "recipe t has no title"),
+        ("title: A table of ours", "title: 7", "title is 7; expected text"),
+        ("quick: {exchanges: 4}", "quick: {}", "budget quick has no exchanges"),
+        ("quick: {exchanges: 4}", "quick: {exchanges: x}", "exchanges is 'x'; expected a whole"),
+        ("quick: {exchanges: 4}", "quick: {exchanges: 0}", "exchanges is 0; expected 1 or more"),
+        ("columns: {one:", "columns: {o/e:", "the key of a column is 'o/e'"),
+        ("columns: {one: {settings", "columns: {one: {setting", "Did you mean 'settings'"),
+        ("budgets: {quick", "budgets: {..", "the key of a budget is '..'"),
+        ("proto: {settings", "proto: {label: 5, settings", "label is 5; expected text, in quotes"),
+        ("{log: [0.0001, 0.01]}", "{log: [0.01, 1e-4]}", "is {'log': [0.01, 0.0001]}; expected"),
+        ("budgets: {quick: {exchanges: 4}, long: {exchanges: 40}}", "", "needs rows, columns and"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(old: str, new: str, words: str, tmp_path: Path) -> None:
+    assert old in TABLE
+    written(tmp_path / "t" / "recipe.yaml", TABLE.replace(old, new))
+    with pytest.raises(ConfigError) as refused:
+        load("t", tmp_path)
+    assert words in str(refused.value)
+
+
+def test_what_holds_no_tree_is_refused() -> None:
+    with pytest.raises(ConfigError, match="recipe t holds 3; expected keys and values"):
+        read("t", 3)
