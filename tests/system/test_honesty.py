@@ -191,7 +191,7 @@ def test_a_reproduced_table_tells_it() -> None:
     recipe: dict[str, Any] = {
         "title": "A test", "source": "nowhere", "kind": "table", "measure": "nothing",
         "settings": merged(SMALL, PEEK, FIRST), "columns": {"one": {"label": "1-shot"}},
-        "rows": {"a": {"label": "A", "settings": {}, "published": [1.0]}},
+        "rows": {"a": {"label": "A", "settings": {"method": SMALL["method"]}, "published": [1.0]}},
         "budgets": {"paper": {"exchanges": 1}, "small": {"exchanges": 1}},
     }  # fmt: skip
     recipe["settings"].pop("name")
