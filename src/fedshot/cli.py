@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rest and not options.takes_settings:
             raise ConfigError(f"{options.command} does not take {' '.join(rest)!r}.")
         options.settings = rest
-        if os.environ.get("FEDSHOT_METHODS"):
+        if os.environ.get("FEDSHOT_METHODS") or "fedshot.methods" in sys.modules:
             importlib.import_module("fedshot.own").load()
         if options.command == "resume" and (options.folder / "flower.json").exists():
             options.module = "deploy.flower.commands"  # its clients live on nodes

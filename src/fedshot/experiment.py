@@ -207,7 +207,10 @@ class Experiment:
             if self.config.run.below_quorum == "stop":
                 raise
             skipped = str(error)
-        record = Record(self.round, metrics, faults=_faults(clients), skipped=skipped)
+        record = Record(
+            self.round, metrics, faults=_faults(clients), skipped=skipped,
+            exchanges=clients.exchanges,
+        )  # fmt: skip
         return self._close(record, time.perf_counter() - start)
 
     def _close(self, record: Record, seconds: float) -> Record:

@@ -14,9 +14,12 @@ import inspect
 import os
 import shlex
 import sys
+import traceback
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, FedshotError
 from fedshot.methods import METHODS
 
 FILES = "FEDSHOT_METHODS"
@@ -30,11 +33,8 @@ def source(method: str) -> Path | None:
     made = METHODS.get(method)
     if made is None or made.__module__.startswith("fedshot."):
         return None
-    try:
-        file = Path(inspect.getfile(made)).resolve()
-    except (OSError, TypeError):
-        file = Path()
-    if not file.is_file():
+    file = _file(made)
+    if file is None:
         raise ConfigError(
             f"method {method!r} stands in no file, and the processes that would train it could not "
             "load it. Put it into a file of its own, as examples/fl_proto_momentum.py has it."
@@ -43,15 +43,23 @@ def source(method: str) -> Path | None:
 
 
 def fingerprint(method: str) -> str:
-    """Return the name and the SHA-256 of a method's file; "" for one of the package."""
+    """Return the name and the SHA-256 of a method's file; "" for one of the package.
+
+    The file is read once, so that a process that goes on with the old lines tells of them.
+    """
     file = source(method)
-    return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" if file else ""
+    return f"{file.name} {_digest(id(METHODS[method]), file)}" if file else ""
 
 
-def for_children(method: str) -> dict[str, str]:
-    """Return what the environment of a process adds that has to know a method."""
-    file = source(method)
-    return {FILES: str(file)} if file else {}
+def for_children(*methods: str) -> dict[str, str]:
+    """Return what the environment of a process adds that has to know some methods."""
+    files = dict.fromkeys(str(file) for name in methods if (file := source(name)))
+    for path in files:
+        if os.pathsep in path:
+            raise ConfigError(
+                f"{path} has a {os.pathsep!r} in its path, which divides paths in {FILES}. Move it."
+            )
+    return {FILES: os.pathsep.join(files)} if files else {}
 
 
 def program(*methods: str) -> list[str]:
@@ -63,38 +71,75 @@ def program(*methods: str) -> list[str]:
 def load() -> None:
     """Load the files of `FEDSHOT_METHODS`, which may be several, joined as paths of a system are.
 
-    Raises ConfigError for one that is not there, or that registers no method.
+    Raises ConfigError for one that is not there, breaks off, or registers no method.
     """
     for word in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
-        file = Path(word).resolve()
-        if not file.is_file():
-            raise ConfigError(
-                f"{FILES} names {word!r}, where no file is. Name the file of a method of your own."
-            )
-        if file not in _known():
-            _run(file)
-        if file not in _known():
+        file, before = Path(word).resolve(), dict(METHODS)
+        if not file.is_file() or file.suffix != ".py":
+            what = "which does not end in .py" if file.is_file() else "where no file is"
+            raise ConfigError(f"{FILES} names {word!r}, {what}. Name the file of your method.")
+        if file in _known():
+            continue
+        _run(file)
+        if before == METHODS:
             raise ConfigError(
                 f"{FILES} names {word!r}, which registers no method. Put @register above its class."
             )
+    for method in METHODS:
+        if _file(METHODS[method]) in _known():
+            fingerprint(method)
+
+
+def _file(made: type[Any]) -> Path | None:
+    try:
+        file = Path(inspect.getfile(made)).resolve()
+    except (OSError, TypeError):
+        return None
+    return file if file.is_file() else None
+
+
+@cache
+def _digest(loaded: int, file: Path) -> str:
+    del loaded  # of this very class
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _known() -> set[Path]:
-    return {file for method in METHODS if (file := source(method))}
+    own = (made for made in METHODS.values() if not made.__module__.startswith("fedshot."))
+    return {file for made in own if (file := _file(made))}
 
 
 def _run(file: Path) -> None:
+    """Import a file as `python FILE` finds what lies beside it, and its package what is in it."""
     folder, name = file.parent, file.stem
-    while (folder / "__init__.py").exists():  # a module of a package, which may import its siblings
+    while (folder / "__init__.py").exists():
         folder, name = folder.parent, f"{folder.name}.{name}"
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # behind all others: what lies there hides nothing
-    if "." in name:
-        importlib.import_module(name)
-        return
-    name = f"fedshot_own_{name}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{FILES} names {str(file)!r}; expected a file that ends in .py.")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    name = name.removesuffix(".__init__")
+    sys.path[:0] = [str(f) for f in dict.fromkeys((file.parent, folder)) if str(f) not in sys.path]
+    try:
+        if _found(name) == file:
+            importlib.import_module(name)
+            return
+        name = f"fedshot_own_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None, "it ends in .py"
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except FedshotError:
+        raise
+    except Exception as error:  # whatever its author has written
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+        line = f", line {frames[-1].lineno}" if frames else ""
+        raise ConfigError(
+            f"{FILES} names {str(file)!r}, which breaks off{line}: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _found(name: str) -> Path | None:
+    """Return the file that an import of a name would take; None for none."""
+    try:
+        spec = importlib.util.find_spec(name) if name.replace(".", "_").isidentifier() else None
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).resolve() if spec and spec.origin and spec.has_location else None

@@ -32,6 +32,7 @@ class Record:
         seconds: spent on this round, evaluation not counted.
         faults: replies that did not count: client, kind, reason.
         skipped: why the round did not count, or None.
+        exchanges: how often the server talked to its clients.
     """
 
     round: int
@@ -43,6 +44,7 @@ class Record:
     seconds: float = 0.0
     faults: tuple[dict[str, Any], ...] = ()
     skipped: str | None = None
+    exchanges: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON-able values."""

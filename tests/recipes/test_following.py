@@ -63,9 +63,10 @@ def done(
 ) -> dict[str, Any]:
     """Obey a job in this process; `alone` has a follower train by itself."""
     monkeypatch.setattr(worker, "_say", lambda *_: None)
+    monkeypatch.setattr(worker, "_here", lambda _: here)
     order = json.loads(job.order())
     do = "train" if alone else order["do"]
-    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order), here, order)
+    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order), order)
     return kept({key: one for key, one in told.items() if key not in ("seconds", "peak")})
 
 

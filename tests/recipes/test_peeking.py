@@ -82,6 +82,6 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     assert Bench(Request(made, results=tmp_path, runs=tmp_path)).cells
     setting = Setting(Config.of(made.cells("small")[0].settings()))
     with pytest.raises(ConfigError, match=TOLD):
-        worker._tune(Experiment(setting, tmp_path / "run"), {}, {})
+        worker._tune(Experiment(setting, tmp_path / "run"), {})
     assert not (tmp_path / "run").exists()
     assert tuning.cell_of(recipe(), "small", recipe().rows["proto"]).column.key == "one"

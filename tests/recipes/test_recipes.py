@@ -585,6 +585,24 @@ def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_p
     assert sum(r["messages"] for r in rows) == len(parts) * 4 * cell.settings()["run"]["rounds"]
 
 
+def test_a_row_with_too_many_rounds_says_so(tmp_path: Path) -> None:
+    """By what was counted, whatever its file declares."""
+    tree = changed()
+    tree["settings"]["partition"] = {"name": "redealt", "clients": 2, "by": "iid"}
+    tree["settings"]["test"] |= {"group": {"clients": 2, "by": "iid"}, "shot": 4, "query": 4}
+    tree["columns"] = {"one": {"settings": {"episode": {"shot": 4, "query": 4}}}}
+    method = {"name": "frl", "variant": "proto", "inner_rounds": 1}
+    tree["rows"] = {"it": {"settings": {"method": method}}}
+    cell = read("t", tree).cells("small")[0]
+    run = Experiment(Setting(Config.of(cell.settings())), tmp_path)
+    counted = [record.exchanges for record in run.run()]
+    assert counted == [0, 3, 3]
+    result = Results(tmp_path).add(cell, "small", None, 0, facts() | {"exchanges": max(counted)})
+    assert any(mark.startswith("talks to its clients 3 times") for mark in marks(cell, result))
+    told = Results(tmp_path).add(cell, "small", None, 0, facts() | {"exchanges": 1})
+    assert not any(mark.startswith("talks") for mark in marks(cell, told))
+
+
 @pytest.mark.slow  # its time grows with the results
 def test_the_page_of_results_is_made_of_the_files_of_results() -> None:
     root = Path(__file__).parents[2]

@@ -15,11 +15,15 @@ import torch
 from conformance.cases import BODY, EPISODE, REFERENCE
 from conformance.federation import Federation
 from conformance.own import FILE, FLProtoMomentum
-from fedshot import tree
+from fedshot import own, tree
 from fedshot.data import EpisodeSpec
 from fedshot.errors import ConfigError
 from fedshot.methods import METHODS, FLProto, register
 from fedshot.nn import Model
+from fedshot.recipes import load
+from fedshot.recipes.bench import Bench, Request
+from fedshot.recipes.reading import joined
+from fedshot.recipes.results import Result, identity, outdated
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 DOUBLE = replace(BODY, dtype="float64")
@@ -68,6 +72,27 @@ def test_its_file_trains_it_in_a_table(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "no method" in alone.stdout
+
+
+def test_another_file_is_another_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What older lines have trained counts for nothing, finished or not."""
+    monkeypatch.setitem(METHODS, "fl_proto_momentum", FLProtoMomentum)
+    rows = {"mine": {"settings": {"method": {"name": "fl_proto_momentum"}}}}
+    recipe = joined(load("digits"), rows, "rows.yaml")
+    cell = recipe.cells("small", ["mine/iid-1"])[0]
+    request = Request(recipe, patterns=("mine/iid-1",), runs=tmp_path, results=tmp_path)
+    before = identity(cell, None)
+    assert before["method_file"] == own.fingerprint("fl_proto_momentum")
+    place = Bench(request)._run_of(cell, 0, None)[1]
+    assert place == Bench(request)._run_of(cell, 0, None)[1]
+    result = Result(recipe.name, "small", "mine", "iid-1", before, {0: {}})
+    assert outdated(result, cell, None) is None
+    monkeypatch.setattr(own, "fingerprint", lambda _: "mine.py 00")
+    assert "method_file was 'fl_proto_momentum.py " in str(outdated(result, cell, None))
+    assert place != Bench(request)._run_of(cell, 0, None)[1]
+    theirs = recipe.cells("small", ["local/iid-1"])[0]
+    monkeypatch.undo()
+    assert "method_file" not in identity(theirs, None)
 
 
 @pytest.mark.slow

@@ -100,12 +100,55 @@ def test_several_files_and_what_lies_beside_them(
     assert own.source("second") == second
 
 
-def test_a_folder_beside_a_method_hides_no_module(
+def test_what_lies_beside_a_method_is_found_first_as_by_its_own_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "colorsys.py").write_text("raise AssertionError\n", encoding="utf-8")
-    sys.modules.pop("colorsys", None)
-    loaded(monkeypatch, written(tmp_path / "mine.py", more="import colorsys; colorsys.ONE_SIXTH"))
+    for folder, value in ((tmp_path / "other", 1), (tmp_path / "own", 2)):
+        folder.mkdir()
+        (folder / "fedshot_test_helper.py").write_text(f"K = {value}\n", encoding="utf-8")
+    sys.path.insert(0, str(tmp_path / "other"))
+    more = "import fedshot_test_helper\nassert fedshot_test_helper.K == 2"
+    loaded(monkeypatch, written(tmp_path / "own" / "mine.py", more=more))
+
+
+def test_names_of_files_stand_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dots, one name in two folders, the name of a module, a package's own file."""
+    places = ("v1.2.py", "a/method.py", "b/method.py", "c/torch.py", "lab_of_test/__init__.py")
+    files = [written(tmp_path / place, f"mine{i}") for i, place in enumerate(places)]
+    loaded(monkeypatch, *files)
+    own.load()
+    assert [own.source(f"mine{i}") for i in range(len(files))] == files
+
+
+def test_a_method_that_builds_on_another_is_loaded_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = written(tmp_path / "own_base_of_test.py", "base")
+    second = written(tmp_path / "variant.py", "variant", "import own_base_of_test")
+    loaded(monkeypatch, first, second)
+    assert own.source("base") == first
+    loaded(monkeypatch, second, first)
+
+
+def test_the_hash_is_of_the_lines_that_were_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "mine.py")
+    loaded(monkeypatch, file)
+    file.write_text("raise AssertionError\n", encoding="utf-8")
+    assert hashlib.sha256(file.read_bytes()).hexdigest() not in own.fingerprint("mine")
+
+
+def test_a_path_that_cannot_be_joined_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "mine.py")
+    loaded(monkeypatch, file)
+    monkeypatch.setattr(os, "pathsep", "m")
+    with pytest.raises(ConfigError, match="has a 'm' in its path"):
+        own.for_children("mine")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +156,13 @@ def test_a_folder_beside_a_method_hides_no_module(
     [
         ("gone.py", None, "names '.*gone.py', where no file is"),
         ("idle.py", "x = 1\n", "registers no method. Put @register above its class"),
-        ("mine.txt", METHOD.format(name="mine", more=""), "expected a file that ends in .py"),
+        (
+            "mine.txt",
+            METHOD.format(name="mine", more=""),
+            "which does not end in .py",
+        ),
+        ("odd.py", "x = 1\nif x\n", "odd.py', which breaks off: SyntaxError: .*line 2"),
+        ("far.py", "x = 1\n\nimport nowhere\n", "line 3: ModuleNotFoundError: No module named"),
         ("same.py", METHOD.format(name="ditto", more=""), "there is a method 'ditto' already"),
     ],
 )

@@ -59,6 +59,11 @@ class Clients:
         self._keys: set[tuple[Key, str]] = set()
         self.faults: list[tuple[int, Fault]] = []
 
+    @property
+    def exchanges(self) -> int:
+        """How many there have been in this round."""
+        return len(self._keys)
+
     def sample(self, key: Key) -> tuple[int, ...]:
         """Draw this round's cohort, uniformly and without replacement, in the order of the ids."""
         n = len(self.ids)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedshot import own
 from fedshot.errors import ConfigError
 from fedshot.methods import METHODS
 from fedshot.recipes import tuning
@@ -182,7 +183,9 @@ class Bench:
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
         """Return the settings of a training and the folder that it lives in."""
         settings = cell.settings(seed, chosen)
-        text = json.dumps({**settings, "name": ""}, sort_keys=True)
+        file = own.fingerprint(cell.row.method)
+        nameless = {**settings, "name": ""} | ({"method_file": file} if file else {})
+        text = json.dumps(nameless, sort_keys=True)
         name = f"{cell.stem}.s{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         place = self.request.runs / "recipes" / cell.recipe.name / self.request.budget
         return settings, place / name

@@ -45,10 +45,11 @@ class Job:
     keep_looks: bool = False
 
     @property
-    def method(self) -> str:
-        """The name of its method."""
-        chosen = self.settings["method"]
-        return str(chosen["name"] if isinstance(chosen, dict) else chosen)
+    def methods(self) -> list[str]:
+        """The names of its method, and of the one that it follows."""
+        every = [self.settings, *([self.lead[0]] if self.lead else [])]
+        chosen = [settings["method"] for settings in every]
+        return [str(one["name"] if isinstance(one, dict) else one) for one in chosen]
 
     @property
     def threads(self) -> int:
@@ -58,7 +59,7 @@ class Job:
     def order(self) -> str:
         """Return the line that tells a worker what to do."""
         order = {
-            "do": self.do, "method": self.method, "settings": self.settings,
+            "do": self.do, "settings": self.settings,
             "folder": str(self.folder), "data_dir": self.data_dir, "keep_looks": self.keep_looks,
         }  # fmt: skip
         if self.lead is not None:
@@ -154,7 +155,7 @@ class Jobs:
             stderr=errors,
             text=True,
             start_new_session=True,  # Ctrl-C is for the parent, which ends the workers
-            env=os.environ | own.for_children(job.method),
+            env=os.environ | own.for_children(*job.methods),
         )
         assert process.stdin is not None
         process.stdin.write(job.order() + "\n")

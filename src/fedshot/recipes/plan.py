@@ -19,6 +19,7 @@ from fedshot.own import FILES
 from fedshot.recipes.provenance import kind
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import Result
+from fedshot.reports.words import count
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
 
@@ -109,6 +110,12 @@ def marks(
     found += [f"the training of {lead}, whose rounds are the same" for lead in led]
     elsewhere = sorted({one["shared"] for one in every if "shared" in one})
     found += [f"the training of {whose}, which has the same settings" for whose in elsewhere]
+    talks = max(one.get("exchanges", 0) for one in every)
+    if talks > cell.row.exchanges:
+        found.append(
+            f"talks to its clients {count(talks, 'time')} in a round, and is given the rounds of a "
+            f"method that does so {count(cell.row.exchanges, 'time')}"
+        )
     for name, text in (("faults", "replies refused or lost"), ("skipped", "rounds skipped")):
         total = sum(one[name] for one in every)
         if total:

@@ -93,7 +93,7 @@ def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
         raise ConfigError(f"{origin} adds rows to {recipe.name}, a picture without rows.")
     rows = dict(recipe.rows)
     for key, one in _keyed(origin, "row", {"rows": tree}):
-        if key in rows:
+        if key.casefold() in {held.casefold() for held in recipe.rows}:
             raise ConfigError(f"{origin}: {recipe.name} has a row {key!r}. Choose another key.")
         made = _row(f"{origin}, row {key}", key, one, len(recipe.columns))
         rows[key] = replace(made, own=True)
@@ -130,6 +130,8 @@ def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, An
                 f"{what}: the key of a {kind} is {key!r:.60}; expected up to 60 letters, digits, "
                 "'_' and '-', because it names files."
             )
+    if len({key.casefold() for key in found}) < len(found):
+        raise ConfigError(f"{what}: two {kind}s differ in capital letters alone. Rename one.")
     return list(found.items())
 
 
@@ -152,6 +154,8 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
     if not isinstance(method.get("name") if isinstance(method, dict) else method, str):
         raise ConfigError(f"{what} names no method. Set settings.method.name.")
     for place in (*(place for place, _ in trees.flat(own)), *tune):
+        if place in tune and place.endswith("name"):
+            raise ConfigError(f"{what} would search for {place}; a row is one method. Add a row.")
         if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
             raise ConfigError(
                 f"{what} sets {place}; a row may set {', '.join(ROW_MAY_SET)} alone, so that all "
@@ -182,7 +186,7 @@ def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
 def _is_space(kind: Any, values: Any) -> bool:
     if kind == "choice" or not isinstance(values, list):
         return isinstance(values, list) and bool(values)
-    if len(values) != 2 or not all(isinstance(x, int | float) for x in values):
+    if len(values) != 2 or not all(isinstance(x, int | float) and abs(x) < 1e30 for x in values):
         return False
     least = {"log": 0, "linear": -math.inf}.get(kind, math.inf)
     return bool(least < values[0] <= values[1])
@@ -193,6 +197,12 @@ def _check(recipe: Recipe) -> None:
     name, kind, columns = recipe.name, recipe.kind, recipe.columns
     if kind != "picture" and not (recipe.rows and columns and recipe.budgets):
         raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
+    for row in recipe.rows.values():
+        if both := row.tune.keys() & recipe.tune.keys():
+            raise ConfigError(
+                f"recipe {name}, row {row.key} would search for {min(both)} in its own way; the "
+                "recipe says where all rows do."
+            )
     for row in (row for row in recipe.rows.values() if row.trained_as):
         lead = recipe.rows.get(str(row.trained_as))
         if lead is None or lead.trained_as or lead.exchanges != row.exchanges:

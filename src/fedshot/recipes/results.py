@@ -136,9 +136,14 @@ class Results:
 
 
 def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
-    """Return all settings of a cell, defaults included, without name and seed."""
+    """Return all settings of a cell, defaults included, without name and seed.
+
+    Beside them stands the file of a method of one's own: another one is another method.
+    """
     whole = Config.of(cell.settings(0, chosen)).settings
-    return {key: value for key, value in whole.items() if key not in _NOT_THE_CELL}
+    kept = {key: value for key, value in whole.items() if key not in _NOT_THE_CELL}
+    file = own.fingerprint(cell.row.method)
+    return kept | ({"method_file": file} if file else {})
 
 
 def outdated(result: Result, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:

@@ -41,8 +41,7 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         own.load()
-        here = {"commit": provenance.revision(order["method"]), "machine": provenance.machine()}
-        done = _DEEDS[order["do"]](_opened(order), here, order)
+        done = _DEEDS[order["do"]](_opened(order), order)
     except FedshotError as error:
         _say("refused", {"reason": str(error), "error": type(error).__name__})
         return 2
@@ -62,33 +61,33 @@ def _opened(order: dict[str, Any]) -> Experiment:
     return Experiment(setting, Path(order["folder"]), keep_looks=order["keep_looks"])
 
 
-def _train(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
+def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     """Train to the end, test, and tell all that a table needs."""
     del order
     result = run.folder / "result.json"
     if run.round < run.config.run.rounds or not result.exists():
-        _to_the_end(run, here)
+        _to_the_end(run)
         run.result()
     found = json.loads(result.read_text(encoding="utf-8"))
     return _told(run, run, found) | plane(run, found["test"]["per_episode"])
 
 
-def _follow(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
+def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     """Answer with the models of another row's training, which is brought to its end first."""
     lead = _opened(order["lead"])
     if not trained_alike(run, lead):
-        return _train(run, here, order)
+        return _train(run, order)
     if lead.round < lead.config.run.rounds:
-        _to_the_end(lead, here)
+        _to_the_end(lead)
     if not kept_all(lead):
-        return _train(run, here, order)
+        return _train(run, order)
 
     def seen(round: int, accuracy: float) -> None:
         told = {"round": round, "rounds": run.config.run.rounds, "validation": accuracy}
         _say("round", told | {"seconds": 0.0, "peak": _peak()})
 
     with _alone(run) as folder:
-        provenance.note(folder, -1, here)
+        provenance.note(folder, -1, _here(run))
         found = follow(run, lead, seen)
     return _told(run, lead, found) | {
         "validation": found["validation"],
@@ -112,9 +111,15 @@ def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[s
     }
 
 
-def _to_the_end(run: Experiment, here: dict[str, Any]) -> None:
+def _here(run: Experiment) -> dict[str, Any]:
+    """Return which code trains a run, and where."""
+    method = run.config.settings["method"]["name"]
+    return {"commit": provenance.revision(method), "machine": provenance.machine()}
+
+
+def _to_the_end(run: Experiment) -> None:
     with _alone(run) as folder:  # who finds another process at work has trained nothing
-        provenance.note(folder, _last(run), here)
+        provenance.note(folder, _last(run), _here(run))
     _advance(run)
 
 
@@ -126,7 +131,7 @@ def _alone(run: Experiment) -> Iterator[Path]:
         yield run.folder
 
 
-def _tune(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
+def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     """Train to the end and tell the validation alone: the novel classes are not looked at.
 
     Refused where the settings would have them looked at.
@@ -134,7 +139,7 @@ def _tune(run: Experiment, here: dict[str, Any], order: dict[str, Any]) -> dict[
     del order
     check_honest(run.config.settings["name"], run.config.settings)
     if run.round < run.config.run.rounds:
-        _to_the_end(run, here)
+        _to_the_end(run)
     return facts(run.setting) | _history(run) | {"made": provenance.history(run.folder)}
 
 
@@ -170,6 +175,7 @@ def _history(run: Experiment) -> dict[str, Any]:
         "validation": [[round, v["accuracy"], v["interval"]] for round, v in marks],
         "seconds": sum(r["seconds"] for r in records),
         "rounds": records[-1]["round"],
+        "exchanges": max(r.get("exchanges", 0) for r in records),
         "faults": sum(len(r["faults"]) for r in records),
         "skipped": sum(r["skipped"] is not None for r in records),
         "metrics": records[-1]["metrics"],
