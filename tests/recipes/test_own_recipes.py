@@ -10,7 +10,7 @@ import pytest
 from fedshot.config import Config
 from fedshot.errors import ConfigError
 from fedshot.recipes import load, names, read
-from fedshot.recipes.plan import budget_marks, marks
+from fedshot.recipes.plan import budget_marks, data_marks, marks
 from fedshot.recipes.reading import joined
 
 METHOD = {"method": {"name": "fedbabu"}}
@@ -167,6 +167,15 @@ def test_a_table_that_cannot_be_is_refused(old: str, new: str, words: str, tmp_p
     with pytest.raises(ConfigError) as refused:
         load("t", tmp_path)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("parts", []), ("sent140", ["the whole set is larger"])]
+)
+def test_ones_own_data_are_whole(name: str, told: list[str]) -> None:
+    data = {"name": name, "digest": "d", "examples": 70, "published": None}
+    found = data_marks([{"data": data, "clients": [3, 3]}])
+    assert [mark.rpartition("; ")[2] for mark in found] == told
 
 
 def test_what_holds_no_tree_is_refused() -> None:
