@@ -144,6 +144,8 @@ def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None
     ("old", "new", "words"),
     [
         ("title: A table of ours", "", "recipe t has no title"),
+        ("  data: {name: digits}\n", "", "recipe t names no data. Set settings.data.name"),
+        ("  data: {name: digits}\n", "  data: [1]\n", "recipe t names no data"),
         ("title: A table of ours", "title: 7", "title is 7; expected text"),
         ("quick: {exchanges: 4}", "quick: {}", "budget quick has no exchanges"),
         ("quick: {exchanges: 4}", "quick: {exchanges: x}", "exchanges is 'x'; expected a whole"),

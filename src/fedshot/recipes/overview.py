@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshot.data.checks import published_size
+from fedshot.data.publishers import PUBLISHERS
 from fedshot.machine import cores
 from fedshot.methods import METHODS
 from fedshot.recipes import timing
@@ -137,4 +138,6 @@ def _data(data: str, data_dir: str | None) -> str:
         return f"{source}: missing"
     if n == whole:
         return f"{source}: all {n:,}"
+    if source not in PUBLISHERS:
+        return f"{source}: {n:,}"
     return f"{source}: {n:,}" + (f" of {whole:,}" if whole else ", a part")

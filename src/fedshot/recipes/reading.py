@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 from fedshot import settings as trees
@@ -197,6 +198,7 @@ def _check(recipe: Recipe) -> None:
     name, kind, columns = recipe.name, recipe.kind, recipe.columns
     if kind != "picture" and not (recipe.rows and columns and recipe.budgets):
         raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
+    _check_data(recipe)
     for row in recipe.rows.values():
         if both := row.tune.keys() & recipe.tune.keys():
             raise ConfigError(
@@ -225,3 +227,12 @@ def _check(recipe: Recipe) -> None:
                 f"recipe {name} is a sweep, and row {row.key} has no at; expected an axis and a "
                 "number, or several."
             )
+
+
+def _check_data(recipe: Recipe) -> None:
+    columns = [column.settings for column in recipe.columns.values()]
+    budgets = [budget.settings for budget in recipe.budgets.values()]
+    for over in product(columns or [{}], budgets or [{}]):
+        data = trees.layered(recipe.settings, *over).get("data")
+        if not isinstance(data.get("name") if isinstance(data, dict) else data, str):
+            raise ConfigError(f"recipe {recipe.name} names no data. Set settings.data.name.")

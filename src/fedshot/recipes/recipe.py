@@ -123,12 +123,6 @@ class Recipe:
         return tuple(dict.fromkeys(row.method for row in self.rows.values()))
 
     @property
-    def source_name(self) -> str:
-        """The dataset's name in `fedshot data list`."""
-        chosen = self.settings.get("data", "")
-        return str(chosen["name"] if isinstance(chosen, Mapping) else chosen)
-
-    @property
     def usual(self) -> str:
         """The budget where none is asked for: "small", or the first."""
         return "small" if "small" in self.budgets else next(iter(self.budgets), "small")

@@ -95,7 +95,7 @@ def remarks(state: State) -> list[str]:
         found += marks(state.cell, state.result, state.seen)
     if state.result is not None and len(state.result.seeds) < state.wanted:
         found.append(f"{len(state.result.seeds)} of {state.wanted} seeds so far")
-    if state.obstacle is not None and state.obstacle.kind != "no method":
+    if state.obstacle is not None:
         found.append(f"{state.obstacle.kind}: {printable(state.obstacle.reason)}")
     for seed, text in state.failed.items():
         other = "another process is training" in text
