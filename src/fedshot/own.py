@@ -31,7 +31,7 @@ def source(method: str) -> Path | None:
     Raises ConfigError for one that no file holds, as in a notebook.
     """
     made = METHODS.get(method)
-    if made is None or made.__module__.startswith("fedshot."):
+    if made is None or _packaged(made):
         return None
     file = _file(made)
     if file is None:
@@ -78,16 +78,15 @@ def load() -> None:
         if not file.is_file() or file.suffix != ".py":
             what = "which does not end in .py" if file.is_file() else "where no file is"
             raise ConfigError(f"{FILES} names {word!r}, {what}. Name the file of your method.")
-        if file in _known():
+        if file in _files().values():
             continue
         _run(file)
         if before == METHODS:
             raise ConfigError(
                 f"{FILES} names {word!r}, which registers no method. Put @register above its class."
             )
-    for method in METHODS:
-        if _file(METHODS[method]) in _known():
-            fingerprint(method)
+    for method in _files():
+        fingerprint(method)
 
 
 def _file(made: type[Any]) -> Path | None:
@@ -104,9 +103,14 @@ def _digest(loaded: int, file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _known() -> set[Path]:
-    own = (made for made in METHODS.values() if not made.__module__.startswith("fedshot."))
-    return {file for made in own if (file := _file(made))}
+def _files() -> dict[str, Path]:
+    """Return the files of all methods that are not the package's and stand in one."""
+    own = {name: made for name, made in METHODS.items() if not _packaged(made)}
+    return {name: file for name, made in own.items() if (file := _file(made))}
+
+
+def _packaged(made: type[Any]) -> bool:
+    return made.__module__.startswith("fedshot.")
 
 
 def _run(file: Path) -> None:
