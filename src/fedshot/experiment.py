@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedshot import facts, tree
+from fedshot import facts, own, tree
 from fedshot.checkpoint import Checkpoints
 from fedshot.config import Chances, Config, RunOptions, difference
 from fedshot.errors import CheckpointError, QuorumError
@@ -249,7 +249,8 @@ class Experiment:
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
-        self.recorder.note_environment(last, self._threads)
+        method = own.fingerprint(self.config.settings["method"]["name"])
+        self.recorder.note_environment(last, self._threads, method)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()

@@ -43,11 +43,11 @@ def source(method: str) -> Path | None:
 
 
 def fingerprint(method: str) -> str:
-    """Return the name and the SHA-256 of a method's file; "" for one of the package.
+    """Return the name and the SHA-256 of a method's file; "" for one of the package, or of no file.
 
     The file is read once, so that a process that goes on with the old lines tells of them.
     """
-    file = source(method)
+    file = _files().get(method)
     return f"{file.name} {_digest(id(METHODS[method]), file)}" if file else ""
 
 

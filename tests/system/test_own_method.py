@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -50,6 +52,9 @@ def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
     )
     assert alone.returncode == 2
     assert "known to the program that registers it" in alone.stderr
+    made = json.loads((tmp_path / "runs" / "mine" / "environment.json").read_text("utf-8"))
+    digest = hashlib.sha256(FILE.read_bytes()).hexdigest()
+    assert made["method_file"] == f"fl_proto_momentum.py {digest}"
 
 
 @pytest.mark.slow

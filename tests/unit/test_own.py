@@ -180,3 +180,4 @@ def test_a_method_without_a_file_cannot_go_to_other_processes() -> None:
     exec(METHOD.format(name="mine", more=""), module.__dict__)
     with pytest.raises(ConfigError, match="stands in no file"):
         own.for_children("mine")
+    assert own.fingerprint("mine") == "", "a run in the notebook itself needs none"
