@@ -15,14 +15,16 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Hashable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedshot.errors import ConfigError, FedshotError
 from fedshot.methods import METHODS
 
 FILES = "FEDSHOT_METHODS"
+_loaded: set[Path] = set()
 
 
 def source(method: str) -> Path | None:
@@ -47,8 +49,8 @@ def fingerprint(method: str) -> str:
 
     The file is read once, so that a process that goes on with the old lines tells of them.
     """
-    file = _files().get(method)
-    return f"{file.name} {_digest(id(METHODS[method]), file)}" if file else ""
+    made = METHODS.get(method)
+    return "" if made is None or _packaged(made) else _fingerprint(cast("Hashable", made))
 
 
 def for_children(*methods: str) -> dict[str, str]:
@@ -60,6 +62,16 @@ def for_children(*methods: str) -> dict[str, str]:
                 f"{path} has a {os.pathsep!r} in its path, which divides paths in {FILES}. Move it."
             )
     return {FILES: os.pathsep.join(files)} if files else {}
+
+
+def check(wanted: Mapping[str, str]) -> None:
+    """Raise ConfigError unless methods here are those of the process that asks for them."""
+    for method, file in wanted.items():
+        if fingerprint(method) != file:
+            raise ConfigError(
+                f"the file of method {method!r} has changed since the command began. Begin it "
+                "again: another file is another method."
+            )
 
 
 def program(*methods: str) -> list[str]:
@@ -78,9 +90,10 @@ def load() -> None:
         if not file.is_file() or file.suffix != ".py":
             what = "which does not end in .py" if file.is_file() else "where no file is"
             raise ConfigError(f"{FILES} names {word!r}, {what}. Name the file of your method.")
-        if file in _files().values():
+        if file in _files().values() or file in _loaded:
             continue
         _run(file)
+        _loaded.add(file)
         if before == METHODS:
             raise ConfigError(
                 f"{FILES} names {word!r}, which registers no method. Put @register above its class."
@@ -98,9 +111,9 @@ def _file(made: type[Any]) -> Path | None:
 
 
 @cache
-def _digest(loaded: int, file: Path) -> str:
-    del loaded  # of this very class
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _fingerprint(made: Any) -> str:
+    file = _file(made)
+    return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" if file else ""
 
 
 def _files() -> dict[str, Path]:
@@ -132,7 +145,7 @@ def _run(file: Path) -> None:
         spec.loader.exec_module(module)
     except FedshotError:
         raise
-    except Exception as error:  # whatever its author has written
+    except (Exception, SystemExit) as error:  # whatever its author has written
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
         line = f", line {frames[-1].lineno}" if frames else ""
         raise ConfigError(
@@ -142,8 +155,10 @@ def _run(file: Path) -> None:
 
 def _found(name: str) -> Path | None:
     """Return the file that an import of a name would take; None for none."""
-    try:
+    try:  # of a package, whose own errors are its author's to hear of
         spec = importlib.util.find_spec(name) if name.replace(".", "_").isidentifier() else None
-    except (ImportError, ValueError):
+    except (ModuleNotFoundError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != name.partition(".")[0]:
+            raise
         return None
     return Path(spec.origin).resolve() if spec and spec.origin and spec.has_location else None

@@ -54,7 +54,7 @@ def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
     usual = recipe.usual
     others = [b for b in recipe.budgets.values() if "name" in b.settings.get("data", {})]
     others = [b for b in others if b.name != usual]
-    if not others:
+    if not others or not recipe.rows:
         return usual
     stand_in, folder = others[0], find_data_dir(data_dir(options))
     try:
@@ -165,7 +165,7 @@ def _results(options: argparse.Namespace) -> int:
     storage.write_bytes(options.to, text.encode(), sync=False)
     tell(f"wrote {options.to}")
     for name, variant in sorted({(result.recipe, result.variant) for result in every}):
-        if name in recipes and variant.partition("-")[0] in recipes[name].budgets:
+        if name in recipes and variant.partition("-tune")[0] in recipes[name].budgets:
             drawn = figures.write(options.results, recipes[name], variant)
             if drawn:
                 tell(f"wrote {drawn}")

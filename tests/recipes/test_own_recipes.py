@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.errors import ConfigError
-from fedshot.recipes import load, names, read
+from fedshot.recipes import figures, load, names, page, read, timing, tuning
+from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.plan import budget_marks, data_marks, marks
 from fedshot.recipes.reading import joined
 
@@ -133,6 +136,45 @@ def test_a_table_of_ones_own_is_known_where_its_results_are(tmp_path: Path) -> N
         assert not cell.row.own
 
 
+def test_shorthand_and_defaults_can_be_timed_and_run(tmp_path: Path) -> None:
+    text = TABLE.replace("  test: {way: 2}\n", "  partition: iid\n  run: {threads: null}\n")
+    written(tmp_path / "ours" / "recipe.yaml", text.replace("quick", "two-cores"))
+    recipe = load("ours", tmp_path)
+    for cell in recipe.cells("two-cores"):
+        assert timing.key(cell)
+        assert timing.short(cell)["run"]["cohort"] == 1
+        assert cell.settings()["run"]["threads"] == 1
+    often = read("t", trees.parse(TABLE + "kind: table\n", lambda _: False, origin="t"))
+    often = replace(often, settings=often.settings | {"run": {"validate_every": "often"}})
+    with pytest.raises(ConfigError, match="validate_every"):
+        Config.of(often.cells("quick")[0].settings())
+
+
+def test_a_budget_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
+    recipe = read(
+        "t", trees.parse(TABLE.replace("quick", "two-cores"), lambda _: False, origin="t")
+    )
+    left = page._current("t", "two-cores-tune2", [], recipe)
+    assert left == ([], [])
+    assert figures.write(tmp_path, recipe, "two-cores") is None
+
+
+def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> None:
+    rows = {"mine": {"settings": {"method": {"name": "nowhere"}}}}
+    recipe = joined(load("digits"), rows, "rows.yaml")
+    path = tuning.path(tmp_path, recipe, "small-tune2", recipe.rows["mine"])
+    written(path, "{}")
+    bench = Bench(Request(recipe, tune=2, runs=tmp_path, results=tmp_path))
+    assert bench.tuned["mine"] is None
+
+
+def test_rows_beside_a_table_of_ones_own_are_not_passed_over(tmp_path: Path) -> None:
+    file = written(tmp_path / "ours" / "recipe.yaml", TABLE)
+    (file.parent / "rows.yaml").write_text(ROWS, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"Write its rows there"):
+        load("ours", tmp_path)
+
+
 def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None:
     written(tmp_path / "digits" / "recipe.yaml", TABLE)
     assert names(tmp_path) == names()
@@ -146,6 +188,23 @@ def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None
         ("title: A table of ours", "", "recipe t has no title"),
         ("  data: {name: digits}\n", "", "recipe t names no data. Set settings.data.name"),
         ("  data: {name: digits}\n", "  data: [1]\n", "recipe t names no data"),
+        ("  data: {name", "  seed: 7\n  data: {name", "sets seed, of which every training has"),
+        ("five: {settings: {", "five: {settings: {name: x, ", "column five sets name"),
+        ("method.optimizer.lr: {", "run.cohort: {", "tune sets run.cohort; a row may set"),
+        ("method.optimizer.lr: {", "method: {", "would search for method; a row is one"),
+        (
+            "proto: {settings: {method: fl_proto}}",
+            "proto: {settings: {method: fl_proto}, tune: {method.optimizer: {choice: [1]}}}",
+            "row proto would search for method.optimizer in its own way",
+        ),
+        (
+            "{settings: {method: fl_proto}}",
+            "{settings: {method: fl_proto}, exchanges: 5}",
+            "row proto takes 5 exchanges for one round, and budget quick has 4",
+        ),
+        ("quick: {exchanges: 4}", "quick-tune4: {exchanges: 4}", "cannot be called 'quick-tune4'"),
+        ("columns: {one:", "columns: {Tune:", "a column cannot be called 'Tune'"),
+        ("five: {settings", "five: {x: .nan, settings", "x is nan; expected finite numbers"),
         ("title: A table of ours", "title: 7", "title is 7; expected text"),
         ("quick: {exchanges: 4}", "quick: {}", "budget quick has no exchanges"),
         ("quick: {exchanges: 4}", "quick: {exchanges: x}", "exchanges is 'x'; expected a whole"),

@@ -197,6 +197,7 @@ def test_a_row_cannot_have_data_clients_or_tests_of_its_own() -> None:
 def test_rounds_are_exchanges_over_those_of_one_round() -> None:
     tree = changed()
     tree["rows"]["local"]["exchanges"] = 4
+    tree["budgets"]["small"]["exchanges"] = 4
     proto, local = (c for c in read("t", tree).cells("paper") if c.column.key == "one")
     assert proto.settings()["run"]["rounds"] == 10
     assert local.settings()["run"]["rounds"] == 2

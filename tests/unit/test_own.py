@@ -33,6 +33,7 @@ class Mine(FLProto):
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before, modules, path = dict(METHODS), set(sys.modules), list(sys.path)
     monkeypatch.delenv(own.FILES, raising=False)
+    monkeypatch.setattr(own, "_loaded", set())
     yield
     METHODS.clear()
     METHODS.update(before)
@@ -71,6 +72,7 @@ def test_what_a_process_is_told_lets_it_load_the_method(
     assert own.program("fl_proto", "mine", "mine") == ["FEDSHOT_METHODS='my method.py'", "fedshot"]
     told = own.for_children("mine")
     del METHODS["mine"]
+    own._loaded.clear()  # as in another process
     monkeypatch.setenv(own.FILES, told[own.FILES])
     own.load()
     assert issubclass(METHODS["mine"], FLProto)
@@ -128,8 +130,50 @@ def test_a_method_that_builds_on_another_is_loaded_beside_it(
     first = written(tmp_path / "own_base_of_test.py", "base")
     second = written(tmp_path / "variant.py", "variant", "import own_base_of_test")
     loaded(monkeypatch, first, second)
-    assert own.source("base") == first
+    assert [own.source(name) for name in ("base", "variant")] == [first, second]
+
+
+def test_what_another_file_has_loaded_already_is_not_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = written(tmp_path / "own_base_of_test.py", "base")
+    second = written(tmp_path / "variant.py", "variant", "import own_base_of_test")
     loaded(monkeypatch, second, first)
+    assert [own.source(name) for name in ("base", "variant")] == [first, second]
+
+
+def test_a_package_that_hands_on_a_method_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "lab_of_test" / "inner.py")
+    front = tmp_path / "lab_of_test" / "__init__.py"
+    front.write_text("from .inner import Mine\n", encoding="utf-8")
+    loaded(monkeypatch, front)
+    own.load()
+    assert own.source("mine") == tmp_path / "lab_of_test" / "inner.py"
+
+
+def test_an_error_in_a_package_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path / "lab_of_test" / "mine.py")
+    (file.parent / "__init__.py").write_text("import nowhere_at_all\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="No module named 'nowhere_at_all'"):
+        loaded(monkeypatch, file)
+
+
+def test_a_file_that_changes_under_way_is_another_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "mine.py")
+    loaded(monkeypatch, file)
+    before = own.fingerprint("mine")
+    own.check({"mine": before, "fl_proto": ""})
+    del METHODS["mine"]
+    own._loaded.clear()
+    written(file, more="# other lines")
+    sys.modules.pop("mine", None)
+    own.load()
+    with pytest.raises(ConfigError, match="'mine' has changed since the command began"):
+        own.check({"mine": before})
 
 
 def test_the_hash_is_of_the_lines_that_were_loaded(
@@ -137,8 +181,11 @@ def test_the_hash_is_of_the_lines_that_were_loaded(
 ) -> None:
     file = written(tmp_path / "mine.py")
     loaded(monkeypatch, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     file.write_text("raise AssertionError\n", encoding="utf-8")
-    assert hashlib.sha256(file.read_bytes()).hexdigest() not in own.fingerprint("mine")
+    assert own.fingerprint("mine") == f"mine.py {digest}"
+    file.unlink()
+    assert own.fingerprint("mine") == f"mine.py {digest}"
 
 
 def test_a_path_that_cannot_be_joined_is_refused(
@@ -162,6 +209,7 @@ def test_a_path_that_cannot_be_joined_is_refused(
             "which does not end in .py",
         ),
         ("odd.py", "x = 1\nif x\n", "odd.py', which breaks off: SyntaxError: .*line 2"),
+        ("end.py", "raise SystemExit(3)\n", "line 1: SystemExit: 3"),
         ("far.py", "x = 1\n\nimport nowhere\n", "line 3: ModuleNotFoundError: No module named"),
         ("same.py", METHOD.format(name="ditto", more=""), "there is a method 'ditto' already"),
     ],

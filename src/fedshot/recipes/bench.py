@@ -219,6 +219,8 @@ class Bench:
         return self.tuned.get(row.key)
 
     def _tuned(self, row: Row) -> Chosen | None:
+        if row.method not in METHODS:
+            return None
         cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
         return tuning.read(self._trials_path(row), cell, self._trials(row))
 

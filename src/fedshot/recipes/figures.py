@@ -121,7 +121,7 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _measured(recipe: Recipe) -> str:
-    split = recipe.settings.get("split", {})
+    split = recipe.settings.get("split") or {}
     own = bool(split.get("base")) and not split.get("novel")
     whose = "the clients' own" if own else "novel"
     return f"accuracy on {whose} classes, %"
@@ -154,7 +154,7 @@ def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
     draw = _FIGURES.get(recipe.kind)
     if draw is None:
         return None
-    budget = variant.partition("-")[0]
+    budget = variant.partition("-tune")[0]
     held = {r.key: r for r in Results(folder).every()
             if (r.recipe, r.variant) == (recipe.name, variant)}  # fmt: skip
     states = [State(c, result=held[c.key]) for c in recipe.cells(budget) if c.key in held]

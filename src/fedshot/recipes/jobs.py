@@ -60,6 +60,7 @@ class Job:
         """Return the line that tells a worker what to do."""
         order = {
             "do": self.do, "settings": self.settings,
+            "own": {name: own.fingerprint(name) for name in self.methods},
             "folder": str(self.folder), "data_dir": self.data_dir, "keep_looks": self.keep_looks,
         }  # fmt: skip
         if self.lead is not None:

@@ -56,7 +56,7 @@ def _current(
     name: str, variant: str, results: list[Result], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
     """Return the states of results that fit today's recipe, and why the others do not."""
-    budget = variant.partition("-")[0]
+    budget = variant.partition("-tune")[0]
     if recipe is None or budget not in recipe.budgets:
         return [], [f"{name}/{variant}: there is no such recipe or budget"]
     held = {r.key: r for r in results}

@@ -14,7 +14,7 @@ from fedshot import __version__, own, recorder, storage
 
 def revision(method: str = "") -> str:
     """Return the commit of the code; before it the file of a method of one's own, and its hash."""
-    name, _, digest = own.fingerprint(method).partition(" ")
+    name, _, digest = own.fingerprint(method).rpartition(" ")
     return f"{name} {digest[:12]} on {_commit()}" if name else _commit()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from fedshot.errors import ConfigError, nearest
 from fedshot.recipes.recipe import KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
+# What would be taken for something else: ROW.tune.json holds trials, BUDGET-tuneN is a folder.
+_TAKEN = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile(".*-tune.*")}
 
 
 class _Part(NamedTuple):
@@ -63,6 +65,8 @@ def read(name: str, tree: Any) -> Recipe:
     for owed in ("title", "settings"):
         if owed not in parts:
             raise ConfigError(f"{what} has no {owed}.")
+    _check_layer(what, parts["settings"])
+    _check_places(f"{what}, tune", parts.get("tune", {}))
     columns = {
         key: _column(f"{what}, column {key}", key, one)
         for key, one in _keyed(what, "column", parts)
@@ -113,6 +117,9 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
             raise ConfigError(f"{what} has {key!r:.60}. {nearest(str(key), parts)}")
         kinds, words, inside = parts[key]
         within = value.values() if isinstance(value, dict) else value
+        numbers = [value, *within] if isinstance(value, dict | list) else [value]
+        if any(isinstance(one, float) and not math.isfinite(one) for one in numbers):
+            raise ConfigError(f"{what}: {key} is {value!r:.60}; expected finite numbers.")
         if type(value) not in kinds or (inside and not all(type(one) in inside for one in within)):
             raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.")
         if parts[key] is _COUNT and value < 1:
@@ -131,6 +138,8 @@ def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, An
                 f"{what}: the key of a {kind} is {key!r:.60}; expected up to 60 letters, digits, "
                 "'_' and '-', because it names files."
             )
+        if kind in _TAKEN and _TAKEN[kind].fullmatch(key):
+            raise ConfigError(f"{what}: a {kind} cannot be called {key!r}. Choose another key.")
     if len({key.casefold() for key in found}) < len(found):
         raise ConfigError(f"{what}: two {kind}s differ in capital letters alone. Rename one.")
     return list(found.items())
@@ -138,6 +147,7 @@ def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, An
 
 def _column(what: str, key: str, tree: Any) -> Column:
     parts = _checked(what, tree, _COLUMN)
+    _check_layer(what, parts.get("settings", {}))
     return Column(key, parts.get("label", key), parts.get("settings", {}), parts.get("x"))
 
 
@@ -145,6 +155,7 @@ def _budget(what: str, key: str, tree: Any) -> Budget:
     parts = _checked(what, tree, _BUDGET)
     if "exchanges" not in parts:
         raise ConfigError(f"{what} has no exchanges, the number of communication rounds.")
+    _check_layer(what, parts.get("settings", {}))
     return Budget(key, parts["exchanges"], parts.get("settings", {}))
 
 
@@ -154,14 +165,9 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
     method = own.get("method")
     if not isinstance(method.get("name") if isinstance(method, dict) else method, str):
         raise ConfigError(f"{what} names no method. Set settings.method.name.")
-    for place in (*(place for place, _ in trees.flat(own)), *tune):
-        if place in tune and place.endswith("name"):
-            raise ConfigError(f"{what} would search for {place}; a row is one method. Add a row.")
-        if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
-            raise ConfigError(
-                f"{what} sets {place}; a row may set {', '.join(ROW_MAY_SET)} alone, so that all "
-                "methods of a column get the same."
-            )
+    own = own | {"method": {"name": method} if isinstance(method, str) else method}
+    _check_places(what, [place for place, _ in trees.flat(own)], searched=False)
+    _check_places(what, tune)
     published, spread = (tuple(parts.get(part, [None] * n)) for part in ("published", "spread"))
     if len(published) != n or len(spread) != n:
         raise ConfigError(f"{what} has {len(published)} numbers, {n} columns.")
@@ -170,6 +176,25 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
         tuple(parts.get("departs", ())), parts.get("trained_as"), parts.get("trained_in", {}),
         parts.get("at", {}),
     )  # fmt: skip
+
+
+def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a layer sets what tells one training from another."""
+    for place in ("seed", "name"):
+        if place in settings:
+            raise ConfigError(f"{what} sets {place}, of which every training has its own.")
+
+
+def _check_places(what: str, places: Iterable[str], *, searched: bool = True) -> None:
+    """Raise ConfigError for places that a row may not set, or that no trial may search."""
+    for place in places:
+        if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
+            raise ConfigError(
+                f"{what} sets {place}; a row may set {', '.join(ROW_MAY_SET)} alone, so that all "
+                "methods of a column get the same."
+            )
+        if searched and (place in ("method", "model.head") or place.endswith(".name")):
+            raise ConfigError(f"{what} would search for {place}; a row is one method. Add a row.")
 
 
 def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,11 +225,7 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
     _check_data(recipe)
     for row in recipe.rows.values():
-        if both := row.tune.keys() & recipe.tune.keys():
-            raise ConfigError(
-                f"recipe {name}, row {row.key} would search for {min(both)} in its own way; the "
-                "recipe says where all rows do."
-            )
+        _check_fair(recipe, row)
     for row in (row for row in recipe.rows.values() if row.trained_as):
         lead = recipe.rows.get(str(row.trained_as))
         if lead is None or lead.trained_as or lead.exchanges != row.exchanges:
@@ -226,6 +247,22 @@ def _check(recipe: Recipe) -> None:
             raise ConfigError(
                 f"recipe {name} is a sweep, and row {row.key} has no at; expected an axis and a "
                 "number, or several."
+            )
+
+
+def _check_fair(recipe: Recipe, row: Row) -> None:
+    """Raise ConfigError for a row with a search or with rounds of its own."""
+    what = f"recipe {recipe.name}, row {row.key}"
+    for a, b in product(row.tune, recipe.tune):
+        if f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}."):
+            raise ConfigError(
+                f"{what} would search for {a} in its own way; the recipe says where all rows do."
+            )
+    for budget in recipe.budgets.values():
+        if row.exchanges > budget.exchanges:
+            raise ConfigError(
+                f"{what} takes {row.exchanges} exchanges for one round, and budget {budget.name} "
+                f"has {budget.exchanges}. Give it more."
             )
 
 

@@ -206,7 +206,6 @@ class Cell:
             chosen: what tuning found, by dotted place.
         """
         tree = trees.layered(
-            {"run": {"threads": 1}},
             self.recipe.settings,
             self.column.settings,
             self.budget.settings,
@@ -216,8 +215,9 @@ class Cell:
             trees.put(tree, place, value)
         rounds = max(1, self.budget.exchanges // self.row.exchanges)
         trees.put(tree, "run.rounds", rounds)
+        tree["run"].setdefault("threads", 1)  # several cells at once
         looks = trees.at(tree, "run.validate_every")  # as often for every row, by exchanges
-        if looks:
+        if looks and type(looks) is int:
             trees.put(tree, "run.validate_every", max(1, looks // self.row.exchanges))
         return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}
 

@@ -37,6 +37,11 @@ def load(name: str, results: Path | None = None) -> Recipe:
         raise ConfigError(f"there is no recipe {name!r}. {nearest(name, names(results))}")
     if name not in _packaged():
         assert results is not None
+        if (results / name / OWN_ROWS).exists():
+            raise ConfigError(
+                f"{results / name / OWN_ROWS} stands beside a {OWN}. Write its rows there: the "
+                "file adds rows to fedshot's recipes alone."
+            )
         return read(name, _tree(results / name / OWN))
     recipe = _loaded(name)
     if results is None:

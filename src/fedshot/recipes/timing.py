@@ -70,7 +70,7 @@ def key(cell: Cell) -> str:
     tree = {name: part for name, part in cell.settings().items() if name not in _FREE}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
     tree["method"] = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
-    dealt = cell.settings()["partition"]
+    dealt = _dealt(cell.settings())
     if own := {name: dealt[name] for name in ("way", "shot") if name in dealt}:
         tree["dealt"] = own  # all that a client holds is a few images of a few classes
     here = _machine()
@@ -97,9 +97,9 @@ def short(cell: Cell) -> dict[str, Any]:
     if "local_steps" in _options(settings):
         few = min(steps(settings), _STEPS)
         settings = {**settings, "method": settings["method"] | {"local_steps": few}}
-    alone = settings["partition"].get("name") != "redealt"
+    alone = _dealt(settings).get("name") != "redealt"
     run = settings["run"] | {"rounds": 2, "cohort": 1 if alone else None, "validate_every": 1000}
-    test = settings["test"] | {"episodes": 10, "validation_episodes": 2}
+    test = settings.get("test", {}) | {"episodes": 10, "validation_episodes": 2}
     return {**settings, "run": run, "test": test}
 
 
@@ -120,6 +120,12 @@ def steps(settings: Mapping[str, Any]) -> int:
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Field[Any]]:
     return {field.name: field for field in fields(METHODS[settings["method"]["name"]])}
+
+
+def _dealt(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the partition, written at length."""
+    dealt = settings.get("partition") or {}
+    return dealt if isinstance(dealt, Mapping) else {"name": dealt}
 
 
 def _without_size(value: Any) -> Any:

@@ -41,6 +41,7 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         own.load()
+        own.check(order["own"])
         done = _DEEDS[order["do"]](_opened(order), order)
     except FedshotError as error:
         _say("refused", {"reason": str(error), "error": type(error).__name__})
