@@ -41,6 +41,7 @@ from fedshot.kinds import (
 from fedshot.methods import METHODS
 from fedshot.nn import Model
 from fedshot.options import Option, settled
+from fedshot.own import FILES
 from fedshot.protocol import Method
 from fedshot.sections import Chances, ModelOptions, RunOptions, SplitOptions
 from fedshot.settings import Settings, difference
@@ -289,7 +290,7 @@ def _take_kind(tree: Settings, place: str) -> str:
         valid = [*kinds, NO_HEAD] if place == "model.head" else kinds
         own = (
             " (One of your own is known to the program that registers it, and elsewhere by its "
-            "file: FEDSHOT_METHODS=my_method.py.)"
+            f"file: {FILES}=my_method.py.)"
         )
         hint = nearest(str(kind), valid) + (own if place == "method" else "")
         raise ConfigError(f"{place}.name is {kind!r}. {hint}")

@@ -249,8 +249,8 @@ class Experiment:
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
-        method = own.fingerprint(self.config.settings["method"]["name"])
-        self.recorder.note_environment(last, self._threads, method)
+        method = own.noted(self.config.settings["method"]["name"])
+        self.recorder.note_environment(last, {"intra_op_threads": self._threads} | method)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()

@@ -2,7 +2,8 @@
 
 A program that registers a method knows it; the processes that train the cells of a recipe, or a
 federation's nodes, are others. They are told the files by the environment, `FEDSHOT_METHODS`, and
-load them before they read a configuration. No file is ever named by a configuration or on a wire.
+load them before they read a configuration. Nothing that a configuration or a message says has a
+process load a file: a server tells its nodes name and hash, to compare.
 """
 
 from __future__ import annotations
@@ -53,6 +54,12 @@ def fingerprint(method: str) -> str:
     return "" if made is None or _packaged(made) else _fingerprint(cast("Hashable", made))
 
 
+def noted(method: str) -> dict[str, str]:
+    """Return what a record says of a method's file; nothing of one of the package."""
+    file = fingerprint(method)
+    return {"method_file": file} if file else {}
+
+
 def for_children(*methods: str) -> dict[str, str]:
     """Return what the environment of a process adds that has to know some methods."""
     files = dict.fromkeys(str(file) for name in methods if (file := source(name)))
@@ -76,7 +83,8 @@ def check(wanted: Mapping[str, str]) -> None:
 
 def program(*methods: str) -> list[str]:
     """Return the words that begin a command about these methods, for people to type."""
-    files = dict.fromkeys(file.name for name in methods if (file := source(name)))
+    known = filter(None, map(fingerprint, methods))  # wherever their files are by now
+    files = dict.fromkeys(file.rpartition(" ")[0] for file in known)
     return [*([f"{FILES}={shlex.quote(os.pathsep.join(files))}"] if files else []), "fedshot"]
 
 

@@ -18,7 +18,7 @@ from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.jobs import Event
 from fedshot.recipes.measuring import measure
 from fedshot.recipes.overview import overview, overview_json, overview_text
-from fedshot.recipes.results import Results
+from fedshot.recipes.results import Results, split
 from fedshot.setting import Arrangement
 
 BROKE_OFF = 1
@@ -156,7 +156,8 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
 def _results(options: argparse.Namespace) -> int:
     """Write the page of everything that is finished, and draw its figures beside the files."""
     every = Results(options.results).every()
-    recipes = {name: load(name, options.results) for name in names(options.results)}
+    held = {result.recipe for result in every} & {*names(options.results)}
+    recipes = {name: load(name, options.results) for name in held}
     text = page.markdown(every, recipes)
     if options.to is None:
         say(text)
@@ -165,7 +166,7 @@ def _results(options: argparse.Namespace) -> int:
     storage.write_bytes(options.to, text.encode(), sync=False)
     tell(f"wrote {options.to}")
     for name, variant in sorted({(result.recipe, result.variant) for result in every}):
-        if name in recipes and variant.partition("-tune")[0] in recipes[name].budgets:
+        if name in recipes and split(variant)[0] in recipes[name].budgets:
             drawn = figures.write(options.results, recipes[name], variant)
             if drawn:
                 tell(f"wrote {drawn}")

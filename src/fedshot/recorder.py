@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,16 +66,14 @@ class Recorder:
         """Make sure that the records are on the disk."""
         storage.flush(self.folder / "metrics.jsonl")
 
-    def note_environment(self, round: int, threads: int, method_file: str = "") -> None:
+    def note_environment(self, round: int, more: Mapping[str, Any]) -> None:
         """Write what the figures are made with; a run that goes on elsewhere notes that beside it.
 
         Args:
             round: the last complete round, -1 before the first.
-            threads: intra-op threads of the run.
-            method_file: name and hash of the file of a method that is not the package's.
+            more: what is the run's own: its threads, the file of a method of one's own.
         """
-        now = environment() | {"intra_op_threads": threads}
-        now |= {"method_file": method_file} if method_file else {}
+        now = {**environment(), **more}
         path = self.folder / "environment.json"
         if not path.exists():
             self.write(path.name, now)

@@ -181,6 +181,18 @@ def sums(rows: list[list[float | None]]) -> tuple[list[float], list[float]]:
     return [sum(row) for row in cents], [sum(column) for column in zip(*cents, strict=True)]
 
 
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_papers_recipe_leaves_nothing_to_defaults(name: str) -> None:
+    """A table of one's own may: a paper's has source, both budgets and published numbers."""
+    file = Path(fedshot.__file__).parent / "recipes" / f"{name}.yaml"
+    held = trees.load(file, lambda _: False)
+    assert {"title", "source", "kind", "measure", "settings"} <= held.keys()
+    if held["kind"] != "picture":
+        assert {"paper", "small"} <= held["budgets"].keys()
+    assert all("label" in column for column in held.get("columns", {}).values())
+    assert all({"label", "published"} <= row.keys() for row in held.get("rows", {}).values())
+
+
 def test_a_row_cannot_have_data_clients_or_tests_of_its_own() -> None:
     for place, own in (
         ("partition.clients", {"partition": {"clients": 3}}),

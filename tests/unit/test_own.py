@@ -124,22 +124,14 @@ def test_names_of_files_stand_in_nobodys_way(
     assert [own.source(f"mine{i}") for i in range(len(files))] == files
 
 
-def test_a_method_that_builds_on_another_is_loaded_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("order", [("base", "variant"), ("variant", "base")])
+def test_a_method_that_builds_on_another_is_loaded_once_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
 ) -> None:
-    first = written(tmp_path / "own_base_of_test.py", "base")
-    second = written(tmp_path / "variant.py", "variant", "import own_base_of_test")
-    loaded(monkeypatch, first, second)
-    assert [own.source(name) for name in ("base", "variant")] == [first, second]
-
-
-def test_what_another_file_has_loaded_already_is_not_run_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = written(tmp_path / "own_base_of_test.py", "base")
-    second = written(tmp_path / "variant.py", "variant", "import own_base_of_test")
-    loaded(monkeypatch, second, first)
-    assert [own.source(name) for name in ("base", "variant")] == [first, second]
+    files = {"base": written(tmp_path / "own_base_of_test.py", "base")}
+    files["variant"] = written(tmp_path / "variant.py", "variant", "import own_base_of_test")
+    loaded(monkeypatch, *(files[name] for name in order))
+    assert {name: own.source(name) for name in files} == files
 
 
 def test_a_package_that_hands_on_a_method_is_loaded_once(
@@ -186,6 +178,7 @@ def test_the_hash_is_of_the_lines_that_were_loaded(
     assert own.fingerprint("mine") == f"mine.py {digest}"
     file.unlink()
     assert own.fingerprint("mine") == f"mine.py {digest}"
+    assert own.program("mine") == ["FEDSHOT_METHODS=mine.py", "fedshot"], "results can be written"
 
 
 def test_a_path_that_cannot_be_joined_is_refused(

@@ -183,8 +183,7 @@ class Bench:
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
         """Return the settings of a training and the folder that it lives in."""
         settings = cell.settings(seed, chosen)
-        file = own.fingerprint(cell.row.method)
-        nameless = {**settings, "name": ""} | ({"method_file": file} if file else {})
+        nameless = {**settings, "name": ""} | own.noted(cell.row.method)
         text = json.dumps(nameless, sort_keys=True)
         name = f"{cell.stem}.s{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         place = self.request.runs / "recipes" / cell.recipe.name / self.request.budget

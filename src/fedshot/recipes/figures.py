@@ -13,7 +13,7 @@ from fedshot.recipes.bench import State
 from fedshot.recipes.learning import learning
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import Recipe
-from fedshot.recipes.results import Results, outdated
+from fedshot.recipes.results import Results, outdated, split
 from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing, picture
 from fedshot.sections import not_honest
 
@@ -154,7 +154,7 @@ def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
     draw = _FIGURES.get(recipe.kind)
     if draw is None:
         return None
-    budget = variant.partition("-tune")[0]
+    budget = split(variant)[0]
     held = {r.key: r for r in Results(folder).every()
             if (r.recipe, r.variant) == (recipe.name, variant)}  # fmt: skip
     states = [State(c, result=held[c.key]) for c in recipe.cells(budget) if c.key in held]

@@ -48,8 +48,7 @@ class Job:
     def methods(self) -> list[str]:
         """The names of its method, and of the one that it follows."""
         every = [self.settings, *([self.lead[0]] if self.lead else [])]
-        chosen = [settings["method"] for settings in every]
-        return [str(one["name"] if isinstance(one, dict) else one) for one in chosen]
+        return [str(settings["method"]["name"]) for settings in every]
 
     @property
     def threads(self) -> int:

@@ -90,9 +90,9 @@ def overview_text(lines: list[Line], options: argparse.Namespace) -> str:
     said = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
     said.append(
         "Cells: those whose method exists, of all. Time: of those, budget "
-        f"{options.budget or 'small'}, {count(options.seeds, 'seed')}, on this machine, from two "
-        "rounds of each; of those that can be formed from the data here, where not all can. "
-        "`--measure` times what says 'not measured'."
+        f"{options.budget or 'small, or the first'}, {count(options.seeds, 'seed')}, on this "
+        "machine, from two rounds of each; of those that can be formed from the data here, where "
+        "not all can. `--measure` times what says 'not measured'."
     )
     return "\n".join(said)
 

@@ -13,7 +13,7 @@ from fedshot.recipes.bench import State
 from fedshot.recipes.learning import shown
 from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Cell, Recipe
-from fedshot.recipes.results import Result, mean, outdated
+from fedshot.recipes.results import Result, mean, outdated, split
 from fedshot.recipes.tables import Marks, difference, ours, published, unfair
 from fedshot.reports.words import count, megabytes, printable, seconds
 
@@ -56,7 +56,7 @@ def _current(
     name: str, variant: str, results: list[Result], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
     """Return the states of results that fit today's recipe, and why the others do not."""
-    budget = variant.partition("-tune")[0]
+    budget = split(variant)[0]
     if recipe is None or budget not in recipe.budgets:
         return [], [f"{name}/{variant}: there is no such recipe or budget"]
     held = {r.key: r for r in results}
@@ -182,7 +182,7 @@ def _command(recipe: Recipe, states: Sequence[State]) -> str:
     """Return one command for all lines, naming the cells unless they are all there are."""
     results = [state.result for state in states if state.result]
     words = [*own.program(*(r.method for r in results)), "reproduce", recipe.name]
-    budget, _, trials = results[0].variant.partition("-tune")
+    budget, trials = split(results[0].variant)
     every: list[Cell] = recipe.cells(budget)
     if len(states) < len(every):
         words += ["--cells", *(_patterns(states))]

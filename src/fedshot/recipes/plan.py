@@ -19,7 +19,7 @@ from fedshot.methods import METHODS
 from fedshot.own import FILES
 from fedshot.recipes.provenance import kind
 from fedshot.recipes.recipe import Cell
-from fedshot.recipes.results import Result
+from fedshot.recipes.results import Result, split
 from fedshot.reports.words import count
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
@@ -97,7 +97,7 @@ def marks(
     if result.tuned is not None:
         options = ", ".join(f"{place.rpartition('.')[2]} {value}"
                             for place, value in result.tuned.items())  # fmt: skip
-        trials = result.variant.partition("-tune")[2]
+        trials = split(result.variant)[1]
         found.append(f"tuned with {trials} trials: {options or 'the recipe as it stands'}")
     found += data_marks(every)
     for name, text in (("unanswered", "test episodes without an answer"),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
+from fedshot.kinds import long
 from fedshot.recipes.recipe import KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -116,11 +117,12 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
         if key not in parts:
             raise ConfigError(f"{what} has {key!r:.60}. {nearest(str(key), parts)}")
         kinds, words, inside = parts[key]
-        within = value.values() if isinstance(value, dict) else value
-        numbers = [value, *within] if isinstance(value, dict | list) else [value]
-        if any(isinstance(one, float) and not math.isfinite(one) for one in numbers):
+        if type(value) not in kinds:
+            raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.")
+        within = list(value.values() if isinstance(value, dict) else value) if inside else []
+        if any(isinstance(one, float) and not math.isfinite(one) for one in (value, *within)):
             raise ConfigError(f"{what}: {key} is {value!r:.60}; expected finite numbers.")
-        if type(value) not in kinds or (inside and not all(type(one) in inside for one in within)):
+        if not all(type(one) in inside for one in within):
             raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.")
         if parts[key] is _COUNT and value < 1:
             raise ConfigError(f"{what}: {key} is {value}; expected 1 or more.")
@@ -165,7 +167,7 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
     method = own.get("method")
     if not isinstance(method.get("name") if isinstance(method, dict) else method, str):
         raise ConfigError(f"{what} names no method. Set settings.method.name.")
-    own = own | {"method": {"name": method} if isinstance(method, str) else method}
+    own = own | {"method": long("method", method)}
     _check_places(what, [place for place, _ in trees.flat(own)], searched=False)
     _check_places(what, tune)
     published, spread = (tuple(parts.get(part, [None] * n)) for part in ("published", "spread"))
@@ -210,8 +212,10 @@ def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_space(kind: Any, values: Any) -> bool:
-    if kind == "choice" or not isinstance(values, list):
-        return isinstance(values, list) and bool(values)
+    if not isinstance(values, list) or not values:
+        return False
+    if kind == "choice":
+        return True
     if len(values) != 2 or not all(isinstance(x, int | float) and abs(x) < 1e30 for x in values):
         return False
     least = {"log": 0, "linear": -math.inf}.get(kind, math.inf)

@@ -68,8 +68,7 @@ class Row:
     @property
     def method(self) -> str:
         """The method's name in `fedshot methods`."""
-        chosen = self.settings["method"]
-        return str(chosen["name"] if isinstance(chosen, Mapping) else chosen)
+        return str(self.settings["method"]["name"])
 
 
 @dataclass(frozen=True)
@@ -206,10 +205,7 @@ class Cell:
             chosen: what tuning found, by dotted place.
         """
         tree = trees.layered(
-            self.recipe.settings,
-            self.column.settings,
-            self.budget.settings,
-            self.row.settings,
+            self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings
         )
         for place, value in (chosen or {}).items():
             trees.put(tree, place, value)
@@ -217,7 +213,7 @@ class Cell:
         trees.put(tree, "run.rounds", rounds)
         tree["run"].setdefault("threads", 1)  # several cells at once
         looks = trees.at(tree, "run.validate_every")  # as often for every row, by exchanges
-        if looks and type(looks) is int:
+        if type(looks) is int and looks:  # what is no number is the configuration's to refuse
             trees.put(tree, "run.validate_every", max(1, looks // self.row.exchanges))
         return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}
 

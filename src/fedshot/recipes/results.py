@@ -75,10 +75,16 @@ class Result:
 
     def command(self) -> str:
         """Return the command that makes the same numbers again."""
-        budget, _, tuned = self.variant.partition("-tune")
+        budget, tuned = split(self.variant)
         words = [*own.program(self.method), f"reproduce {self.recipe} --cells '{self.key}'"]
         words += [f"--budget {budget}", f"--seeds {max(self.seeds) + 1}"]
         return " ".join(words + ([f"--tune {tuned}"] if tuned else []))
+
+
+def split(variant: str) -> tuple[str, str]:
+    """Return the budget of a variant, and how many trials it has, "" without tuning."""
+    budget, _, trials = variant.partition("-tune")
+    return budget, trials
 
 
 class Results:
@@ -142,8 +148,7 @@ def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
     """
     whole = Config.of(cell.settings(0, chosen)).settings
     kept = {key: value for key, value in whole.items() if key not in _NOT_THE_CELL}
-    file = own.fingerprint(cell.row.method)
-    return kept | ({"method_file": file} if file else {})
+    return kept | own.noted(cell.row.method)
 
 
 def outdated(result: Result, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 from fedshot import storage
 from fedshot.config import Config
 from fedshot.evaluation import ExamOptions
+from fedshot.kinds import long
 from fedshot.methods import METHODS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples
@@ -70,7 +71,7 @@ def key(cell: Cell) -> str:
     tree = {name: part for name, part in cell.settings().items() if name not in _FREE}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
     tree["method"] = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
-    dealt = _dealt(cell.settings())
+    dealt = long("partition", cell.settings().get("partition", {}))
     if own := {name: dealt[name] for name in ("way", "shot") if name in dealt}:
         tree["dealt"] = own  # all that a client holds is a few images of a few classes
     here = _machine()
@@ -97,7 +98,7 @@ def short(cell: Cell) -> dict[str, Any]:
     if "local_steps" in _options(settings):
         few = min(steps(settings), _STEPS)
         settings = {**settings, "method": settings["method"] | {"local_steps": few}}
-    alone = _dealt(settings).get("name") != "redealt"
+    alone = long("partition", settings.get("partition", {})).get("name") != "redealt"
     run = settings["run"] | {"rounds": 2, "cohort": 1 if alone else None, "validate_every": 1000}
     test = settings.get("test", {}) | {"episodes": 10, "validation_episodes": 2}
     return {**settings, "run": run, "test": test}
@@ -120,12 +121,6 @@ def steps(settings: Mapping[str, Any]) -> int:
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Field[Any]]:
     return {field.name: field for field in fields(METHODS[settings["method"]["name"]])}
-
-
-def _dealt(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the partition, written at length."""
-    dealt = settings.get("partition") or {}
-    return dealt if isinstance(dealt, Mapping) else {"name": dealt}
 
 
 def _without_size(value: Any) -> Any:
