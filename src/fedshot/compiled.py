@@ -36,15 +36,15 @@ _SOURCES = (
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
 _SIGNATURES = {
-    "fedshot_moments": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 2],
+    "fedshot_moments": [_POINTER, *[_SIZE] * 4, _FLOAT, *[_POINTER] * 2],
     "fedshot_fold": [*[_POINTER] * 3, *[_SIZE] * 3, _FLOAT, _POINTER],
     "fedshot_keep": [*[_POINTER] * 5, *[_SIZE] * 2, _DOUBLE, _POINTER],
     "fedshot_tilt": [*[_POINTER] * 4, *[_SIZE] * 3, _POINTER],
-    "fedshot_pool": [*[_POINTER] * 3, *[_SIZE] * 5, _POINTER],
-    "fedshot_sums": [*[_POINTER] * 5, *[_SIZE] * 5, *[_POINTER] * 2],
-    "fedshot_grad": [*[_POINTER] * 7, *[_SIZE] * 5, _POINTER],
-    "fedshot_twice_sums": [*[_POINTER] * 6, *[_SIZE] * 5, *[_POINTER] * 3],
-    "fedshot_twice_grad": [*[_POINTER] * 11, *[_SIZE] * 5, *[_POINTER] * 2],
+    "fedshot_pool": [*[_POINTER] * 3, *[_SIZE] * 5, *[_FLOAT] * 2, _POINTER],
+    "fedshot_sums": [*[_POINTER] * 5, *[_SIZE] * 5, *[_FLOAT] * 2, *[_POINTER] * 2],
+    "fedshot_grad": [*[_POINTER] * 7, *[_SIZE] * 5, *[_FLOAT] * 2, _POINTER],
+    "fedshot_twice_sums": [*[_POINTER] * 6, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 3],
+    "fedshot_twice_grad": [*[_POINTER] * 11, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 2],
     "fedshot_leaky": [*[_POINTER] * 3, *[_SIZE] * 4, _FLOAT, _POINTER],
     "fedshot_leaky_sums": [*[_POINTER] * 5, *[_SIZE] * 4, _FLOAT, *[_POINTER] * 2],
     "fedshot_leaky_grad": [*[_POINTER] * 7, *[_SIZE] * 4, _FLOAT, _POINTER],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,12 +26,14 @@ from fedshot.nn import (
     kernels,
     value_and_grad,
 )
+from fedshot.nn.kernels import RELU_FIRST, RELU_LAST, Cut
 from fedshot.nn.layers import EPS, batch_norm
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
+both_orders = pytest.mark.parametrize("cut", [RELU_LAST, RELU_FIRST], ids=["last", "first"])
 
 
 def maps(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -46,23 +49,27 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
     return [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
 
 
-def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    normed = F.batch_norm(x, None, None, weight, bias, True, 0.0, EPS)
-    return F.relu(F.max_pool2d(normed, 2))
+def plain(x: Tensor, weight: Tensor, bias: Tensor, cut: Cut) -> Tensor:
+    """Return what the separate operations do."""
+    first = F.relu(x) if cut is RELU_FIRST else x
+    y = F.max_pool2d(F.batch_norm(first, None, None, weight, bias, True, 0.0, EPS), 2)
+    return y if cut is RELU_FIRST else F.relu(y)
 
 
+@both_orders
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_torch_s_in_float64(shape: tuple[int, ...]) -> None:
+def test_values_and_gradients_are_torch_s_in_float64(shape: tuple[int, ...], cut: Cut) -> None:
     x, weight, bias, dy = maps(shape)
     ours = leaves(x, weight, bias)
     theirs = [t.double().requires_grad_() for t in (x, weight, bias)]
     assert kernels.fits(ours[0])
-    y, mean, var = fused.pooled(ours[0], ours[1], ours[2], EPS)
-    expected = plain(*theirs)
+    y, mean, var = fused.pooled(ours[0], ours[1], ours[2], EPS, cut)
+    expected = plain(theirs[0], theirs[1], theirs[2], cut)
     torch.testing.assert_close(y.double(), expected, rtol=3e-6, atol=3e-6)
-    torch.testing.assert_close(mean.double(), x.double().mean((0, 2, 3)), rtol=1e-6, atol=1e-6)
+    seen = F.relu(x.double()) if cut is RELU_FIRST else x.double()
+    torch.testing.assert_close(mean.double(), seen.mean((0, 2, 3)), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(
-        var.double(), x.double().var((0, 2, 3), unbiased=False), rtol=1e-6, atol=1e-6
+        var.double(), seen.var((0, 2, 3), unbiased=False), rtol=1e-6, atol=1e-6
     )
     found = torch.autograd.grad(y, ours, dy)
     wanted = torch.autograd.grad(expected, theirs, dy.double())
@@ -77,55 +84,69 @@ def test_large_means_do_not_spoil_the_variance() -> None:
     torch.testing.assert_close(var.double(), exact, rtol=2e-6, atol=0)
 
 
-def test_the_first_of_equal_values_takes_the_gradient_as_in_torch() -> None:
-    x = torch.randint(0, 3, (6, 8, 8, 4)).float().permute(0, 3, 1, 2)
+@both_orders
+def test_the_first_of_equal_values_takes_the_gradient_as_in_torch(cut: Cut) -> None:
+    """Zeros too, which a ReLU before the norm lets no gradient through."""
+    x = torch.randint(-1, 3, (6, 8, 8, 4)).float().permute(0, 3, 1, 2)
     ours, theirs = x.clone(memory_format=torch.preserve_format).requires_grad_(), x.double()
     theirs.requires_grad_()
     one, zero = torch.ones(4), torch.zeros(4)
     dy = torch.randn(6, 4, 4, 4)
-    (found,) = torch.autograd.grad(fused.pooled(ours, one, zero, EPS)[0], ours, dy)
-    (wanted,) = torch.autograd.grad(plain(theirs, one.double(), zero.double()), theirs, dy.double())
+    (found,) = torch.autograd.grad(fused.pooled(ours, one, zero, EPS, cut)[0], ours, dy)
+    expected = plain(theirs, one.double(), zero.double(), cut)
+    (wanted,) = torch.autograd.grad(expected, theirs, dy.double())
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_not_a_number_stays_one() -> None:
+@both_orders
+def test_not_a_number_stays_one(cut: Cut) -> None:
     x, weight, bias, _ = maps((4, 8, 6, 6))
     x[1, 3, 2, 2] = float("nan")
-    y, _, _ = fused.pooled(x, weight, bias, EPS)
+    y, _, _ = fused.pooled(x, weight, bias, EPS, cut)
     assert torch.isnan(y[:, 3]).all()
     assert not torch.isnan(y[:, [0, 1, 2, 4, 5, 6, 7]]).any()
 
 
 @pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("channels", [1, 16, 19])
+@both_orders
 def test_not_a_number_wins_its_pool_under_given_statistics(
-    place: tuple[int, int], channels: int
+    place: tuple[int, int], channels: int, cut: Cut
 ) -> None:
     x, scale, shift, _ = maps((3, channels, 6, 7))
     row, column = 2 + place[0], 4 + place[1]
     x[1, :, row, column] = float("nan")
-    y = fused.pooled_given(x, scale, shift)
-    expected = F.relu(F.max_pool2d(x * scale[:, None, None] + shift[:, None, None], 2))
+    y = fused.pooled_given(x, scale, shift, cut)
+    seen = F.relu(x) if cut is RELU_FIRST else x
+    expected = F.max_pool2d(seen * scale[:, None, None] + shift[:, None, None], 2)
+    expected = expected if cut is RELU_FIRST else F.relu(expected)
     torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-6, atol=1e-6)
     assert torch.isnan(y[1, :, 1, 2]).all()
     assert int(torch.isnan(y).sum()) == channels
 
 
+@both_orders
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
-def test_what_is_not_finite_makes_nan_of_its_channel_and_of_its_gradient(bad: float) -> None:
+def test_what_is_not_finite_makes_nan_of_its_channel_and_of_its_gradient(
+    bad: float, cut: Cut
+) -> None:
     """Under the batch's own statistics, which is why the derivatives may compare as they do."""
     x, weight, bias, dy = maps((2, 3, 6, 6))
     x[0, 1, 2, 3] = x[0, 1, 2, 4] = bad
     points = leaves(x, weight, bias)
-    y = fused.pooled(*points, EPS)[0]
+    y = fused.pooled(*points, EPS, cut)[0]
     assert torch.isnan(y[:, 1]).all()
     dx = torch.autograd.grad(y, points, dy)[0]
-    assert torch.isnan(dx[:, 1]).all()
+    passed = ~(x[:, 1] <= 0) if cut is RELU_FIRST else torch.ones_like(x[:, 1], dtype=torch.bool)
+    assert torch.isnan(dx[:, 1][passed]).all()
     assert torch.isfinite(dx[:, [0, 2]]).all()
 
 
+@both_orders
 @pytest.mark.parametrize("shape", SHAPES[1:])
-def test_second_derivatives_are_those_of_the_separate_operations(shape: tuple[int, ...]) -> None:
+def test_second_derivatives_are_those_of_the_separate_operations(
+    shape: tuple[int, ...], cut: Cut
+) -> None:
     x, weight, bias, dy = maps(shape)
 
     def twice(op: object, *start: Tensor) -> tuple[Tensor, ...]:
@@ -136,20 +157,22 @@ def test_second_derivatives_are_those_of_the_separate_operations(shape: tuple[in
             sum((g**2).sum() for g in first), points, allow_unused=True, materialize_grads=True
         )
 
-    found = twice(lambda *t: fused.pooled(*t, EPS)[0], x, weight, bias)
-    wanted = twice(plain, x.double(), weight.double(), bias.double())
+    found = twice(lambda *t: fused.pooled(*t, EPS, cut)[0], x, weight, bias)
+    wanted = twice(lambda *t: plain(*t, cut), x.double(), weight.double(), bias.double())
     for a, b in zip(found, wanted, strict=True):
         assert float((a.double() - b).norm()) <= 1e-5 * float(b.norm()) + 1e-6
 
 
-def test_the_gradient_of_the_result_s_own_gradient_is_right_too() -> None:
+@both_orders
+def test_the_gradient_of_the_result_s_own_gradient_is_right_too(cut: Cut) -> None:
     """By dy, which a further layer would have made of its weights."""
     x, weight, bias, dy = maps((3, 4, 6, 6))
     found, wanted = [], []
     for into, cast in ((found, Tensor.float), (wanted, Tensor.double)):
         points = leaves(*(cast(t) for t in (x, weight, bias, dy)))
         points[0] = cast(x).clone(memory_format=torch.preserve_format).requires_grad_()
-        y = fused.pooled(*points[:3], EPS)[0] if into is found else plain(*points[:3])
+        a, b, c = points[:3]
+        y = fused.pooled(a, b, c, EPS, cut)[0] if into is found else plain(a, b, c, cut)
         first = torch.autograd.grad(y, points[:3], points[3], create_graph=True)
         total = sum((g * torch.sin(torch.arange(g.numel()).view(g.shape).to(g.dtype))).sum()
                     for g in first)  # fmt: skip
@@ -159,8 +182,9 @@ def test_the_gradient_of_the_result_s_own_gradient_is_right_too() -> None:
 
 
 @pytest.mark.parametrize("order", ["first", "second"])
-def test_a_maml_lesson_has_the_gradient_that_it_has_in_float64(order: str) -> None:
-    single = Maml(Model(Conv4(width=8), LinearHead(way=3), (12, 12, 1), "support"),
+@pytest.mark.parametrize("block", ["norm_relu", "relu_norm"])
+def test_a_maml_lesson_has_the_gradient_that_it_has_in_float64(order: str, block: Any) -> None:
+    single = Maml(Model(Conv4(width=8, order=block), LinearHead(way=3), (12, 12, 1), "support"),
                   InnerLoop(lr=0.05, steps=3, order=order))  # type: ignore[arg-type]  # fmt: skip
     double = replace(single, model=replace(single.model, dtype="float64"))
     x = torch.randint(0, 256, (3 * 6, 12, 12, 1), dtype=torch.uint8)
@@ -183,18 +207,21 @@ def test_a_maml_lesson_has_the_gradient_that_it_has_in_float64(order: str) -> No
 
 @pytest.mark.parametrize("norm", ["batch", "capture", "given"])
 @pytest.mark.parametrize("kept", [True, False])
-def test_statistics_are_those_of_batch_norm(norm: str, kept: bool) -> None:
+@both_orders
+def test_statistics_are_those_of_batch_norm(norm: str, kept: bool, cut: Cut) -> None:
     x, weight, bias, _ = maps((4, 6, 8, 8))
     p = {"weight": weight, "bias": bias}
     s = {"mean": torch.randn(6), "var": torch.rand(6) + 0.5} if kept else {}
     mode = Mode(norm=norm)  # type: ignore[arg-type]
     if norm == "given" and not kept:
         with pytest.raises(ConfigError, match="no statistics to go by"):
-            fused.norm_pool_relu(p, s, x, None, mode)
+            fused.norm_pool_relu(p, s, x, None, mode, cut)
         return
-    expected, stats = batch_norm(p, s, x, mode)
-    found, after = fused.norm_pool_relu(p, s, x, None, mode)
-    torch.testing.assert_close(found, F.relu(F.max_pool2d(expected, 2)), rtol=1e-4, atol=1e-4)
+    first = cut is RELU_FIRST
+    normed, stats = batch_norm(p, s, F.relu(x) if first else x, mode)
+    expected = F.max_pool2d(normed if first else F.relu(normed), 2)
+    found, after = fused.norm_pool_relu(p, s, x, None, mode, cut)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert after.keys() == stats.keys()
     for name in stats:
         torch.testing.assert_close(after[name], stats[name], rtol=1e-5, atol=1e-5)
@@ -202,11 +229,13 @@ def test_statistics_are_those_of_batch_norm(norm: str, kept: bool) -> None:
 
 @pytest.mark.parametrize("norm", ["batch", "given", "capture"])
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (13, 11, 2)])
+@pytest.mark.parametrize("order", ["norm_relu", "relu_norm"])
 def test_a_conv4_is_the_same_with_and_without(
-    norm: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+    norm: str, shape: tuple[int, int, int], order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Model(Conv4(width=8), None, shape)
+    model = Model(Conv4(width=8, order=order), None, shape)
     params, stats = model.init(Key(1))
+    params = tree.map(lambda t: t + 0.1, params)  # shifts and biases that are not all zero
     images = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
     mode = Mode(norm=norm)  # type: ignore[arg-type]
     found = model.features(params, stats, images, mode)
@@ -217,14 +246,15 @@ def test_a_conv4_is_the_same_with_and_without(
         torch.testing.assert_close(found[1][name], wanted[1][name], rtol=1e-3, atol=1e-4)
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+@both_orders
+def test_bits_do_not_depend_on_the_number_of_threads(cut: Cut) -> None:
     x, weight, bias, dy = maps((7, 16, 10, 10))
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             points = leaves(x, weight, bias)
-            y, mean, var = fused.pooled(*points, EPS)
+            y, mean, var = fused.pooled(*points, EPS, cut)
             results.append((y, mean, var, *torch.autograd.grad(y, points, dy)))
     finally:
         torch.set_num_threads(before)

@@ -1,6 +1,10 @@
 /* Batch norm, 2x2 max-pool and ReLU of one channels-last map [n, h, w, c] of floats, in two passes
  * over memory instead of the seven of separate operations.
  *
+ * The ReLU is the last of them or the first: `least` is what a value of x is raised to before it is
+ * normalised, `floor` what the largest of a pool is raised to. One of them is 0 and the other NaN,
+ * for none: every comparison with it is false.
+ *
  * Every function works on the images `from` to `to`, so that threads can share a batch; per-image
  * sums are merged in the order of the images, so bits do not depend on how many threads there are.
  * Within an image, sums run over blocks of rows in float and over blocks in double.
@@ -9,8 +13,10 @@
 #define BLOCK 64
 #define MOST 1024 /* channels; the caller sees to it */
 
+static inline float raised(float v, float to) { return v < to ? to : v; }
+
 /* mean[image][c] and m2[image][c], the sum of squared distances from that mean. */
-void fedshot_moments(const float *restrict x, size from, size to, size rows, size c,
+void fedshot_moments(const float *restrict x, size from, size to, size rows, size c, float least,
                      double *restrict mean, double *restrict m2) {
     float sum[MOST], square[MOST];
     for (size i = from; i < to; i++) {
@@ -22,11 +28,11 @@ void fedshot_moments(const float *restrict x, size from, size to, size rows, siz
             const float *block = image + first * c;
             for (size k = 0; k < c; k++) sum[k] = square[k] = 0.0f;
             for (size r = 0; r < n; r++)
-                for (size k = 0; k < c; k++) sum[k] += block[r * c + k];
+                for (size k = 0; k < c; k++) sum[k] += raised(block[r * c + k], least);
             for (size k = 0; k < c; k++) sum[k] /= (float)n;
             for (size r = 0; r < n; r++)
                 for (size k = 0; k < c; k++) {
-                    float d = block[r * c + k] - sum[k];
+                    float d = raised(block[r * c + k], least) - sum[k];
                     square[k] += d * d;
                 }
             double share = (double)n / (double)(first + n), both = share * (double)first;
@@ -97,11 +103,11 @@ void fedshot_tilt(const double *restrict dz, const double *restrict dzx,
     }
 }
 
-/* y = relu(maxpool(x * scale + shift)); a NaN anywhere in a pool wins it, as in torch. Asked for once
+/* y = maxpool(x * scale + shift) with its ReLU; a NaN anywhere in a pool wins it, as in torch. Asked for once
  * per pair: a comparison for each value would cost a third more time. */
 void fedshot_pool(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, size from, size to, size h, size w, size c,
-                  float *restrict y) {
+                  float least, float floor, float *restrict y) {
     size ph = h / 2, pw = w / 2;
     for (size i = from; i < to; i++)
         for (size r = 0; r < ph; r++)
@@ -111,11 +117,11 @@ void fedshot_pool(const float *restrict x, const float *restrict scale,
                 float *out = y + ((i * ph + r) * pw + q) * c;
                 for (size k = 0; k < c; k++) {
                     float s = scale[k], b = shift[k];
-                    float a0 = x0[k] * s + b, a1 = x1[k] * s + b;
-                    float a2 = x2[k] * s + b, a3 = x3[k] * s + b;
+                    float a0 = raised(x0[k], least) * s + b, a1 = raised(x1[k], least) * s + b;
+                    float a2 = raised(x2[k], least) * s + b, a3 = raised(x3[k], least) * s + b;
                     float m = a0 > a1 ? a0 : a1, l = a2 > a3 ? a2 : a3;
                     m = m > l ? m : l;
-                    m = m > 0.0f ? m : 0.0f;
+                    m = raised(m, floor);
                     out[k] = isunordered(a0, a1) | isunordered(a2, a3) ? NAN : m;
                 }
             }
@@ -128,7 +134,7 @@ void fedshot_pool(const float *restrict x, const float *restrict scale,
 void fedshot_sums(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, const float *restrict mean,
                   const float *restrict dy, size from, size to, size h, size w, size c,
-                  double *restrict dz_sum, double *restrict dzx_sum) {
+                  float least, float floor, double *restrict dz_sum, double *restrict dzx_sum) {
     size ph = h / 2, pw = w / 2;
     float one[MOST], two[MOST];
     for (size i = from; i < to; i++) {
@@ -142,15 +148,17 @@ void fedshot_sums(const float *restrict x, const float *restrict scale,
                 const float *g = dy + ((i * ph + r) * pw + q) * c;
                 for (size k = 0; k < c; k++) {
                     float s = scale[k], b = shift[k];
-                    float a1 = x1[k] * s + b, a2 = x2[k] * s + b, a3 = x3[k] * s + b;
-                    float m = x0[k] * s + b, v = x0[k];
-                    v = a1 > m ? x1[k] : v;
+                    float v0 = raised(x0[k], least), v1 = raised(x1[k], least);
+                    float v2 = raised(x2[k], least), v3 = raised(x3[k], least);
+                    float a1 = v1 * s + b, a2 = v2 * s + b, a3 = v3 * s + b;
+                    float m = v0 * s + b, v = v0;
+                    v = a1 > m ? v1 : v;
                     m = a1 > m ? a1 : m;
-                    v = a2 > m ? x2[k] : v;
+                    v = a2 > m ? v2 : v;
                     m = a2 > m ? a2 : m;
-                    v = a3 > m ? x3[k] : v;
+                    v = a3 > m ? v3 : v;
                     m = a3 > m ? a3 : m;
-                    float d = m <= 0.0f ? 0.0f : g[k];
+                    float d = m <= floor ? 0.0f : g[k];
                     one[k] += d;
                     two[k] += d * (v - mean[k]);
                 }
@@ -161,12 +169,12 @@ void fedshot_sums(const float *restrict x, const float *restrict scale,
     }
 }
 
-/* dx = scale * dz + slope * (x - mean) + level, dz as above. */
+/* dx = scale * dz + slope * (x - mean) + level, dz as above, and 0 where x was raised. */
 void fedshot_grad(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, const float *restrict mean,
                   const float *restrict slope, const float *restrict level,
                   const float *restrict dy, size from, size to, size h, size w, size c,
-                  float *restrict dx) {
+                  float least, float floor, float *restrict dx) {
     size ph = h / 2, pw = w / 2;
     for (size i = from; i < to; i++) {
         for (size r = 0; r < ph; r++)
@@ -177,42 +185,46 @@ void fedshot_grad(const float *restrict x, const float *restrict scale,
                 const float *g = dy + ((i * ph + r) * pw + q) * c;
                 for (size k = 0; k < c; k++) {
                     float s = scale[k], b = shift[k], t = slope[k], u = mean[k], l = level[k];
-                    float a0 = x0[k] * s + b, a1 = x1[k] * s + b;
-                    float a2 = x2[k] * s + b, a3 = x3[k] * s + b;
+                    float v0 = raised(x0[k], least), v1 = raised(x1[k], least);
+                    float v2 = raised(x2[k], least), v3 = raised(x3[k], least);
+                    float a0 = v0 * s + b, a1 = v1 * s + b, a2 = v2 * s + b, a3 = v3 * s + b;
                     float m = a0;
                     m = a1 > m ? a1 : m;
                     m = a2 > m ? a2 : m;
                     m = a3 > m ? a3 : m;
-                    float d = m <= 0.0f ? 0.0f : g[k] * s;
-                    float b0 = x0[k] - u, b1 = x1[k] - u, b2 = x2[k] - u, b3 = x3[k] - u;
+                    float d = m <= floor ? 0.0f : g[k] * s;
+                    float b0 = v0 - u, b1 = v1 - u, b2 = v2 - u, b3 = v3 - u;
                     float e0 = a0 == m ? d : 0.0f; /* of equal ones the first takes it all */
                     d = a0 == m ? 0.0f : d;
                     float e1 = a1 == m ? d : 0.0f;
                     d = a1 == m ? 0.0f : d;
                     float e2 = a2 == m ? d : 0.0f;
                     d = a2 == m ? 0.0f : d;
-                    y0[k] = b0 * t + l + e0;
-                    y1[k] = b1 * t + l + e1;
-                    y2[k] = b2 * t + l + e2;
-                    y3[k] = b3 * t + l + d;
+                    y0[k] = x0[k] <= least ? 0.0f : b0 * t + l + e0;
+                    y1[k] = x1[k] <= least ? 0.0f : b1 * t + l + e1;
+                    y2[k] = x2[k] <= least ? 0.0f : b2 * t + l + e2;
+                    y3[k] = x3[k] <= least ? 0.0f : b3 * t + l + d;
                 }
             }
         /* A last row or column that no pool covers takes part in the statistics all the same. */
         for (size r = 0; r < h; r++)
             for (size q = r < 2 * ph ? 2 * pw : 0; q < w; q++) {
                 size at = ((i * h + r) * w + q) * c;
-                for (size k = 0; k < c; k++)
-                    dx[at + k] = (x[at + k] - mean[k]) * slope[k] + level[k];
+                for (size k = 0; k < c; k++) {
+                    float v = (raised(x[at + k], least) - mean[k]) * slope[k] + level[k];
+                    dx[at + k] = x[at + k] <= least ? 0.0f : v;
+                }
             }
     }
 }
 
-/* What the second derivative sums over each image: u, u * (x - mean), and u times dz. */
+/* What the second derivative sums over each image: u, u * (x - mean), and u times dz. From here on
+ * x has been raised, and u is 0 where it was. */
 void fedshot_twice_sums(const float *restrict x, const float *restrict scale,
                         const float *restrict shift, const float *restrict mean,
                         const float *restrict dy, const float *restrict u, size from, size to,
-                        size h, size w, size c, double *restrict u_sum, double *restrict ux_sum,
-                        double *restrict uz_sum) {
+                        size h, size w, size c, float floor, double *restrict u_sum,
+                        double *restrict ux_sum, double *restrict uz_sum) {
     size ph = h / 2, pw = w / 2;
     float one[MOST], two[MOST], three[MOST];
     for (size i = from; i < to; i++) {
@@ -246,7 +258,7 @@ void fedshot_twice_sums(const float *restrict x, const float *restrict scale,
                     m = a2 > m ? a2 : m;
                     v = a3 > m ? u3[k] : v;
                     m = a3 > m ? a3 : m;
-                    three[k] += m <= 0.0f ? 0.0f : g[k] * v;
+                    three[k] += m <= floor ? 0.0f : g[k] * v;
                 }
             }
             for (size k = 0; k < c; k++) s2[k] += (double)three[k];
@@ -262,7 +274,7 @@ void fedshot_twice_grad(const float *restrict x, const float *restrict scale,
                         const float *restrict at_u, const float *restrict level,
                         const float *restrict base, const float *restrict dy,
                         const float *restrict u, size from, size to, size h, size w, size c,
-                        float *restrict gx, float *restrict gdy) {
+                        float floor, float *restrict gx, float *restrict gdy) {
     size ph = h / 2, pw = w / 2;
     for (size i = from; i < to; i++) {
         for (size at = i * h * w * c; at < (i + 1) * h * w * c; at += c)
@@ -291,8 +303,8 @@ void fedshot_twice_grad(const float *restrict x, const float *restrict scale,
                     p = a3 > m ? x3[k] : p;
                     m = a3 > m ? a3 : m;
                     float z = s * v + at_z[k] * (p - mean[k]) + base[k];
-                    out[k] = m <= 0.0f ? 0.0f : z;
-                    float d = m <= 0.0f ? 0.0f : g[k] * at_z[k];
+                    out[k] = m <= floor ? 0.0f : z;
+                    float d = m <= floor ? 0.0f : g[k] * at_z[k];
                     float e0 = a0 == m ? d : 0.0f;
                     d = a0 == m ? 0.0f : d;
                     float e1 = a1 == m ? d : 0.0f;

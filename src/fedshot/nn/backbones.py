@@ -120,7 +120,7 @@ class Conv4:
     A pool is left out where the map is already narrower than 2 pixels. 84 px give 5x5 x width.
     `features` above 0 makes so many of these by a last linear layer, such as 2 for a picture.
     With `order="relu_norm"` the ReLU comes before batch norm, as some papers list it, and the pool
-    last; the fused kernels do not know that order.
+    last.
     It runs under `vmap`, slower than in a loop on a CPU; see `batch_norm` for what that needs.
     """
 
@@ -205,8 +205,12 @@ def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[
 
 
 def _relu_first(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return (pool(norm(relu(conv(x)))), statistics)."""
-    h, kept = batch_norm(norm_p, s, F.relu(conv(conv_p, x)), mode)
+    """Return (pool(norm(relu(conv(x)))), statistics), by the fused kernels where they fit."""
+    h = conv(conv_p, x)
+    able = mode.norm != "given" or not needs_gradient(h, norm_p)
+    if able and min(h.shape[-2:]) >= 2 and kernels.fits(h):
+        return fused.norm_pool_relu(norm_p, s, h, None, mode, kernels.RELU_FIRST)
+    h, kept = batch_norm(norm_p, s, F.relu(h), mode)
     return F.max_pool2d(h, 2) if min(h.shape[-2:]) >= 2 else h, kept
 
 

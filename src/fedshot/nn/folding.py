@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.nn.kernels import check_vector, each, empty, library
+from fedshot.nn.kernels import NAN, check_vector, each, empty, library
 
 
 class Folded(NamedTuple):
@@ -37,14 +37,14 @@ class Tilted(NamedTuple):
     by_weight: Tensor
 
 
-def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Folded:
-    """Return the norm of x by its own statistics, with this scale and shift [c]."""
+def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float = NAN) -> Folded:
+    """Return the norm of x, raised to `least`, by its own statistics, with scale and shift [c]."""
     n, c, h, w = x.shape
     weight, bias = weight.contiguous(), bias.contiguous()
     check_vector(weight, c)
     check_vector(bias, c)
     parts, out = empty(2, n, c, dtype=torch.float64), empty(5, c)
-    each(n, library().fedshot_moments, [x], [h * w, c], parts.unbind(0))
+    each(n, library().fedshot_moments, [x], [h * w, c], parts.unbind(0), [least])
     at = (parts.data_ptr(), weight.data_ptr(), bias.data_ptr())
     library().fedshot_fold(*at, n, h * w, c, eps, out.data_ptr())
     return Folded(*out.unbind(0))

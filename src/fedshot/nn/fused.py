@@ -1,6 +1,6 @@
 """Batch norm, 2x2 max-pool and ReLU as one operation, for channels-last maps in float32.
 
-    y = relu(max_pool2d(batch_norm(x), 2))
+    y = relu(max_pool2d(batch_norm(x), 2)), or max_pool2d(batch_norm(relu(x)), 2)
 
 What stands between two convolutions of a Conv4 takes as long as they do when each operation goes
 through memory by itself. `pooled` reads a map twice forwards, and twice backwards. It equals the
@@ -18,27 +18,30 @@ from torch import Tensor
 from fedshot.errors import ConfigError
 from fedshot.nn import kernels
 from fedshot.nn.folding import Folded, fold, keep, tilt, values_of
+from fedshot.nn.kernels import RELU_FIRST, RELU_LAST, Cut
 from fedshot.nn.layers import EPS, NO_STATISTICS, too_few
 from fedshot.nn.mode import Mode
 from fedshot.tree import Tree
 
 
 def norm_pool_relu(
-    p: Tree, s: Tree, x: Tensor, bias: Tensor | None, mode: Mode
+    p: Tree, s: Tree, x: Tensor, bias: Tensor | None, mode: Mode, cut: Cut = RELU_LAST
 ) -> tuple[Tensor, Tree]:
-    """Return (relu(max_pool2d(norm(x + bias), 2)), statistics), as `batch_norm` has them.
+    """Return (max_pool2d(norm(x + bias), 2) and its ReLU, statistics), as `batch_norm` has them.
 
     Args:
         p: scale and shift of the norm.
         s: running statistics, `{}` for none.
         x: a map that `fits`. Under "given" statistics nobody may differentiate by anything.
-        bias: of the convolution that made x, not yet added; for "batch" and "capture".
+        bias: of the convolution that made x, not yet added; for "batch" and "capture", where the
+            ReLU comes last.
         mode: which statistics to use.
+        cut: where the ReLU comes.
     """
     if mode.norm == "given":
-        return pooled_given(x, *at_given(p, s)), s
+        return pooled_given(x, *at_given(p, s), cut), s
     check_enough(x)
-    y, mean, var = pooled(x, p["weight"], p["bias"], EPS)
+    y, mean, var = pooled(x, p["weight"], p["bias"], EPS, cut)
     return y, after_batch(s, mean, var, bias, x, mode)
 
 
@@ -68,44 +71,49 @@ def after_batch(
     return dict(zip(("mean", "var"), moved, strict=True))
 
 
-def pooled(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise by the batch's own statistics, pool, and cut at zero.
+def pooled(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut = RELU_LAST
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise by the batch's own statistics and pool; cut at zero, last or first.
 
     Args:
         x: [n, c, h, w], one that `fits`.
         weight: scale [c].
         bias: shift [c].
         eps: added to the variance.
+        cut: where the ReLU comes.
 
     Returns:
         y [n, c, h // 2, w // 2]; the batch's mean [c] and variance [c] (divided by n h w), which
         carry no gradient.
     """
-    y, mean, var = _Pooled.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    y, mean, var = _Pooled.apply(x, weight, bias, eps, cut)  # type: ignore[no-untyped-call]
     return y, mean, var
 
 
-def pooled_given(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Return relu(max_pool2d(x * scale + shift, 2)) of a map that `fits`; carries no gradient."""
-    return kernels.forward(x.detach(), scale.detach().contiguous(), shift.detach().contiguous())
+def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) -> Tensor:
+    """Return max_pool2d(x * scale + shift, 2) and its ReLU, x one that `fits`; no gradient."""
+    by = scale.detach().contiguous(), shift.detach().contiguous()
+    return kernels.forward(x.detach(), *by, cut)
 
 
 class _Pooled(torch.autograd.Function):
     """y of (x, weight, bias); mean and variance come along without a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
-        by = fold(x, weight, bias, eps)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut) -> Any:
+        by = fold(x, weight, bias, eps, cut.least)
         ctx.save_for_backward(x, weight, bias, *by)
         ctx.mark_non_differentiable(by.mean, by.var)
-        return kernels.forward(x, by.scale, by.shift), by.mean, by.var
+        ctx.cut = cut
+        return kernels.forward(x, by.scale, by.shift, cut), by.mean, by.var
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
         x, weight, bias, *sizes = ctx.saved_tensors
-        found = _PooledGradient.apply(dy, x, weight, bias, *sizes)  # type: ignore[no-untyped-call]
+        found = _PooledGradient.apply(dy, x, weight, bias, ctx.cut, *sizes)  # type: ignore[no-untyped-call]
         dx, dweight, dbias = found
-        return dx, dweight, dbias, None
+        return dx, dweight, dbias, None, None
 
 
 class _PooledGradient(torch.autograd.Function):
@@ -117,15 +125,17 @@ class _PooledGradient(torch.autograd.Function):
         dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
 
     `backward` differentiates <u, dx> + a dweight + b dbias, where the mean and i depend on x too.
+    With the ReLU first x is what it leaves, and the derivatives by what it cuts are 0.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *sizes: Tensor
+        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, cut: Cut, *sizes: Tensor
     ) -> Any:
         by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
-        back = tilt(*kernels.sums(x, by.scale, by.shift, by.mean, dy), by, values_of(x))
-        dx = kernels.grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy)
+        back = tilt(*kernels.sums(x, by.scale, by.shift, by.mean, dy, cut), by, values_of(x))
+        dx = kernels.grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy, cut)
+        ctx.cut = cut
         ctx.save_for_backward(dy, x, weight, bias, *by, back.s0, back.s1)
         return dx, back.by_weight, back.s0
 
@@ -134,8 +144,12 @@ class _PooledGradient(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("third derivatives are not there; set FEDSHOT_KERNELS=off for them")
         dy, x, weight, _, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
-        u, m = u.contiguous(memory_format=torch.channels_last), values_of(x)
-        u0, u1, uz = kernels.twice_sums(x, scale, shift, mean, dy, u)
+        m, floor = values_of(x), ctx.cut.floor
+        raised = x <= 0 if ctx.cut is RELU_FIRST else None
+        if raised is not None:
+            x, u = x.masked_fill(raised, 0.0), u.masked_fill(raised, 0.0)
+        x, u = (t.contiguous(memory_format=torch.channels_last) for t in (x, u))
+        u0, u1, uz = kernels.twice_sums(x, scale, shift, mean, dy, u, floor)
         inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
         of_i = weight * inner - 2 * scale * i * s1 * u1 / m + a * s1
         at_z = a * i - scale * i * i * u1 / m
@@ -143,6 +157,7 @@ class _PooledGradient(torch.autograd.Function):
         gx, gdy = kernels.twice_grad(
             x, scale, shift, mean,
             slope=-of_i * i**3 / m, at_z=at_z, at_u=at_u,
-            level=-(at_z * s0 + at_u * u0) / m, base=b - scale * u0 / m, dy=dy, u=u,
+            level=-(at_z * s0 + at_u * u0) / m, base=b - scale * u0 / m, dy=dy, u=u, floor=floor,
         )  # fmt: skip
-        return gdy, gx, i * inner, *[None] * 6
+        gx = gx if raised is None else gx.masked_fill(raised, 0.0)
+        return gdy, gx, i * inner, *[None] * 7

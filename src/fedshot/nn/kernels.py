@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from itertools import pairwise
 from threading import Barrier
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,17 @@ from fedshot.machine import begin_thread, denormals_flushed
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Cut(NamedTuple):
+    """Where the ReLU stands by a norm and its pool: what x and a pool are raised to; NaN: not."""
+
+    least: float
+    floor: float
+
+
+NAN = float("nan")
+RELU_LAST, RELU_FIRST = Cut(NAN, 0.0), Cut(0.0, NAN)
 
 MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
 _MANY = 1 << 16  # numbers that are worth a thread
@@ -54,16 +65,16 @@ def followed() -> bool:
     return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
-def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Return relu(max_pool2d(x * scale + shift, 2)); a NaN anywhere in a pool wins it."""
+def forward(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
+    """Return max_pool2d(x * scale + shift, 2) and its ReLU; a NaN anywhere in a pool wins it."""
     n, c, h, w = x.shape
     y = empty(n, h // 2, w // 2, c)
-    each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y])
+    each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y], cut)
     return y.permute(0, 3, 1, 2)
 
 
 def sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, cut: Cut
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
 
@@ -71,42 +82,46 @@ def sums(
     """
     n, c, h, w = x.shape
     dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)
-    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], [dz, dzx])
+    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], [dz, dzx], cut)
     return dz, dzx
 
 
 def grad(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, slope: Tensor, level: Tensor, dy: Tensor
-) -> Tensor:
-    """Return scale * dz + slope * (x - mean) + level."""
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, slope: Tensor, level: Tensor, dy: Tensor,
+    cut: Cut,
+) -> Tensor:  # fmt: skip
+    """Return scale * dz + slope * (x - mean) + level, and 0 where x was raised."""
     n, c, h, w = x.shape
     dx = empty(n, h, w, c)
     ins = [x, scale, shift, mean, slope, level, dy]
-    each(n, library().fedshot_grad, ins, [h, w, c], [dx])
+    each(n, library().fedshot_grad, ins, [h, w, c], [dx], cut)
     return dx.permute(0, 3, 1, 2)
 
 
 def twice_sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor, floor: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums [c] of u, of u * (x - mean), and of u times dz."""
+    """Return the sums [c] of u, of u * (x - mean), and of u times dz, where no x is raised."""
     n, c, h, w = x.shape
     parts = empty(3, n, c, dtype=torch.float64)
     ins = [x, scale, shift, mean, dy, u]
-    each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts))
+    each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts), [floor])
     u0, u1, uz = parts.sum(1).float()
     return u0, u1, uz
 
 
 def twice_grad(
     x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, *, slope: Tensor, at_z: Tensor,
-    at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor,
+    at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor, floor: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients by x and by dy, with coefficients [c]; `fused.c` has the terms."""
+    """Return the gradients by x and dy, with coefficients [c], where no x is raised.
+
+    `fused.c` has the terms.
+    """
     n, c, h, w = x.shape
     gx, gdy = empty(n, h, w, c), empty(n, h // 2, w // 2, c)
     ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
-    each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy])
+    each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy], [floor])
     return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
 
 
