@@ -61,34 +61,38 @@ def kept(group: Group, k: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Ten
 def test_fedfomo_moves_by_the_first_order_weights(distance: Any, tmp_path: Path) -> None:
     group = Group(fomo(distance=distance, epsilon=0.0), tmp_path)
     held = [plain(group.server.start["theta"]) for _ in group.ids]
+    before = list(held)
     p = torch.zeros(4, 4, dtype=torch.float64).fill_diagonal_(-math.inf)
     better = 0
     for _ in range(3):
         group.round()
-        exchange, trained = group.spy.exchanges[-1], []
+        exchange, trained, mixtures = group.spy.exchanges[-1], [], []
         for i in group.ids:
             (x, y), validation = kept(group, i)
             loss = cross_entropy(*validation)
             received = [plain(one["theta"]) for one in exchange.message(i)["models"]]
             sent = [j for one in received for j in group.ids if j != i and same(one, held[j])]
-            own, w = held[i], []
-            for one in received:
-                gaps = torch.cat([(one[n] - own[n]).flatten() for n in own])
+            was, w, candidates = before[i], [], [held[i], *received]
+            for one in candidates:
+                gaps = torch.cat([(one[n] - was[n]).flatten() for n in was])
                 far = float(gaps.norm() if distance == "l2" else gaps.abs().sum())
-                w.append((float(loss(own)) - float(loss(one))) / far if far else 0.0)
+                w.append((float(loss(was)) - float(loss(one))) / far if far else 0.0)
             good = [max(0.0, v) for v in w]
             total = sum(good) or 1.0
-            better += sum(v > 0 for v in good)
+            better += sum(v > 0 for v in good[1:])
             mixed = {
-                n: own[n]
-                + sum(g / total * (one[n] - own[n]) for g, one in zip(good, received, strict=True))
-                for n in own
+                n: was[n]
+                + sum(
+                    g / total * (one[n] - was[n]) for g, one in zip(good, candidates, strict=True)
+                )
+                for n in was
             }
+            mixtures.append(mixed)
             trained.append(descend(cross_entropy(x, y), mixed, LR, 3))
             assert_close(group.banked(i), trained[-1], 1e-8)
             if len(sent) == 2:
-                p[i, sent] += torch.tensor(w, dtype=torch.float64)
-        held = trained
+                p[i, sent] += torch.tensor(w[1:], dtype=torch.float64)
+        held, before = trained, mixtures
         torch.testing.assert_close(group.server.p, p, rtol=1e-7, atol=1e-9)
     assert better > 0  # some models did better than one's own
 

@@ -4,14 +4,14 @@ Source: Zhang et al. 2021, Personalized Federated Learning with First Order Mode
 w_n = (L_i(theta_i) - L_i(theta_n)) / ||theta_n - theta_i||, its positive part normalised
 to a sum of 1, and theta_i <- theta_i + sum_n w_n (theta_n - theta_i); then local
 training. The server sends each client M models, those of the highest P_in, and adds w to P.
-Symbols: theta_i client i's model at the end of its last visit; L_i the loss on its validation
-samples, a share of its own that it never trains on; P the affinity matrix.
-Departures from the authors' code: theta_i is the model after the client's last training; there it
-is the one before it, and the trained one is a candidate like the others. What is added to P is w as
-it is, negative ones included; there it is divided by the size of their sum. P has minus infinity on
-its diagonal, so nobody is sent its own model among the M. Where no model is better, the models
-coincide, or no class has a sample to spare for validation, a client stays where it is. The server
-sends a client its own model back, as in `pfedfsl`. An answer is one of the question's classes.
+Symbols: theta_i the model from which client i trained at its last visit; theta_n the M models and
+that which came of client i's own training; L_i the loss on its validation samples, a share of its
+own that it never trains on; P the affinity matrix.
+Departures from the authors' code: what is added to P is w as it is, negative ones included; there
+it is divided by the size of their sum. P has minus infinity on its diagonal, so nobody is sent its
+own model among the M. Where no class has a sample to spare for validation, a client goes on from
+the model that it trained. The server sends a client its own model back, as in `pfedfsl`. An answer
+is one of the question's classes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ from fedshot.nn import (
     cross_entropy,
     draw_passes,
     first_affinity,
+    first_own,
     local_sgd,
     most_affine,
+    next_own,
+    own_or_sent,
 )
 from fedshot.protocol import (
     Answer,
@@ -133,9 +136,13 @@ class FedFomo(AmongBaseClasses):
         return Server(start, first_affinity(self.clients), torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: what a client has uploaded is kept by the server."""
-        del client, key
-        return {}
+        """Return a model drawn by the client; its first visit puts the server's in the place.
+
+        It is the one from which it trained; what came of that is kept by the server.
+        """
+        del client
+        theta, stats = self.learner.init(key)
+        return first_own({"theta": theta, "stats": stats})
 
     def draw(self, data: ClientData, key: Key) -> Visit:
         """Draw the passes over what the client trains on; the rest is for validation."""
@@ -170,16 +177,11 @@ class FedFomo(AmongBaseClasses):
         with torch.no_grad():
             return cross_entropy(self.learner.head.logits(theta["classifier"], h), held.y)
 
-    def weigh(self, own: Tree, models: Sequence[Tree], drawn: Visit) -> Tensor:
-        """Return w for each model; 0 for one that is the same as one's own.
-
-        All are 0 where there are no validation samples.
-        """
-        if not models or not len(drawn.held.y):
-            return drawn.seen.x.new_zeros(len(models), dtype=self.model.torch_dtype)
+    def weigh(self, before: Tree, models: Sequence[Tree], drawn: Visit) -> Tensor:
+        """Return w for each model; 0 for one that is the same as that before the last training."""
         losses = torch.stack([self.loss(one, drawn) for one in models])
-        gains = self.loss(own, drawn) - losses
-        far = torch.stack([self.apart(one["theta"], own["theta"]) for one in models])
+        gains = self.loss(before, drawn) - losses
+        far = torch.stack([self.apart(one["theta"], before["theta"]) for one in models])
         return torch.where(far > 0, gains / far.clamp_min(_NO_DISTANCE), 0.0)
 
     def apart(self, a: Tree, b: Tree) -> Tensor:
@@ -192,24 +194,28 @@ class FedFomo(AmongBaseClasses):
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
         """Move towards the better models, and train on."""
-        own, models = down["own"], down["models"]
-        w = self.weigh(own, models, drawn)
-        mixed = self.move(own, models, w)
+        own, models = down["own"], (down["own"], *down["models"])
+        before = own_or_sent(private, own)
+        if len(drawn.held.y):
+            w = self.weigh(before, models, drawn)
+            mixed = self.move(before, models, w)
+        else:
+            w, mixed = drawn.seen.x.new_zeros(len(models), dtype=self.model.torch_dtype), own
         new = local_sgd(
             self.learner.lesson, self.optimizer, mixed["theta"], mixed["stats"], drawn.batches
         )
-        up = {"model": {"theta": new.params, "stats": new.stats}, "weights": w}
-        metrics = {**new.metrics, "better": (w > 0).to(new.metrics["loss"].dtype).sum()}
-        return Reply(up, private, drawn.batches.n, metrics)
+        up = {"model": {"theta": new.params, "stats": new.stats}, "weights": w[1:]}
+        metrics = {**new.metrics, "better": (w[1:] > 0).to(new.metrics["loss"].dtype).sum()}
+        return Reply(up, next_own(private, mixed), drawn.batches.n, metrics)
 
-    def move(self, own: Tree, models: Sequence[Tree], w: Tensor) -> Tree:
+    def move(self, before: Tree, models: Sequence[Tree], w: Tensor) -> Tree:
         """Return theta_i + sum_n w_n (theta_n - theta_i), w's positive part normalised."""
         good = w.clamp_min(0)
         shares = good / good.sum().clamp_min(_NO_DISTANCE)
-        moved = own
+        moved = before
         for share, one in zip(shares, models, strict=True):
             step = tree.map(
-                lambda there, here, s=share: s.to(here.dtype) * (there - here), one, own
+                lambda there, here, s=share: s.to(here.dtype) * (there - here), one, before
             )
             moved = tree.add(moved, step)
         return moved
