@@ -7,11 +7,12 @@ for R rounds.
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
 (baseline fine-tuning via FedAvg); McMahan et al. 2017, algorithm 1.
 Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
-Departures from the paper: the paper does not say how the classifier is trained. Here a visit gives
-the gradient of one batch, and the server takes Adam's step on their mean, with the decay of FRL's:
-federated averaging of one local step, but for Adam, whose first step would be a sign (that is
-prepare_by="clients"). Where images are dealt anew for each episode (partition "redealt"), batches
-are of the whole pool, so the preparation is IID.
+Departures from the paper: it does not say how the classifier is trained. Here a visit gives the
+gradient of one batch, and the server takes an SGD step of FRL's alpha on their mean, with the decay
+of FRL's: federated averaging of one local step. Another optimiser of the server is no such thing:
+the first step of an Adam by each client would be a sign (that is prepare_by="clients"). Where
+images are dealt anew for each episode (partition "redealt"), batches are of the whole pool, so the
+preparation is IID.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class FRLFinetune(Prepares):
     prepare_by: StepBy = "server"
     prepare_steps: int = 1
     batch: int = 60
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = Optimizer("sgd", 0.1)
     decay: float = 0.1
     decay_round: int = 20000
 

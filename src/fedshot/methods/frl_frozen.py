@@ -74,7 +74,7 @@ class FRLFrozen(Prepares):
     prepare_by: StepBy = "server"
     prepare_steps: int = 1
     batch: int = 60
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = Optimizer("sgd", 0.1)
     decay: float = 0.1
     decay_round: int = 20000
 

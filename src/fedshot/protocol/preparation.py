@@ -117,7 +117,7 @@ class Preparation:
     ) -> tuple[Prepared, Mapping[str, float]]:
         """Take a step by client work that answers by `reply`.
 
-        By the server: theta <- Adam(theta, sum_k n_k g_k / sum_k n_k); by clients:
+        By the server: a step of the optimiser by sum_k n_k g_k / sum_k n_k; by clients:
         theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k.
         """
         slower = slowed(self.decay, self.decay_round, server.exchanges)
