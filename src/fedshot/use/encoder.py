@@ -27,7 +27,8 @@ def encoder_of(run: TrainedRun, client: int | None = None) -> tuple[Tree, Tree]:
     states: list[Tree] = [] if run.banked else [run.server]
     if client is not None:
         run.check_client(client)
-        states = [run.private(client), run.remembered(client), *states]
+        # Who uploads a model answers with that; what it keeps beside may be where it began.
+        states = [run.remembered(client), run.private(client), *states]
     for state in states:
         found = _find(run.model, state)
         if found is not None:
