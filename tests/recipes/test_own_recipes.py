@@ -92,6 +92,11 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
         ({"mine": {"settings": METHOD | {"test": {"shot": 5}}}}, "sets test.shot"),
         ({"mine": {"settings": METHOD, "exchanges": 0}}, "exchanges is 0; expected 1 or more"),
         ({"mine": {"settings": METHOD, "exchanges": 1.5}}, "exchanges is 1.5; expected a whole"),
+        ({"mine": {"settings": METHOD, "stops_after": 0}}, "stops_after is 0; expected 1 or more"),
+        (
+            {"mine": {"settings": METHOD, "stops_after": 1, "exchanges": 2}},
+            "takes 2 exchanges for one round, and stops_after is 1",
+        ),
         ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers, 4 columns"),
         ({"mine": {"settings": METHOD, "published": ["x"] * 4}}, "published is ['x'"),
         ({"mine": {"settings": METHOD, "label": 7}}, "label is 7; expected text"),

@@ -489,6 +489,22 @@ def test_a_tuned_cell_says_so(tmp_path: Path) -> None:
     assert result.command().endswith("--budget paper --seeds 1 --tune 4")
 
 
+def test_a_row_may_stop_early_with_as_many_looks_and_says_so(tmp_path: Path) -> None:
+    tree = changed()
+    tree["rows"]["local"] |= {"stops_after": 20, "exchanges": 2}
+    tree["budgets"]["paper"] = {"exchanges": 100, "settings": {"run": {"validate_every": 50}}}
+    cells = {cell.key: cell for cell in read("t", tree).cells("paper")}
+    proto, local = cells["proto/one"], cells["local/one"]
+    assert proto.settings()["run"]["rounds"] == 100
+    run = local.settings()["run"]
+    assert (run["rounds"], run["validate_every"]) == (10, 5)  # 20 of 100, in rounds of 2, 2 looks
+    told = "stops after 20 communication rounds of the 100 that others have"
+    assert marks(local, Results(tmp_path).add(local, "paper", None, 0, facts())) == [told]
+    assert marks(proto, Results(tmp_path).add(proto, "paper", None, 0, facts())) == []
+    short = {cell.key: cell for cell in read("t", tree).cells("small")}["local/one"]
+    assert (short.exchanges, short.settings()["run"]["rounds"]) == (2, 1)  # the budget is shorter
+
+
 def test_validation_is_looked_at_as_often_for_every_row() -> None:
     tree = changed()
     tree["settings"]["run"]["validate_every"] = 4

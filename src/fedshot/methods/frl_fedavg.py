@@ -6,8 +6,8 @@ clients of a question train a network with a fresh linear head by federated aver
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
 (baseline FedAvg); McMahan et al. 2017, algorithm 1.
 Symbols: theta_r the model of round r; alpha inner_lr; E local_steps.
-Departures from the paper: none; it does not say whether all questions start from the same draw
-(here they do).
+Departures from the paper: E = 1 is one step on all of a client's supports; it may mean several on
+batches. The paper does not say whether all questions start from the same draw: here they do.
 """
 
 from __future__ import annotations

@@ -111,6 +111,11 @@ def marks(
     found += [f"the training of {lead}, whose rounds are the same" for lead in led]
     elsewhere = sorted({one["shared"] for one in every if "shared" in one})
     found += [f"the training of {whose}, which has the same settings" for whose in elsewhere]
+    if cell.exchanges < cell.budget.exchanges:
+        found.append(
+            f"stops after {count(cell.exchanges, 'communication round')} of the "
+            f"{cell.budget.exchanges:,} that others have"
+        )
     talks = max(one.get("exchanges", 0) for one in every)
     if talks > cell.row.exchanges:
         found.append(

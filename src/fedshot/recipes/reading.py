@@ -46,8 +46,8 @@ _RECIPE = {
 _COLUMN = {"label": _TEXT, "settings": _TREE, "x": _Part((int, float), "a number")}
 _BUDGET = {"exchanges": _COUNT, "settings": _TREE}
 _ROW = {
-    "label": _TEXT, "settings": _TREE, "exchanges": _COUNT, "tune": _TUNE, "departs": _TEXTS,
-    "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
+    "label": _TEXT, "settings": _TREE, "exchanges": _COUNT, "stops_after": _COUNT, "tune": _TUNE,
+    "departs": _TEXTS, "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
     "trained_in": _Part((dict,), "columns and columns", (str,)),
     "at": _Part((dict,), "axes and numbers", (int, float)),
 }  # fmt: skip
@@ -174,9 +174,9 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
     if len(published) != n or len(spread) != n:
         raise ConfigError(f"{what} has {len(published)} numbers, {n} columns.")
     return Row(
-        key, parts.get("label", key), own, published, spread, parts.get("exchanges", 1), tune,
-        tuple(parts.get("departs", ())), parts.get("trained_as"), parts.get("trained_in", {}),
-        parts.get("at", {}),
+        key, parts.get("label", key), own, published, spread, parts.get("exchanges", 1),
+        parts.get("stops_after"), tune, tuple(parts.get("departs", ())), parts.get("trained_as"),
+        parts.get("trained_in", {}), parts.get("at", {}),
     )  # fmt: skip
 
 
@@ -232,10 +232,11 @@ def _check(recipe: Recipe) -> None:
         _check_fair(recipe, row)
     for row in (row for row in recipe.rows.values() if row.trained_as):
         lead = recipe.rows.get(str(row.trained_as))
-        if lead is None or lead.trained_as or lead.exchanges != row.exchanges:
+        told = (row.exchanges, row.stops_after)
+        if lead is None or lead.trained_as or (lead.exchanges, lead.stops_after) != told:
             raise ConfigError(
                 f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
-                "row of as many exchanges that is trained itself."
+                "row of as many exchanges that is trained itself and stops where it does."
             )
     for row in recipe.rows.values():
         for column, there in row.trained_in.items():
@@ -268,6 +269,11 @@ def _check_fair(recipe: Recipe, row: Row) -> None:
                 f"{what} takes {row.exchanges} exchanges for one round, and budget {budget.name} "
                 f"has {budget.exchanges}. Give it more."
             )
+    if row.stops_after is not None and row.exchanges > row.stops_after:
+        raise ConfigError(
+            f"{what} takes {row.exchanges} exchanges for one round, and stops_after is "
+            f"{row.stops_after}. Let it go on for one round at least."
+        )
 
 
 def _check_data(recipe: Recipe) -> None:

@@ -3,7 +3,8 @@
 A recipe is a YAML file. Its layers are merged in the order: settings of all cells, of the column,
 of the budget, of the row. Only a row names a method, and a row can set nothing else but that
 method's head and batch norm: within a column every method gets the same data, clients, test
-episodes and communication rounds, because there is no place where they could differ.
+episodes and communication rounds, because there is no place where they could differ. A row may only
+stop early, as one that overfits, and its cells are marked.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Row:
         published: accuracy in percent for each column; None where the paper gives none.
         spread: the paper's own +-, likewise.
         exchanges: communication rounds that one round of the method takes.
+        stops_after: communication rounds after which it stops where a budget has more.
         tune: its search space, beside the table's.
         departs: how its cells, in every budget, differ from what the paper did.
         trained_as: key of the row whose training is this one's, too: they differ at the test alone.
@@ -58,6 +60,7 @@ class Row:
     published: tuple[float | None, ...]
     spread: tuple[float | None, ...]
     exchanges: int = 1
+    stops_after: int | None = None
     tune: Mapping[str, Any] = field(default_factory=dict)
     departs: tuple[str, ...] = ()
     trained_as: str | None = None
@@ -169,6 +172,11 @@ class Cell:
         return f"{self.row.key}/{self.column.key}"
 
     @property
+    def exchanges(self) -> int:
+        """How many communication rounds it trains for: those of the budget, or fewer."""
+        return min(self.budget.exchanges, self.row.stops_after or self.budget.exchanges)
+
+    @property
     def stem(self) -> str:
         """Its name in files."""
         return f"{self.row.key}.{self.column.key}"
@@ -209,12 +217,12 @@ class Cell:
         )
         for place, value in (chosen or {}).items():
             trees.put(tree, place, value)
-        rounds = max(1, self.budget.exchanges // self.row.exchanges)
-        trees.put(tree, "run.rounds", rounds)
+        trees.put(tree, "run.rounds", max(1, self.exchanges // self.row.exchanges))
         tree["run"].setdefault("threads", 1)  # several cells at once
-        looks = trees.at(tree, "run.validate_every")  # as often for every row, by exchanges
+        looks = trees.at(tree, "run.validate_every")  # as many for every row
         if type(looks) is int and looks:  # what is no number is the configuration's to refuse
-            trees.put(tree, "run.validate_every", max(1, looks // self.row.exchanges))
+            share = self.row.exchanges * self.budget.exchanges
+            trees.put(tree, "run.validate_every", max(1, looks * self.exchanges // share))
         return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}
 
     @property
