@@ -42,19 +42,21 @@ def both(shelf: Shelf, spec: EpisodeSpec, seed: int, n: int) -> tuple[list[Drawn
     query=st.integers(1, 40),
     queries=st.sampled_from(["exact", "up_to"]),
     labels=st.sampled_from(["shuffled", "fixed"]),
+    classes=st.sampled_from(["exact", "up_to"]),
     seed=st.integers(0, 2**31),
     data=st.data(),
 )
 def test_it_draws_what_numpy_draws(
-    counts: list[int], shot: int, query: int, queries: str, labels: str, seed: int,
+    counts: list[int], shot: int, query: int, queries: str, labels: str, classes: str, seed: int,
     data: st.DataObject,
 ) -> None:  # fmt: skip
     spec = EpisodeSpec(1, shot, query, queries, labels)  # type: ignore[arg-type]
     able = sum(count >= spec.needed for count in counts)
-    if able == 0:
+    if able < (2 if classes == "up_to" else 1):
         return
-    way = data.draw(st.integers(1, able), label="way")
-    spec = EpisodeSpec(way, shot, query, queries, labels)  # type: ignore[arg-type]
+    most = able + 3 if classes == "up_to" else able
+    way = data.draw(st.integers(1, most), label="way")
+    spec = EpisodeSpec(way, shot, query, queries, labels, classes)  # type: ignore[arg-type]
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     held = np.random.default_rng(seed + 1).permutation(len(y))
     assert same(*both(Shelf(y, held), spec, seed, 3))

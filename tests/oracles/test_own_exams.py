@@ -251,3 +251,24 @@ def test_own_tests_have_no_other_shape() -> None:
     other = Config.of(merged(SMALL, OWN, {"test": {"way": 2}})).test
     with pytest.raises(ConfigError, match="the test has no other shape or seed"):
         made.exam(other)
+
+
+@pytest.mark.parametrize("method", ["fedfsl_naive", "fedfsl_mi_adv", "fl_proto"])
+def test_clients_of_two_and_of_four_classes_train_on_all_of_them(
+    method: str, tmp_path: Path
+) -> None:
+    """Whoever has fewer classes than the way gives what it has; fleets that stack say the same."""
+    whole = {"way": 4, "query": 5, "classes": "up_to", "labels": "fixed"}
+    change = {
+        "episode": whole,
+        "method": {"name": method, "local_steps": 2},
+        "model": {"dtype": "float64"} | ({} if method == "fl_proto" else {"head": {"way": 4}}),
+    }
+    alone, stacked = (
+        finished(tmp_path / fleet, OWN, change, {"run": {"fleet": fleet, "rounds": 2}})
+        for fleet in ("sequential", "vectorised")
+    )
+    held = {len(q.classes) for q in alone.setting.test.questions}
+    assert held >= {2, 4}
+    found = [run.sit(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)]
+    assert found[0] == found[1]

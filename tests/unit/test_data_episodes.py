@@ -125,6 +125,27 @@ def test_up_to_gives_each_class_what_it_has_left():
     assert e.classes[e.query_y].tolist() == dataset.y[rows_of(e.query_x)].tolist()
 
 
+@pytest.mark.parametrize("labels", ["shuffled", "fixed"])
+def test_a_client_with_few_classes_gives_all_it_has(labels):
+    spec = EpisodeSpec(5, 1, 2, labels=labels, classes="up_to")
+    for held, large in (([0, 9, 0, 9, 1], 2), ([9, 9, 9, 9, 0], 4), ([9] * 8, 5)):
+        client, rng = everything(numbered(held)), Key(0).numpy()
+        seen = [client.episode(spec, rng) for _ in range(9)]
+        assert {len(e.classes) for e in seen} == {large}
+        assert {e.query_y.max().item() for e in seen} == {large - 1}
+        if labels == "fixed":
+            assert all(e.classes.tolist() == sorted(e.classes.tolist()) for e in seen)
+        assert all(held[c] >= spec.needed for e in seen for c in e.classes)
+
+
+def test_of_one_class_there_is_no_episode_however_few_it_may_have():
+    client = everything(numbered([9, 2, 2]))
+    with pytest.raises(DataError, match=r"1 class with .* up to 5-way episode needs 2\. Lower"):
+        client.episode(EpisodeSpec(5, 1, 2, classes="up_to"), Key(0).numpy())
+    with pytest.raises(DataError, match="classes is 'all'; expected 'exact' or 'up_to'"):
+        EpisodeSpec(classes="all")
+
+
 def test_a_client_too_small_for_an_episode_says_by_how_much():
     client = everything(numbered([6, 6, 6, 5, 5, 5]))
     with pytest.raises(
@@ -139,6 +160,7 @@ def test_a_client_too_small_for_an_episode_says_by_how_much():
         (EpisodeSpec(), "5-way 1-shot, 15 queries", 16),
         (EpisodeSpec((3, 7), 5, 1), "3-to-7-way 5-shot, 1 query", 6),
         (EpisodeSpec(2, 3, 15, "up_to"), "2-way 3-shot, up to 15 queries", 4),
+        (EpisodeSpec(9, 1, 5, classes="up_to"), "up to 9-way 1-shot, 5 queries", 6),
     ],
 )
 def test_a_spec_reads_aloud_and_knows_what_a_class_needs(spec, text, needed):

@@ -71,13 +71,13 @@ class Dirichlet:
         sizes = [len(rows) for _, rows in pool]
         # A class can serve at most this many clients, whatever the shares.
         seats = sum(min(self.clients, n // spec.needed) for n in sizes)
-        draws = 1 + self.redraws if seats >= self.clients * spec.max_way else 1
+        draws = 1 + self.redraws if seats >= self.clients * spec.fewest else 1
         best, most = 0, -1
         for attempt in range(draws):
             able = np.zeros(self.clients, dtype=np.int64)
             for got in self._counts(sizes, key.at("dirichlet", attempt)):
                 able += got >= spec.needed
-            served = int((able >= spec.max_way).sum())
+            served = int((able >= spec.fewest).sum())
             if served > most:
                 best, most = attempt, served
             if served == self.clients:

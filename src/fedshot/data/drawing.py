@@ -87,7 +87,8 @@ class Shelf:
         self, kernel: Callable[..., None], spec: EpisodeSpec, rng: np.random.Generator, n: int
     ) -> list[Drawn]:
         """Draw n episodes of one way by the kernel."""
-        able, way = self._able_for(spec), spec.min_way
+        able = self._able_for(spec)
+        way = min(spec.min_way, len(able.places))
         most = min(spec.shot + spec.query, int(able.counts.max()))
         width = way * (most + 1) + 1
         out = np.empty((n, width), dtype=np.int64)
@@ -120,7 +121,7 @@ class Shelf:
     def _choose(self, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
         """Return the places of an episode's classes among those held, in the order of labels."""
         able = self._able_for(spec).places
-        way = int(rng.integers(spec.min_way, spec.max_way, endpoint=True))
+        way = min(int(rng.integers(spec.min_way, spec.max_way, endpoint=True)), len(able))
         chosen: Ints = rng.choice(able, way, replace=False)
         if spec.labels == "fixed":
             chosen.sort()
@@ -131,7 +132,7 @@ class Shelf:
             places = (self._counts >= spec.needed).nonzero()[0].astype(np.int64, copy=False)
             self._able[spec.needed] = _Able(places, self._starts[places], self._counts[places])
         able = self._able[spec.needed]
-        if len(able.places) < spec.max_way:
+        if len(able.places) < spec.fewest:
             raise DataError(
                 f"client data {spec.shortage(len(able.places))}. Lower `way`, `shot` or `query`, "
                 "or give each client more images."

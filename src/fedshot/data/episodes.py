@@ -164,9 +164,9 @@ class Tasks:
         """
         if n < 1:
             raise DataError(f"cannot draw {n} tasks; expected at least 1")
-        if len(classes) < spec.max_way:
+        if len(classes) < spec.fewest:
             raise DataError(
-                f"a {spec.way_text} episode needs {spec.max_way} classes; there are "
+                f"a {spec.way_text} episode needs {spec.fewest} classes; there are "
                 f"{len(classes)}. Lower `way`, or give more classes."
             )
         rows = dataset.images_of(classes) if rows is None else rows

@@ -108,7 +108,7 @@ def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
 def unable(dataset: Dataset, partition: Partition, spec: EpisodeSpec) -> dict[int, str]:
     """Return the clients that cannot form every episode of `spec`, each with the reason."""
     able = able_classes(dataset, partition, spec.needed)
-    return {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.max_way)}
+    return {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.fewest)}
 
 
 def shuffled_classes(

@@ -14,10 +14,12 @@ class EpisodeSpec:
     """The numbers of an N-way, K-shot episode; a pair as `way` means a random way, ends included.
 
     `queries="exact"` gives every class exactly `query` queries. `"up_to"` is for small clients:
-    a class gives what it has left after the shots, one at least and `query` at most. `labels`
-    says which class of an episode is number 0: by chance, or with "fixed" in the order of the
-    dataset, so that where training and test have the same classes a head can know them. `augment`
-    changes the images of training episodes; tests never do.
+    a class gives what it has left after the shots, one at least and `query` at most. So is
+    `classes="up_to"`: a client with fewer classes than the way gives all that it has, two at least;
+    with a way as large as any client's an episode is of all its classes. `labels` says which class
+    of an episode is number 0: by chance, or with "fixed" in the order of the dataset, so that where
+    training and test have the same classes a head can know them. `augment` changes the images of
+    training episodes; tests never do.
 
     >>> print(EpisodeSpec(way=5, shot=1, query=15))
     5-way 1-shot, 15 queries
@@ -28,6 +30,7 @@ class EpisodeSpec:
     query: int = 15
     queries: Literal["exact", "up_to"] = "exact"
     labels: Literal["shuffled", "fixed"] = "shuffled"
+    classes: Literal["exact", "up_to"] = "exact"
     augment: Augment = Augment()
 
     def __post_init__(self) -> None:
@@ -44,6 +47,8 @@ class EpisodeSpec:
             raise DataError(f"queries is {self.queries!r}; expected 'exact' or 'up_to'")
         if self.labels not in ("shuffled", "fixed"):
             raise DataError(f"labels is {self.labels!r}; expected 'shuffled' or 'fixed'")
+        if self.classes not in ("exact", "up_to"):
+            raise DataError(f"classes is {self.classes!r}; expected 'exact' or 'up_to'")
 
     @property
     def min_way(self) -> int:
@@ -54,6 +59,11 @@ class EpisodeSpec:
     def max_way(self) -> int:
         """The most classes an episode can have."""
         return self.way[1] if isinstance(self.way, tuple) else self.way
+
+    @property
+    def fewest(self) -> int:
+        """Classes that whoever gives an episode must have."""
+        return min(2, self.max_way) if self.classes == "up_to" else self.max_way
 
     @property
     def needed(self) -> int:
@@ -69,7 +79,8 @@ class EpisodeSpec:
     def way_text(self) -> str:
         """The way in words, as in `5-way` or `3-to-7-way`."""
         ends = f"{self.min_way}-to-{self.max_way}" if self.is_random_way else str(self.max_way)
-        return f"{ends}-way"
+        most = "up to " if self.classes == "up_to" else ""
+        return f"{most}{ends}-way"
 
     def __str__(self) -> str:
         most = "up to " if self.queries == "up_to" else ""
@@ -81,5 +92,5 @@ class EpisodeSpec:
         classes = "1 class" if able == 1 else f"{able} classes"
         return (
             f"has {classes} with at least {self.needed} examples, "
-            f"a {self.way_text} episode needs {self.max_way}"
+            f"a {self.way_text} episode needs {self.fewest}"
         )
