@@ -10,6 +10,7 @@ from fedshot import own
 from fedshot import settings as trees
 from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
+from fedshot.recipes.floor import floors
 from fedshot.recipes.learning import shown
 from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Cell, Recipe
@@ -90,6 +91,7 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
         *_clients(states),
         *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
         *[f"- **{printable(text)}**" for text in unfair(states)],
+        *[f"- {text}" for text in floors(states)],
         *_figure(recipe, variant, states),
         "",
         f"`{_command(recipe, states)}`",

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshot.recipes.bench import State
+from fedshot.recipes.floor import floors
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.tuning import SEED
@@ -55,7 +56,9 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
         title=Text(f"{printable(recipe.title)}, budget {variant.replace('-tune', ', trials ')}"),
         title_justify="left",
         caption=Text(
-            "\n".join([f"Published: {printable(recipe.measure)}.", *used(states), *notes])
+            "\n".join(
+                [f"Published: {printable(recipe.measure)}.", *used(states), *floors(states), *notes]
+            )
         ),
         caption_justify="left",
         box=box.SIMPLE_HEAD,

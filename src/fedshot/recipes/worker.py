@@ -22,6 +22,7 @@ from fedshot.errors import FedshotError
 from fedshot.experiment import Experiment
 from fedshot.locks import only_one
 from fedshot.recipes import provenance
+from fedshot.recipes.floor import pixels
 from fedshot.recipes.following import follow, kept_all, trained_alike
 from fedshot.recipes.plan import facts
 from fedshot.recipes.plane import plane
@@ -104,6 +105,7 @@ def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[s
         "test": found["test"],
         # Questions of the clients' own have as many queries as each has images.
         "queries": 0 if setting.own_tests else options.spec.max_way * options.query,
+        "pixels": pixels(setting),
         "round": found["round"],
         "bytes_down": trained.meter.total("train", "down"),
         "bytes_up": trained.meter.total("train", "up"),
