@@ -123,8 +123,8 @@ class FRL:
         inner_rounds: R in training.
         test_rounds: R at test; null for that of training.
         inner_lr: alpha.
-        local_steps: E, steps of a client in a round.
-        inner_batch: examples of a step; null for all supports of the client.
+        local_steps: E, passes of a client over its supports in a round.
+        inner_batch: examples of a step; null for all supports, so that a pass is one step.
         gamma: weight of L_aux; null for 0.2, with positions "sum" for 0.2 over their number (25 of
             a 5x5 map), so that both are one loss.
         loss: "softmax", or "literal", which leaves the true class out of the sum: without a bound.

@@ -52,8 +52,8 @@ class FRLFedAvg:
         episode: plays no part.
         test_rounds: R at test.
         inner_lr: step size of the clients.
-        local_steps: steps of a client in a round.
-        inner_batch: examples of a step; null for all supports of the client.
+        local_steps: E, passes of a client over its supports in a round.
+        inner_batch: examples of a step; null for all supports, so that a pass is one step.
     """
 
     name: ClassVar[str] = "frl_fedavg"

@@ -60,8 +60,8 @@ class FRLFinetune(Prepares):
         classes: the dataset's numbers of the base classes.
         test_rounds: R at test.
         inner_lr: step size of a question's clients.
-        local_steps: steps of a client in a round of a test.
-        inner_batch: examples of such a step; null for all supports of the client.
+        local_steps: E, passes of a client over its supports in a round of a test.
+        inner_batch: examples of a step; null for all supports, so that a pass is one step.
         prepare_by: who takes the optimiser's step in the preparation: the "server", on the mean
             gradient, or each of the "clients", with a fresh optimiser at every visit.
         prepare_steps: steps per visit in the preparation; 1 by the server.

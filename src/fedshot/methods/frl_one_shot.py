@@ -69,8 +69,8 @@ class FRLOneShot(Prepares):
         classes: the dataset's numbers of the base classes.
         test_rounds: R at test.
         inner_lr: step size of a question's clients.
-        local_steps: steps of a client in a round of a test.
-        inner_batch: examples of such a step; null for all supports of the client.
+        local_steps: E, passes of a client over its supports in a round of a test.
+        inner_batch: examples of a step; null for all supports, so that a pass is one step.
         candidates: clients that fine-tune in a round of a test; 0 for those of the group and the
             spare ones (test.group.spare). With more than the group has, and no spare ones, each
             client's supports are split among several.

@@ -84,8 +84,8 @@ class FRLPersonal:
         variant: "linear" learns a head, "proto" compares with prototypes.
         test_rounds: R at test.
         inner_lr: alpha.
-        local_steps: steps of a client on its supports, in training and in a round of the test.
-        inner_batch: examples of a step; null for all supports of the client.
+        local_steps: E, passes of a client over its supports, in training and in a round of the test.
+        inner_batch: examples of a step; null for all supports, so that a pass is one step.
         refresh: at test, make prototypes anew with theta_R; else queries meet P_{R-1}.
         optimizer: of the server.
         decay: the optimiser's step is multiplied by it after `decay_round` communication rounds.
