@@ -84,7 +84,7 @@ class FRLPersonal:
         variant: "linear" learns a head, "proto" compares with prototypes.
         test_rounds: R at test.
         inner_lr: alpha.
-        local_steps: E, passes of a client over its supports, in training and in a round of the test.
+        local_steps: E, passes of a client over its supports, in training and in a test's round.
         inner_batch: examples of a step; null for all supports, so that a pass is one step.
         refresh: at test, make prototypes anew with theta_R; else queries meet P_{R-1}.
         optimizer: of the server.
