@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0, 2 for a refused request, 130 for Ctrl-C."""
     options, rest = _parser().parse_known_args(arguments)
     options.run_folder = None  # set by the commands that can be gone on with
+    _stopped.clear()
     try:
         _replace_handler(signal.default_int_handler, _stop)
         if rest and not options.takes_settings:
@@ -49,29 +50,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"fedshot.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
         return command(options)
-    except FedshotError as error:
-        tell(f"fedshot: error: {error}")
-    except OSError as error:
-        tell(f"fedshot: error: {_os_words(error)}.{_way_on(options)}")
-    except (MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
+    except (Exception, KeyboardInterrupt) as error:
+        # Compiled code that was interrupted may raise an error of its own in place of Ctrl-C's.
+        if isinstance(error, KeyboardInterrupt) or _stopped.is_set():
+            way_on = _way_on(options)
+            tell(f"\nstopped{';' if way_on else ''}{way_on}")
+            return INTERRUPTED
+        said = _words(error, options)
+        if said is None:
             raise
-        tell(
-            "fedshot: error: the memory of this machine does not suffice. Choose a smaller model, "
-            f"smaller episodes or fewer of them.{_way_on(options)}"
-        )
-    except KeyboardInterrupt:
-        way_on = _way_on(options)
-        tell(f"\nstopped{';' if way_on else ''}{way_on}")
-        return INTERRUPTED
+        tell(f"fedshot: error: {said}")
+        return REFUSED
     finally:
         _replace_handler(_stop, signal.default_int_handler)
-    return REFUSED
+
+
+def _words(error: BaseException, options: argparse.Namespace) -> str | None:
+    """Say what is wrong and how to go on; None of an error that is fedshot's own fault."""
+    if isinstance(error, FedshotError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{_os_words(error)}.{_way_on(options)}"
+    if isinstance(error, MemoryError | RuntimeError) and _is_memory(error):
+        return (
+            "the memory of this machine does not suffice. Choose a smaller model, smaller episodes "
+            f"or fewer of them.{_way_on(options)}"
+        )
+    return None
+
+
+_stopped = threading.Event()
 
 
 def _stop(*_: object) -> None:
     """Let the first Ctrl-C stop the program, and no second one garble its last words."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _stopped.set()
     raise KeyboardInterrupt
 
 

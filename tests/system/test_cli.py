@@ -93,6 +93,29 @@ def test_evaluate_answers_another_shape_and_changes_nothing(
     assert "needs 6 classes; there are 5" in capsys.readouterr().err
 
 
+def test_ctrl_c_in_compiled_code_is_still_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it was caught and another error raised in its place."""
+
+    def interrupted(options: object) -> int:
+        del options
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+        return 0
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
+    monkeypatch.setattr("fedshot.commands.methods", interrupted, raising=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["methods"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "stopped" in capsys.readouterr().err
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     config = written(tmp_path, {"run": {"rounds": 5000}})
     # A shell that runs the tests in the background lets its children ignore Ctrl-C; undo that.
