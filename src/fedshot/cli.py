@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedshot import __version__
+from fedshot import __version__, stopping
 from fedshot.deploy.flower.arguments import add_flower
 from fedshot.errors import ConfigError, FedshotError
 from fedshot.printing import tell
@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0, 2 for a refused request, 130 for Ctrl-C."""
     options, rest = _parser().parse_known_args(arguments)
     options.run_folder = None  # set by the commands that can be gone on with
-    _stopped.clear()
+    stopping.asked.clear()
     try:
-        _replace_handler(signal.default_int_handler, _stop)
+        _replace_handler(signal.default_int_handler, stopping.stop)
         if rest and not options.takes_settings:
             raise ConfigError(f"{options.command} does not take {' '.join(rest)!r}.")
         options.settings = rest
@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
         return command(options)
     except (Exception, KeyboardInterrupt) as error:
-        # Compiled code that was interrupted may raise an error of its own in place of Ctrl-C's.
-        if isinstance(error, KeyboardInterrupt) or _stopped.is_set():
+        if isinstance(error, KeyboardInterrupt) or stopping.asked.is_set():
             way_on = _way_on(options)
             tell(f"\nstopped{';' if way_on else ''}{way_on}")
             return INTERRUPTED
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"fedshot: error: {said}")
         return REFUSED
     finally:
-        _replace_handler(_stop, signal.default_int_handler)
+        _replace_handler(stopping.stop, signal.default_int_handler)
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:
@@ -77,16 +76,6 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
             f"or fewer of them.{_way_on(options)}"
         )
     return None
-
-
-_stopped = threading.Event()
-
-
-def _stop(*_: object) -> None:
-    """Let the first Ctrl-C stop the program, and no second one garble its last words."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _stopped.set()
-    raise KeyboardInterrupt
 
 
 def _replace_handler(old: object, new: Callable[..., object]) -> None:

@@ -11,11 +11,11 @@ from sklearn.neighbors import NearestCentroid
 
 from fedshot.config import Config
 from fedshot.recipes.bench import State
-from fedshot.recipes.floor import floors, pixels
+from fedshot.recipes.floor import pixels
 from fedshot.recipes.page import markdown
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results
-from fedshot.recipes.tables import as_text
+from fedshot.recipes.tables import as_text, floors
 from fedshot.setting import Setting
 from recipes.test_recipes import changed, facts
 from system.runs import OWN, SMALL, merged

@@ -140,7 +140,9 @@ def test_a_client_with_few_classes_gives_all_it_has(labels):
 
 def test_of_one_class_there_is_no_episode_however_few_it_may_have():
     client = everything(numbered([9, 2, 2]))
-    with pytest.raises(DataError, match=r"1 class with .* up to 5-way episode needs 2\. Lower"):
+    with pytest.raises(
+        DataError, match=r"1 class with .* an episode of up to 5 classes needs 2\. Lower"
+    ):
         client.episode(EpisodeSpec(5, 1, 2, classes="up_to"), Key(0).numpy())
     with pytest.raises(DataError, match="classes is 'all'; expected 'exact' or 'up_to'"):
         EpisodeSpec(classes="all")

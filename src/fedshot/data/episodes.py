@@ -166,7 +166,7 @@ class Tasks:
             raise DataError(f"cannot draw {n} tasks; expected at least 1")
         if len(classes) < spec.fewest:
             raise DataError(
-                f"a {spec.way_text} episode needs {spec.fewest} classes; there are "
+                f"{spec.episode_text} needs {spec.fewest} classes; there are "
                 f"{len(classes)}. Lower `way`, or give more classes."
             )
         rows = dataset.images_of(classes) if rows is None else rows

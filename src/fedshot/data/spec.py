@@ -79,18 +79,25 @@ class EpisodeSpec:
     def way_text(self) -> str:
         """The way in words, as in `5-way` or `3-to-7-way`."""
         ends = f"{self.min_way}-to-{self.max_way}" if self.is_random_way else str(self.max_way)
-        most = "up to " if self.classes == "up_to" else ""
-        return f"{most}{ends}-way"
+        return f"{ends}-way"
+
+    @property
+    def episode_text(self) -> str:
+        """An episode in words, as in `a 5-way episode`."""
+        if self.classes == "up_to":
+            return f"an episode of up to {self.max_way} classes"
+        return f"a {self.way_text} episode"
 
     def __str__(self) -> str:
+        way = f"up to {self.way_text}" if self.classes == "up_to" else self.way_text
         most = "up to " if self.queries == "up_to" else ""
         noun = "query" if self.query == 1 else "queries"
-        return f"{self.way_text} {self.shot}-shot, {most}{self.query} {noun}"
+        return f"{way} {self.shot}-shot, {most}{self.query} {noun}"
 
     def shortage(self, able: int) -> str:
         """Say what `able` large enough classes lack, as in `has 3 classes ..., ... needs 5`."""
         classes = "1 class" if able == 1 else f"{able} classes"
         return (
             f"has {classes} with at least {self.needed} examples, "
-            f"a {self.way_text} episode needs {self.fewest}"
+            f"{self.episode_text} needs {self.fewest}"
         )

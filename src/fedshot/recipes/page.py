@@ -10,12 +10,11 @@ from fedshot import own
 from fedshot import settings as trees
 from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
-from fedshot.recipes.floor import floors
 from fedshot.recipes.learning import shown
 from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Cell, Recipe
 from fedshot.recipes.results import Result, mean, outdated, split
-from fedshot.recipes.tables import Marks, difference, ours, published, unfair
+from fedshot.recipes.tables import Marks, difference, floors, ours, published, unfair
 from fedshot.reports.words import count, megabytes, printable, seconds
 
 _HEAD = """\

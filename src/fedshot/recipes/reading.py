@@ -232,8 +232,8 @@ def _check(recipe: Recipe) -> None:
         _check_fair(recipe, row)
     for row in (row for row in recipe.rows.values() if row.trained_as):
         lead = recipe.rows.get(str(row.trained_as))
-        told = (row.exchanges, row.stops_after)
-        if lead is None or lead.trained_as or (lead.exchanges, lead.stops_after) != told:
+        pace = (row.exchanges, row.stops_after)
+        if lead is None or lead.trained_as or (lead.exchanges, lead.stops_after) != pace:
             raise ConfigError(
                 f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
                 "row of as many exchanges that is trained itself and stops where it does."

@@ -221,8 +221,8 @@ class Cell:
         tree["run"].setdefault("threads", 1)  # several cells at once
         looks = trees.at(tree, "run.validate_every")  # as many for every row
         if type(looks) is int and looks:  # what is no number is the configuration's to refuse
-            share = self.row.exchanges * self.budget.exchanges
-            trees.put(tree, "run.validate_every", max(1, looks * self.exchanges // share))
+            every = looks * self.exchanges // self.budget.exchanges // self.row.exchanges
+            trees.put(tree, "run.validate_every", max(1, every))
         return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}
 
     @property

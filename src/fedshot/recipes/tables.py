@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshot.recipes.bench import State
-from fedshot.recipes.floor import floors
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.tuning import SEED
@@ -145,6 +144,19 @@ def used(states: Sequence[State]) -> list[str]:
     told = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"
             for digest, data in held.items()]  # fmt: skip
     return [f"Data: {'; '.join(told)}."] if told else []
+
+
+def floors(states: Sequence[State]) -> list[str]:
+    """Return a line with what raw pixels reach in each column; none where no cell tells it."""
+    told = [
+        f"{printable(state.cell.column.label)} {percent(held['accuracy'], held['interval'])}"
+        for state in states
+        if state.result
+        for one in state.result.seeds.values()
+        if (held := one.get("pixels"))
+    ]
+    told = list(dict.fromkeys(told))  # all seeds and rows of a column have one test
+    return [f"Raw pixels, nearest class mean, on the same test: {'; '.join(told)}."] if told else []
 
 
 def unfair(states: Sequence[State]) -> list[str]:

@@ -20,6 +20,7 @@ from fedshot.experiment import exists
 from fedshot.own import for_children
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
+from fedshot.stopping import stop
 from fedshot.trackers import check
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: P
         check(options.tracker)
     _refuse_rehearsal(setting.config)
     said = _silent if options.quiet else tell
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, stop)
     watch: Callable[[], None] = _nothing
     with ExitStack() as stack:
         if place.server:
@@ -176,7 +177,7 @@ def server(options: argparse.Namespace) -> int:
             "where the network itself is safe."
         )
     own_folder(home.folder)
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, stop)
     with Children() as children:
         log = home.folder / "server.log"
         child = start_server(children, home, options.host, options.port, limits, log=log,
@@ -222,7 +223,7 @@ def node(options: argparse.Namespace) -> int:
     clients = parse_clients(options.clients) if options.clients else None
     holdings = read_shards(options.data, clients)
     own_folder(options.state)
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, stop)
     with only_one(options.state / ".lock"):
         worker = Worker(name, holdings, options.state, limits=limits, workers=options.workers,
                         tell=tell)  # fmt: skip
@@ -244,12 +245,6 @@ def parse_clients(text: str) -> list[int]:
             raise ConfigError(f"--clients is {text!r}; expected numbers and ranges such as 0-3,7.")
         found |= set(range(int(first), int(last or first) + 1))
     return sorted(found)
-
-
-def _ended(*_: object) -> None:
-    """Take everything down when asked to end, as on Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:
