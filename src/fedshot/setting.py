@@ -168,12 +168,15 @@ class Setting(Arrangement):
             )
         if self._asks_for_novel() and getattr(self.method, "knows_base_alone", False):
             raise ConfigError(
-                f"method {config.settings['method']['name']!r} tells apart classes that it has "
-                "trained on, and the split has novel ones to test on. Name base classes alone in "
-                "split.base, and set partition.name to 'pathological' or 'clusters'; or hold users "
-                "back in place of classes, by split.users, who have no class of their own."
+                f"method {config.settings['method']['name']!r}{self._by_labels()} tells apart "
+                "classes that it has trained on, and the split has novel ones to test on. Name "
+                "base classes alone in split.base, and set partition.name to 'pathological' or "
+                "'clusters'; or hold users back in place of classes, by split.users, who have no "
+                "class of their own."
             )
         self._check_way("episode.way", config.episode.max_way, self.method.max_way)
+        if config.episode.labels == "global":
+            self._check_global_labels()
         self._check_clients()
         self.validation: Exam | None = None
         if self.own_tests:
@@ -266,6 +269,26 @@ class Setting(Arrangement):
             raise ConfigError(
                 f"{option} is {way}; model.head.way is {widest}, and a head cannot tell more "
                 f"classes apart than it has outputs. Set model.head.way to {way}."
+            )
+
+    def _by_labels(self) -> str:
+        return " with episode.labels 'global'" if self.config.episode.labels == "global" else ""
+
+    def _check_global_labels(self) -> None:
+        """Refuse global labels to a method without an output for each class, or with too few."""
+        if not getattr(self.method, "knows_base_alone", False):
+            raise ConfigError(
+                "episode.labels is 'global', and method "
+                f"{self.config.settings['method']['name']!r} has no output for each class of the "
+                "dataset; FedFSL's methods, fedmeta, and fsl_local with MAML can have them. Set "
+                "episode.labels to 'shuffled' or 'fixed'."
+            )
+        most, width = max(self.base_classes), self.method.max_way
+        if width is not None and width <= most:
+            raise ConfigError(
+                f"episode.labels is 'global', model.head.way is {width}, and the base classes have "
+                f"numbers up to {most}: each needs an output of its number. Set model.head.way to "
+                f"{most + 1}."
             )
 
     def _check_clients(self) -> None:

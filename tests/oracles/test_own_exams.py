@@ -272,3 +272,85 @@ def test_clients_of_two_and_of_four_classes_train_on_all_of_them(
     assert held >= {2, 4}
     found = [run.sit(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)]
     assert found[0] == found[1]
+
+
+GLOBAL = {
+    "episode": {"way": 4, "query": 5, "classes": "up_to", "labels": "global"},
+    "model": {"dtype": "float64", "head": {"way": 10}},
+}
+WITH_OUTPUTS = ("fedfsl_naive", "fedfsl_prox", "fedfsl_mi", "fedfsl_mi_adv", "fsl_local", "fedmeta")
+
+
+@pytest.mark.parametrize("method", WITH_OUTPUTS)
+def test_with_global_labels_fleets_say_the_same(method: str, tmp_path: Path) -> None:
+    budget = {"episodes": 2} if method == "fedmeta" else {"local_steps": 2}
+    change = GLOBAL | {"method": {"name": method, **budget}}
+    alone, stacked = (
+        finished(tmp_path / fleet, OWN, change, {"run": {"fleet": fleet, "rounds": 2}})
+        for fleet in ("sequential", "vectorised")
+    )
+    found = [run.sit(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", ["fedfsl_naive", "fedfsl_mi_adv"])
+def test_global_labels_move_no_output_of_another_class(method: str, tmp_path: Path) -> None:
+    """Of two clients' classes the head learns; the outputs of all others stay as they were."""
+    change = GLOBAL | {"method": {"name": method, "local_steps": 2}}
+    two = {"partition": {"name": "pathological", "clients": 2, "way": 3, "shot": 4}}
+    run = finished(tmp_path / "run", OWN, change, two, {"run": {"rounds": 2, "cohort": 2}})
+    made = run.setting
+    held = set(made.dataset.y[made.deal.train.indices].tolist())
+    start = made.method.init(made.key.at("init")).w["head"]
+    moved = (run.server.w["head"]["weight"] - start["weight"]).abs().sum(1) > 0
+    assert 2 <= len(held) < 10
+    assert set(moved.nonzero()[:, 0].tolist()) == held
+
+
+def test_global_labels_of_clients_with_all_classes_are_fixed_ones(tmp_path: Path) -> None:
+    change = {
+        "partition": {"name": "clusters", "clients": 3, "clusters": 1, "way": 10, "alpha": 1e4},
+        "model": {"head": {"way": 10}},
+        "method": {"name": "fedfsl_mi_adv", "local_steps": 2},
+        "run": {"rounds": 2, "cohort": 3},
+    }
+    shape = {"way": 10, "query": 5, "classes": "up_to"}
+    one, other = (
+        finished(tmp_path / labels, OWN, change, {"episode": {**shape, "labels": labels}})
+        for labels in ("fixed", "global")
+    )
+    assert {len(q.classes) for q in one.setting.test.questions} == {10}
+    found = [run.sit(run.setting.test, run.server, 2).per_episode for run in (one, other)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": {"name": "fl_proto"}}, "'fl_proto' has no output for each class"),
+        ({"method": {"name": "f2l"}}, "'f2l' has no output for each class"),
+        (
+            {"method": {"name": "fsl_local", "learner_name": "proto"}},
+            "'fsl_local' has no output for each class",
+        ),
+        (
+            {"method": {"name": "fedfsl_naive"}, "model": {"head": {"way": 9}}},
+            "numbers up to 9: .* Set model.head.way to 10",
+        ),
+        (
+            {
+                "method": {"name": "fedfsl_naive"},
+                "split": {"base": ["0-4"], "novel": ["5-9"]},
+                "test": {"way": 5},
+            },
+            "'fedfsl_naive' with episode.labels 'global' tells apart classes that it has trained",
+        ),
+        (
+            {"method": {"name": "fedfsl_naive"}, "episode": {"labels": "globl"}},
+            "episode.labels is 'globl'. Did you mean 'global'",
+        ),
+    ],
+)
+def test_global_labels_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        setting(GLOBAL, change)

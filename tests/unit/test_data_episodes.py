@@ -179,7 +179,7 @@ def test_a_spec_reads_aloud_and_knows_what_a_class_needs(spec, text, needed):
         ({"shot": 0}, "shot is 0"),
         ({"query": -1}, "query is -1"),
         ({"queries": "all"}, "'all'; expected 'exact' or 'up_to'"),
-        ({"labels": "none"}, "'none'; expected 'shuffled' or 'fixed'"),
+        ({"labels": "none"}, "'none'; expected 'shuffled', 'fixed' or 'global'"),
     ],
 )
 def test_an_impossible_spec_is_refused(options, said):

@@ -23,7 +23,7 @@ from fedshot.data.redealt import Redealt
 from fedshot.data.rows import Rows
 from fedshot.data.sent140 import Sent140, split_users
 from fedshot.data.sources import SOURCES, Digits, Npz, Source
-from fedshot.data.spec import EpisodeSpec
+from fedshot.data.spec import EpisodeSpec, Labels
 from fedshot.data.texts import Texts
 from fedshot.data.tiered_imagenet import TieredImageNet
 from fedshot.data.tokens import Tokens
@@ -52,6 +52,7 @@ __all__ = [
     "HuffPost",
     "Iid",
     "ImageFolder",
+    "Labels",
     "MiniImageNet",
     "Mnist",
     "News20",

@@ -92,7 +92,7 @@ class Shelf:
         most = min(spec.shot + spec.query, int(able.counts.max()))
         width = way * (most + 1) + 1
         out = np.empty((n, width), dtype=np.int64)
-        sizes = (n, len(able.places), way, spec.shot, most, spec.labels == "fixed")
+        sizes = (n, len(able.places), way, spec.shot, most, spec.ordered)
         bits = rng.bit_generator
         with bits.lock:
             at = _BITS(bits.capsule, b"BitGenerator")
@@ -123,7 +123,7 @@ class Shelf:
         able = self._able_for(spec).places
         way = min(int(rng.integers(spec.min_way, spec.max_way, endpoint=True)), len(able))
         chosen: Ints = rng.choice(able, way, replace=False)
-        if spec.labels == "fixed":
+        if spec.ordered:
             chosen.sort()
         return chosen
 

@@ -8,6 +8,8 @@ from typing import Literal
 from fedshot.data.augment import Augment
 from fedshot.errors import DataError
 
+Labels = Literal["shuffled", "fixed", "global"]
+
 
 @dataclass(frozen=True)
 class EpisodeSpec:
@@ -18,8 +20,10 @@ class EpisodeSpec:
     `classes="up_to"`: a client with fewer classes than the way gives all that it has, two at least;
     with a way as large as any client's an episode is of all its classes. `labels` says which class
     of an episode is number 0: by chance, or with "fixed" in the order of the dataset, so that where
-    training and test have the same classes a head can know them. `augment` changes the images of
-    training episodes; tests never do.
+    training and test have the same classes a head can know them. With "global" the order is that,
+    too, and a head has an output for every class of the dataset, of which an episode uses those of
+    its own: clients of other classes do not train one output for two. `augment` changes the images
+    of training episodes; tests never do.
 
     >>> print(EpisodeSpec(way=5, shot=1, query=15))
     5-way 1-shot, 15 queries
@@ -29,7 +33,7 @@ class EpisodeSpec:
     shot: int = 1
     query: int = 15
     queries: Literal["exact", "up_to"] = "exact"
-    labels: Literal["shuffled", "fixed"] = "shuffled"
+    labels: Labels = "shuffled"
     classes: Literal["exact", "up_to"] = "exact"
     augment: Augment = Augment()
 
@@ -45,10 +49,10 @@ class EpisodeSpec:
                 raise DataError(f"{name} is {getattr(self, name)}; an episode needs at least 1")
         if self.queries not in ("exact", "up_to"):
             raise DataError(f"queries is {self.queries!r}; expected 'exact' or 'up_to'")
-        if self.labels not in ("shuffled", "fixed"):
-            raise DataError(f"labels is {self.labels!r}; expected 'shuffled' or 'fixed'")
         if self.classes not in ("exact", "up_to"):
             raise DataError(f"classes is {self.classes!r}; expected 'exact' or 'up_to'")
+        if self.labels not in ("shuffled", "fixed", "global"):
+            raise DataError(f"labels is {self.labels!r}; expected 'shuffled', 'fixed' or 'global'")
 
     @property
     def min_way(self) -> int:
@@ -59,6 +63,11 @@ class EpisodeSpec:
     def max_way(self) -> int:
         """The most classes an episode can have."""
         return self.way[1] if isinstance(self.way, tuple) else self.way
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an episode's classes come in the order of the dataset."""
+        return self.labels != "shuffled"
 
     @property
     def fewest(self) -> int:

@@ -206,7 +206,7 @@ class FedFSLMIAdv:
     @property
     def learner(self) -> Maml:
         """What the clients train."""
-        return Maml(self.model, self.inner)
+        return Maml(self.model, self.inner, self.episode.labels)
 
     @property
     def nearness(self) -> Nearness:
@@ -235,6 +235,11 @@ class FedFSLMIAdv:
     def transductive(self) -> bool:
         """Whether predictions for one query depend on the others."""
         return self.model.norm_policy == "transductive"
+
+    @property
+    def knows_base_alone(self) -> bool:
+        """Whether its head has an output for each class of the dataset, and none for others."""
+        return self.episode.labels == "global"
 
     @property
     def max_way(self) -> int | None:

@@ -98,7 +98,7 @@ class FedFSLNaive:
     @property
     def learner(self) -> Maml:
         """What the clients train."""
-        return Maml(self.model, self.inner)
+        return Maml(self.model, self.inner, self.episode.labels)
 
     @property
     def n_episodes(self) -> int:
@@ -109,6 +109,11 @@ class FedFSLNaive:
     def transductive(self) -> bool:
         """Whether predictions for one query depend on the others."""
         return self.model.norm_policy == "transductive"
+
+    @property
+    def knows_base_alone(self) -> bool:
+        """Whether its head has an output for each class of the dataset, and none for others."""
+        return self.episode.labels == "global"
 
     @property
     def max_way(self) -> int | None:

@@ -95,12 +95,18 @@ class FedMeta:
     @property
     def learner(self) -> Maml | MetaSgd:
         """What the clients differentiate."""
-        return (MetaSgd if self.learned_steps else Maml)(self.model, self.inner)
+        kind = MetaSgd if self.learned_steps else Maml
+        return kind(self.model, self.inner, self.episode.labels)
 
     @property
     def transductive(self) -> bool:
         """Whether predictions for one query depend on the others."""
         return self.model.norm_policy == "transductive"
+
+    @property
+    def knows_base_alone(self) -> bool:
+        """Whether its head has an output for each class of the dataset, and none for others."""
+        return self.episode.labels == "global"
 
     @property
     def max_way(self) -> int | None:

@@ -83,12 +83,19 @@ class FSLLocal:
     @property
     def learner(self) -> Learner:
         """What each client trains."""
-        return Proto(self.model) if self.learner_name == "proto" else Maml(self.model, self.inner)
+        if self.learner_name == "proto":
+            return Proto(self.model)
+        return Maml(self.model, self.inner, self.episode.labels)
 
     @property
     def transductive(self) -> bool:
         """Whether predictions for one query depend on the others."""
         return self.model.norm_policy == "transductive"
+
+    @property
+    def knows_base_alone(self) -> bool:
+        """Whether its head has an output for each class of the dataset, and none for others."""
+        return self.episode.labels == "global" and self.learner_name == "maml"
 
     @property
     def max_way(self) -> int | None:

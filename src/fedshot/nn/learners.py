@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedshot.data import Episode
+from fedshot.data import Episode, Labels
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn.gradients import descend
@@ -168,11 +168,13 @@ class Maml:
     """Model-agnostic meta-learning: gradient steps on the support, the loss on the queries.
 
     Source: Finn et al. 2017; as the FedFSL papers write it, w' = w - a grad f_S(w) and
-    l_T(w) = f_Q(w'). A head wider than the episode's way uses its first outputs.
+    l_T(w) = f_Q(w'). A head wider than the episode's way uses its first outputs, with global labels
+    those of the episode's classes: output c is class c of the dataset.
     """
 
     model: Model
     inner: InnerLoop = InnerLoop()
+    labels: Labels = "shuffled"
 
     def __post_init__(self) -> None:
         if self.model.head is None:
@@ -194,7 +196,7 @@ class Maml:
         The pass of the queries moves the running statistics.
         """
         adapted = self.adapt(params, stats, episode, seed)
-        logits, stats = self.predict(adapted, stats, episode.query_x, len(episode.classes), seed)
+        logits, stats = self.predict(adapted, stats, episode.query_x, episode.classes, seed)
         return _lesson(logits, episode, stats)
 
     def adapt(
@@ -210,16 +212,16 @@ class Maml:
         return self._adapt(params, stats, support, mode, self.inner.steps, second, lr)
 
     def predict(
-        self, params: Tree, stats: Tree, x: Tensor, way: int, seed: Tensor, site: int = -1
+        self, params: Tree, stats: Tree, x: Tensor, classes: Tensor, seed: Tensor, site: int = -1
     ) -> tuple[Tensor, Tree]:
         """Return (logits [n, way], running statistics moved) of a batch in training.
 
-        `site` tells the dropout masks of several passes of one episode apart; the inner steps
-        have those from 0 up.
+        `classes` are those of the episode, int64 [way]. `site` tells the dropout masks of several
+        passes of one episode apart; the inner steps have those from 0 up.
         """
         mode = Mode(True, "batch", seed=seed).layer(site)
         h, stats = self.model.features(params, stats, x, mode)
-        return self._logits(params, h, way), stats
+        return self._logits(params, h, classes), stats
 
     def answer(
         self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
@@ -227,7 +229,7 @@ class Maml:
         """Return the logits of the queries after adapting to the support, without dropout."""
         adapted, h = self.read(params, stats, question, lr)
         with torch.no_grad():
-            return self._logits(adapted, h, len(question.classes))
+            return self._logits(adapted, h, question.classes)
 
     def read(
         self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
@@ -253,12 +255,12 @@ class Maml:
         lr: Tree | None,
     ) -> Tree:
         lr = self.inner.lr if lr is None else lr
-        x, y, way = self.model.prepare(task.support_x), task.support_y, len(task.classes)
+        x, y, classes = self.model.prepare(task.support_x), task.support_y, task.classes
         if self.inner.adapts == "all":
 
             def loss(w: Tree, step: int) -> Tensor:
                 h, _ = self.model.features(w, stats, x, mode.layer(step))
-                return cross_entropy(self._logits(w, h, way), y)
+                return cross_entropy(self._logits(w, h, classes), y)
 
             return descend(loss, params, lr=lr, steps=steps, second_order=second)
 
@@ -267,13 +269,14 @@ class Maml:
 
         def head_loss(head: Tree, step: int) -> Tensor:
             del step
-            return cross_entropy(self._logits(params | {"head": head}, h, way), y)
+            return cross_entropy(self._logits(params | {"head": head}, h, classes), y)
 
         head = descend(head_loss, params["head"], lr=lr, steps=steps, second_order=second)
         return params | {"head": head}
 
-    def _logits(self, params: Tree, h: Tensor, way: int) -> Tensor:
-        return self.model.logits(params, h)[:, :way]
+    def _logits(self, params: Tree, h: Tensor, classes: Tensor) -> Tensor:
+        logits = self.model.logits(params, h)
+        return logits[:, classes] if self.labels == "global" else logits[:, : len(classes)]
 
 
 def check_body(model: Model, learner: str) -> None:

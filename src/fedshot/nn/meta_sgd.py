@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedshot import tree
-from fedshot.data import Episode
+from fedshot.data import Episode, Labels
 from fedshot.keys import Key
 from fedshot.nn.learners import InnerLoop, Lesson, Maml, Question
 from fedshot.nn.losses import accuracy, cross_entropy
@@ -30,11 +30,12 @@ class MetaSgd:
 
     model: Model
     inner: InnerLoop
+    labels: Labels = "shuffled"
 
     @property
     def maml(self) -> Maml:
         """The learner whose steps alpha scales."""
-        return Maml(self.model, self.inner)
+        return Maml(self.model, self.inner, self.labels)
 
     @property
     def max_way(self) -> int:
@@ -52,7 +53,7 @@ class MetaSgd:
         """Return the cross-entropy of the queries after adapting with alpha."""
         maml, y = self.maml, episode.query_y
         adapted = maml.adapt(params["start"], stats, episode, seed, params["alpha"])
-        logits, stats = maml.predict(adapted, stats, episode.query_x, len(episode.classes), seed)
+        logits, stats = maml.predict(adapted, stats, episode.query_x, episode.classes, seed)
         return Lesson(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
 
     def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:

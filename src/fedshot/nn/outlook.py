@@ -52,14 +52,15 @@ def outlook(
         kinds: which predictions are asked for: "adapted_query", "unadapted_query" (the parameters
             as they are), "adapted_both" (queries and support, after adapting).
     """
-    way = len(episode.classes)
     adapted = learner.adapt(params, stats, episode, seed)
-    query, moved = learner.predict(adapted, stats, episode.query_x, way, seed, _QUERY)
+    classes = episode.classes
+    query, moved = learner.predict(adapted, stats, episode.query_x, classes, seed, _QUERY)
     p = {"adapted_query": query}
     if "unadapted_query" in kinds:
-        p["unadapted_query"], _ = learner.predict(params, stats, episode.query_x, way, seed, _QUERY)
+        before, _ = learner.predict(params, stats, episode.query_x, classes, seed, _QUERY)
+        p["unadapted_query"] = before
     if "adapted_both" in kinds:
-        support, _ = learner.predict(adapted, stats, episode.support_x, way, seed, _SUPPORT)
+        support, _ = learner.predict(adapted, stats, episode.support_x, classes, seed, _SUPPORT)
         p["adapted_both"] = torch.cat([query, support])
     return Outlook(query, moved, p)
 

@@ -18,7 +18,7 @@ from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
 from fedshot.settings import Settings
 
-ROW_MAY_SET = ("method", "model.head", "model.norm_policy")
+ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """What a row may set: all of it is the method's."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
