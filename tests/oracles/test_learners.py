@@ -18,6 +18,7 @@ from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn import (
     MLP,
+    PREDICTIONS,
     Conv4,
     InnerLoop,
     LinearHead,
@@ -26,6 +27,8 @@ from fedshot.nn import (
     Model,
     Proto,
     Question,
+    outlook,
+    outlooks,
     value_and_grad,
 )
 from fedshot.tree import Tree
@@ -522,6 +525,62 @@ def test_lessons_pass_the_dropout_of_steps_and_queries_with_seeds_of_their_own()
     assert losses[0] == losses[1] != losses[2]
     modes = [Mode(True, "batch", seed=SEED).layer(i).seed for i in (-1, 0, 1)]
     assert len({int(seed) for seed in modes if seed is not None}) == 3
+
+
+@pytest.mark.parametrize("adapts", ["all", "head"])
+def test_with_global_labels_a_wide_head_is_the_head_of_the_episodes_classes(adapts: Any) -> None:
+    """Output c is class c: the rows of an episode's classes, alone, are a head of that way."""
+    e = episode()._replace(classes=torch.tensor([8, 1, 5]))
+    wide = Model(Conv4(4), LinearHead(9), (6, 6, 1), "support", dtype="float64")
+    params, stats = trained(wide)
+    params["head"] = tree.map(lambda leaf: 3 * leaf, params["head"])
+    narrow = params | {"head": tree.map(lambda leaf: leaf[e.classes], params["head"])}
+    inner = InnerLoop(lr=0.3, steps=2, test_steps=3, adapts=adapts)
+    one, other = Maml(wide, inner, "global"), Maml(conv4("support"), inner)
+    here, there = (gradient(m, w, stats, e) for m, w in ((one, params), (other, narrow)))
+    torch.testing.assert_close(here["body"], there["body"])
+    torch.testing.assert_close(tree.map(lambda leaf: leaf[e.classes], here["head"]), there["head"])
+    rest = [c for c in range(9) if c not in e.classes.tolist()]
+    assert all(not leaf[rest].any() for leaf in tree.leaves(here["head"]))
+    torch.testing.assert_close(
+        one.answer(params, stats, question(e)),
+        other.answer(narrow, stats, question(e)),
+    )
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+@pytest.mark.parametrize("adapts", ["all", "head"])
+def test_heads_on_one_body_see_what_each_would_see_alone(
+    adapts: Any, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Maml(conv4(), InnerLoop(lr=0.3, steps=2, order=order, adapts=adapts))
+    params, stats = trained(learner.model)
+    heads = {"one": params["head"], "other": direction(params["head"], 3)}
+    e, passes = episode(), []
+    real = Model.features
+    monkeypatch.setattr(Model, "features", lambda *args: passes.append(1) or real(*args))
+
+    def total(w: Tree, together: bool) -> tuple[Tensor, Any]:
+        both = list(w["heads"].values())
+        if together:
+            found = outlooks(learner, w["body"], both, stats, e, SEED, PREDICTIONS)
+        else:
+            found = [
+                outlook(learner, {"body": w["body"], "head": head}, stats, e, SEED, PREDICTIONS)
+                for head in both
+            ]
+        losses = [(p.square() * (1 + u)).sum() for u, one in enumerate(found)
+                  for p in (one.query, *one.p.values())]  # fmt: skip
+        return torch.stack(losses).sum(), found[1].stats
+
+    w = {"body": params["body"], "heads": heads}
+    apart, moved, wanted = value_and_grad(lambda w: total(w, together=False), w)
+    alone = len(passes)
+    value, stats_of_both, grads = value_and_grad(lambda w: total(w, together=True), w)
+    torch.testing.assert_close(value, apart)
+    torch.testing.assert_close(grads, wanted)
+    torch.testing.assert_close(stats_of_both, moved)
+    assert len(passes) - alone == (3 if adapts == "head" else alone)
 
 
 @pytest.mark.parametrize("wrong", [{"order": "2nd"}, {"adapts": "body"}])

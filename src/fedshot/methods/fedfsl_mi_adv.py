@@ -81,7 +81,7 @@ from fedshot.nn import (
     mean_metrics,
     moments_of,
     next_pool,
-    outlook,
+    outlooks,
     pool_message,
     reference_model,
     weight_of,
@@ -283,10 +283,8 @@ class FedFSLMIAdv:
     ) -> Verdict:
         """Let [Theta, theta] and [Theta, theta'] adapt and predict; compare them."""
         kinds = (self.predictions, self.adv_predictions)
-        first, second = (
-            outlook(self.learner, {"body": body, "head": head}, stats, episode, seed, kinds)
-            for head in (heads["first"], heads["second"])
-        )
+        both = (heads["first"], heads["second"])
+        first, second = outlooks(self.learner, body, both, stats, episode, seed, kinds)
         y, tasks = episode.query_y, first.query.new_zeros(())
         for one in (first, second):
             tasks = tasks + cross_entropy(one.query, y)

@@ -80,7 +80,14 @@ from fedshot.nn.others import (
     pool_message,
     reference_model,
 )
-from fedshot.nn.outlook import PREDICTIONS, Outlook, Predictions, outlook, reference_logits
+from fedshot.nn.outlook import (
+    PREDICTIONS,
+    Outlook,
+    Predictions,
+    outlook,
+    outlooks,
+    reference_logits,
+)
 from fedshot.nn.personal import base_labels, first_own, next_own, own_or_sent
 from fedshot.nn.prototypes import (
     class_means,
@@ -259,6 +266,7 @@ __all__ = [
     "next_share",
     "others",
     "outlook",
+    "outlooks",
     "own_or_sent",
     "pack",
     "packing_flaw",

@@ -206,10 +206,8 @@ class Maml:
 
         `lr` is a tree of step sizes, shaped like what adapts; None takes `inner.lr`.
         """
-        mode = Mode(True, "batch", seed=seed)
-        support = Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
-        second = self.inner.order == "second"
-        return self._adapt(params, stats, support, mode, self.inner.steps, second, lr)
+        mode, second = Mode(True, "batch", seed=seed), self.inner.order == "second"
+        return self._adapt(params, stats, _question(episode), mode, self.inner.steps, second, lr)
 
     def predict(
         self, params: Tree, stats: Tree, x: Tensor, classes: Tensor, seed: Tensor, site: int = -1
@@ -219,9 +217,27 @@ class Maml:
         `classes` are those of the episode, int64 [way]. `site` tells the dropout masks of several
         passes of one episode apart; the inner steps have those from 0 up.
         """
-        mode = Mode(True, "batch", seed=seed).layer(site)
-        h, stats = self.model.features(params, stats, x, mode)
-        return self._logits(params, h, classes), stats
+        h, stats = self.look(params, stats, x, seed, site)
+        return self.logits(params, h, classes), stats
+
+    def look(
+        self, params: Tree, stats: Tree, x: Tensor, seed: Tensor, site: int
+    ) -> tuple[Tensor, Tree]:
+        """Return (features [n, d], running statistics moved) of a batch in training."""
+        return self.model.features(params, stats, x, Mode(True, "batch", seed=seed).layer(site))
+
+    def logits(self, params: Tree, h: Tensor, classes: Tensor) -> Tensor:
+        """Return the logits [n, way] of features for the classes of an episode."""
+        found = self.model.logits(params, h)
+        return found[:, classes] if self.labels == "global" else found[:, : len(classes)]
+
+    def adapt_head(self, params: Tree, h: Tensor, episode: Episode, lr: Tree | None = None) -> Tree:
+        """Return the parameters after the inner steps of the head in training.
+
+        `h` are the features of the support, one head's or that of several.
+        """
+        task, second = _question(episode), self.inner.order == "second"
+        return self._adapt_head(params, h, task, self.inner.steps, second, lr)
 
     def answer(
         self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
@@ -229,7 +245,7 @@ class Maml:
         """Return the logits of the queries after adapting to the support, without dropout."""
         adapted, h = self.read(params, stats, question, lr)
         with torch.no_grad():
-            return self._logits(adapted, h, question.classes)
+            return self.logits(adapted, h, question.classes)
 
     def read(
         self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
@@ -254,29 +270,31 @@ class Maml:
         second: bool,
         lr: Tree | None,
     ) -> Tree:
+        x = self.model.prepare(task.support_x)
+        if self.inner.adapts == "head":
+            h, _ = self.model.features(params, stats, x, mode.layer(0))
+            return self._adapt_head(params, h, task, steps, second, lr)
+
+        def loss(w: Tree, step: int) -> Tensor:
+            h, _ = self.model.features(w, stats, x, mode.layer(step))
+            return cross_entropy(self.logits(w, h, task.classes), task.support_y)
+
         lr = self.inner.lr if lr is None else lr
-        x, y, classes = self.model.prepare(task.support_x), task.support_y, task.classes
-        if self.inner.adapts == "all":
+        return descend(loss, params, lr=lr, steps=steps, second_order=second)
 
-            def loss(w: Tree, step: int) -> Tensor:
-                h, _ = self.model.features(w, stats, x, mode.layer(step))
-                return cross_entropy(self._logits(w, h, classes), y)
-
-            return descend(loss, params, lr=lr, steps=steps, second_order=second)
-
-        h, _ = self.model.features(params, stats, x, mode.layer(0))
+    def _adapt_head(
+        self, params: Tree, h: Tensor, task: Question, steps: int, second: bool, lr: Tree | None
+    ) -> Tree:
         h = h if second else h.detach()
 
-        def head_loss(head: Tree, step: int) -> Tensor:
+        def loss(head: Tree, step: int) -> Tensor:
             del step
-            return cross_entropy(self._logits(params | {"head": head}, h, classes), y)
+            logits = self.logits(params | {"head": head}, h, task.classes)
+            return cross_entropy(logits, task.support_y)
 
-        head = descend(head_loss, params["head"], lr=lr, steps=steps, second_order=second)
+        lr = self.inner.lr if lr is None else lr
+        head = descend(loss, params["head"], lr=lr, steps=steps, second_order=second)
         return params | {"head": head}
-
-    def _logits(self, params: Tree, h: Tensor, classes: Tensor) -> Tensor:
-        logits = self.model.logits(params, h)
-        return logits[:, classes] if self.labels == "global" else logits[:, : len(classes)]
 
 
 def check_body(model: Model, learner: str) -> None:
@@ -304,6 +322,10 @@ def test_modes(model: Model) -> tuple[Mode, Mode]:
     if model.by_support:
         return Mode(norm="capture"), Mode(norm="given")
     return Mode(norm="batch"), Mode(norm="batch")
+
+
+def _question(episode: Episode) -> Question:
+    return Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
 
 
 def _lesson(logits: Tensor, episode: Episode, stats: Tree) -> Lesson:

@@ -7,7 +7,7 @@ which class is which: the default is the queries, after adapting.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from fedshot.nn.learners import Maml
 from fedshot.tree import Tree
 
 Predictions = Literal["adapted_query", "unadapted_query", "adapted_both"]
-PREDICTIONS = ("adapted_query", "unadapted_query", "adapted_both")
+PREDICTIONS: tuple[Predictions, ...] = ("adapted_query", "unadapted_query", "adapted_both")
 
 _QUERY, _SUPPORT = -1, -2  # sites of the dropout masks
 
@@ -52,16 +52,66 @@ def outlook(
         kinds: which predictions are asked for: "adapted_query", "unadapted_query" (the parameters
             as they are), "adapted_both" (queries and support, after adapting).
     """
+    (found,) = outlooks(learner, params["body"], [params["head"]], stats, episode, seed, kinds)
+    return found
+
+
+def outlooks(
+    learner: Maml,
+    body: Tree,
+    heads: Sequence[Tree],
+    stats: Tree,
+    episode: Episode,
+    seed: Tensor,
+    kinds: Collection[Predictions] = (),
+) -> list[Outlook]:
+    """Return the outlook of every head on one body, each adapting by itself.
+
+    Where heads alone adapt, the body looks at every example once, for all heads.
+    """
+    models = [{"body": body, "head": head} for head in heads]
+    if learner.inner.adapts == "all":
+        return [_of_whole(learner, w, stats, episode, seed, kinds) for w in models]
+
+    def look(x: Tensor, site: int) -> tuple[Tensor, Tree]:
+        return learner.look(models[0], stats, x, seed, site)
+
+    h, _ = look(episode.support_x, 0)
+    query, moved = look(episode.query_x, _QUERY)
+    again = look(episode.support_x, _SUPPORT)[0] if "adapted_both" in kinds else None
+    found = []
+    for w in models:
+        adapted = learner.adapt_head(w, h, episode)
+        p = {"adapted_query": learner.logits(adapted, query, episode.classes)}
+        if "unadapted_query" in kinds:
+            p["unadapted_query"] = learner.logits(w, query, episode.classes)
+        if again is not None:
+            support = learner.logits(adapted, again, episode.classes)
+            p["adapted_both"] = torch.cat([p["adapted_query"], support])
+        found.append(Outlook(p["adapted_query"], moved, p))
+    return found
+
+
+def _of_whole(
+    learner: Maml,
+    params: Tree,
+    stats: Tree,
+    episode: Episode,
+    seed: Tensor,
+    kinds: Collection[Predictions],
+) -> Outlook:
+    """Return the outlook of a model that adapts as a whole."""
+
+    def predict(w: Tree, x: Tensor, site: int) -> tuple[Tensor, Tree]:
+        return learner.predict(w, stats, x, episode.classes, seed, site)
+
     adapted = learner.adapt(params, stats, episode, seed)
-    classes = episode.classes
-    query, moved = learner.predict(adapted, stats, episode.query_x, classes, seed, _QUERY)
+    query, moved = predict(adapted, episode.query_x, _QUERY)
     p = {"adapted_query": query}
     if "unadapted_query" in kinds:
-        before, _ = learner.predict(params, stats, episode.query_x, classes, seed, _QUERY)
-        p["unadapted_query"] = before
+        p["unadapted_query"], _ = predict(params, episode.query_x, _QUERY)
     if "adapted_both" in kinds:
-        support, _ = learner.predict(adapted, stats, episode.support_x, classes, seed, _SUPPORT)
-        p["adapted_both"] = torch.cat([query, support])
+        p["adapted_both"] = torch.cat([query, predict(adapted, episode.support_x, _SUPPORT)[0]])
     return Outlook(query, moved, p)
 
 
