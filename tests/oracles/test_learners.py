@@ -471,12 +471,21 @@ def test_the_orders_of_maml_agree_where_the_hessian_is_zero() -> None:
     assert tree.digest(first) == tree.digest(second)
 
 
-def test_no_inner_steps_leave_the_plain_query_loss() -> None:
+@pytest.mark.parametrize("adapts", ["all", "head"])
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_no_inner_steps_leave_the_plain_query_loss(order: Any, adapts: Any) -> None:
     model, e = mlp(), episode()
     params, stats = trained(model)
-    taught = Maml(model, InnerLoop(steps=0)).lesson(params, stats, e, SEED)
-    want = F.cross_entropy(batch_logits(model, params, e.query_x), e.query_y)
-    torch.testing.assert_close(taught.loss, want, rtol=1e-14, atol=0)
+    learner = Maml(model, InnerLoop(steps=0, order=order, adapts=adapts))
+
+    def plain(w: Tree) -> Tensor:
+        return F.cross_entropy(batch_logits(model, w, e.query_x), e.query_y)
+
+    taught = learner.lesson(params, stats, e, SEED)
+    torch.testing.assert_close(taught.loss, plain(params), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        gradient(learner, params, stats, e), torch.func.grad(plain)(params), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_a_head_wider_than_the_episode_uses_its_first_outputs() -> None:

@@ -96,6 +96,8 @@ def descend(
     """
     if not isinstance(lr, float | int):
         return _descend_elementwise(loss, params, lr, steps, second_order)
+    if steps == 0:
+        return params
     start = params
     if not second_order:
         params = tree.detach(params)
@@ -108,7 +110,7 @@ def descend(
 
         _, _, grad = value_and_grad(at, params, differentiable=second_order)
         params = tree.map(lambda w, g: w - lr * g, params, grad)
-    if second_order or steps == 0:
+    if second_order:
         return params
     return tree.map(lambda w, moved: w + (moved - w).detach(), start, params)
 
