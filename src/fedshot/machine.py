@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -49,6 +49,27 @@ def keep_freed_memory() -> bool:
     )
     done = [mallopt(name, value) == 1 for name, value in wanted]  # every one of them
     return all(done)
+
+
+def give_back_memory() -> bool:
+    """Give free blocks back to the system; returns whether there was a way to.
+
+    A loop that keeps small results between large blocks of slightly different places leaves holes
+    that glibc cannot use again, and grows without bound where it keeps what is freed.
+    """
+    trim = _trim()
+    return trim is not None and bool(trim(0))
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return None
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return found
 
 
 def denormals_flushed() -> bool:

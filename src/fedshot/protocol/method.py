@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshot.errors import check_word
 from fedshot.keys import Key
+from fedshot.machine import give_back_memory
 from fedshot.nn import Gallery, Question, features_of
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply
@@ -17,6 +18,7 @@ from fedshot.protocol.reducers import Gather
 from fedshot.tree import Tree
 
 S = TypeVar("S", bound=Tree)
+_TIDY = 32  # questions after which memory is given back
 
 
 class Answer(NamedTuple):
@@ -82,7 +84,10 @@ def answer_at_server(
     """Let the server's model answer every question, on as many cores as the clients' fleet has."""
 
     def one(u: int) -> Answer:
-        return Answer(u, None, answer(questions[u]).detach().cpu())
+        found = Answer(u, None, answer(questions[u]).detach().cpu())
+        if u % _TIDY == _TIDY - 1:
+            give_back_memory()  # else the answers, which stay, leave holes between what is freed
+        return found
 
     asked = range(len(questions))
     return [one(u) for u in asked] if clients is None else clients.spread(one, asked)
