@@ -40,9 +40,9 @@ def reproduce(options: argparse.Namespace) -> int:
     if not options.plan:
         for _ in _shown(bench, options):
             pass
-        drawn = figures.write(options.results, recipe, variant)
-        if drawn and not options.quiet:
-            tell(f"wrote {drawn}")
+        for drawn in figures.write(options.results, recipe, variant):
+            if not options.quiet:
+                tell(f"wrote {drawn}")
     states = list(bench.states.values())
     say(tables.as_json(states) if options.json else tables.as_text(recipe, variant, states))
     named = [state for state in states if state.obstacle and options.cells]
@@ -167,8 +167,7 @@ def _results(options: argparse.Namespace) -> int:
     tell(f"wrote {options.to}")
     for name, variant in sorted({(result.recipe, result.variant) for result in every}):
         if name in recipes and split(variant)[0] in recipes[name].budgets:
-            drawn = figures.write(options.results, recipes[name], variant)
-            if drawn:
+            for drawn in figures.write(options.results, recipes[name], variant):
                 tell(f"wrote {drawn}")
     return 0
 

@@ -85,6 +85,15 @@ def test_what_was_not_looked_at_has_no_line(tmp_path: Path, told: dict[str, Any]
     assert learning.shown([one, other]) == []
 
 
+def test_of_rows_along_an_axis_the_first_has_a_line(tmp_path: Path) -> None:
+    tree = deepcopy(SMALL)
+    proto = tree["rows"]["proto"]
+    tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
+    made, told = read("t", tree), TRAINED | {"validation": LOOKS, "round": 4}
+    every = [state(tmp_path, f"{row}/one", told, made=made) for row in ("far", "local", "proto")]
+    assert [s.cell.row.key for s in learning.shown(every)] == ["local", "proto"]
+
+
 def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
     tree = deepcopy(SMALL)
     tree["columns"]["one"]["settings"] = {"run": {"choose": "best_on_test_classes"}}
@@ -97,11 +106,11 @@ def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
 def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None:
     told = TRAINED | {"validation": LOOKS, "round": 4}
     both = [state(tmp_path, key, told) for key in ("proto/one", "local/one")]
-    assert page._figure(recipe(), "small", both)[-1] == "![A test](../results/t/small.svg)"
-    assert page._figure(recipe(), "small", both[:1]) == []
+    assert page._figures(recipe(), "small", both)[-1] == "![A test](../results/t/small.svg)"
+    assert page._figures(recipe(), "small", both[:1]) == []
     written = figures.write(tmp_path, recipe(), "small")
-    assert written == tmp_path / "t" / "small.svg"
-    assert "FL-Proto" in written.read_text()
+    assert written == [tmp_path / "t" / "small.svg"]
+    assert "FL-Proto" in written[0].read_text()
 
 
 def test_every_figure_of_the_page_of_results_is_there() -> None:

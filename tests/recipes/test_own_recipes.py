@@ -161,7 +161,7 @@ def test_a_budget_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
     )
     left = page._current("t", "two-cores-tune2", [], recipe)
     assert left == ([], [])
-    assert figures.write(tmp_path, recipe, "two-cores") is None
+    assert figures.write(tmp_path, recipe, "two-cores") == []
 
 
 def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from fedshot.config import Config
-from fedshot.recipes import figures, load, names, read
+from fedshot.recipes import figures, learning, load, names, page, read
 from fedshot.recipes.bench import State
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
@@ -23,8 +23,10 @@ PLACES = {
     "m, models a client gets": "m",
     "iota, weight of l1": "iota",
     "R, delay": "delay",
+    "R at test, distance": "test_rounds",
+    "R at test, GPAL": "test_rounds",
 }
-SWEEPS = [name for name in names() if load(name).kind == "sweep"]
+SWEEPS = [name for name in names() if any(row.at for row in load(name).rows.values())]
 
 
 def recipe(at: dict[str, dict[str, float]]) -> Recipe:
@@ -88,8 +90,23 @@ def test_a_sweep_is_written_from_its_results(tmp_path: Path) -> None:
     made = recipe({"low": {"a": 1}})
     states(made, tmp_path, "low/one")
     written = figures.write(tmp_path, made, "small")
-    assert written == tmp_path / "t" / "small.svg"
-    assert "1-shot" in written.read_text()
+    assert written == [tmp_path / "t" / "small.svg"]
+    assert "1-shot" in written[0].read_text()
+    assert figures.write(tmp_path, made, "small") == []
+
+
+def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: Path) -> None:
+    tree = deepcopy(SMALL)
+    proto = tree["rows"]["proto"]
+    tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
+    made = read("t", tree)
+    one, local = states(made, tmp_path, "proto/one", "local/one")
+    assert figures.along(made, [local, one]) == ""
+    (far,) = states(made, tmp_path, "far/one")
+    assert learning.swept([local, one, far]) == [one, far]
+    assert tmp_path / "t" / "small-at.svg" in figures.write(tmp_path, made, "small")
+    links = page._figures(made, "small", [local, one, far])
+    assert links[-1] == "![A test, along an axis](../results/t/small-at.svg)"
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -104,4 +121,4 @@ def test_the_panels_of_a_sweep_are_the_settings_of_its_rows(name: str) -> None:
 
 
 def test_all_sweeps_are_known() -> None:
-    assert SWEEPS == ["f2l-fig5", "pfedfsl-fig2"]
+    assert SWEEPS == ["f2l-fig5", "frl-e1", "pfedfsl-fig2"]

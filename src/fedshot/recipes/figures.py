@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedshot import storage
 from fedshot.recipes.bench import State
-from fedshot.recipes.learning import learning
+from fedshot.recipes.learning import learning, swept
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated, split
@@ -21,9 +21,9 @@ _SIZE, _PANEL = (5.6, 3.6), 3.4  # inches; the width of one panel of several
 _WIDE = 100  # times the least value: an axis that reaches further is logarithmic
 
 
-def path(folder: Path, recipe: Recipe, variant: str) -> Path:
-    """Return where a recipe's figure is kept."""
-    return folder / recipe.name / f"{variant}.svg"
+def path(folder: Path, recipe: Recipe, figure: str) -> Path:
+    """Return where a recipe's figure is kept, by the figure's name."""
+    return folder / recipe.name / f"{figure}.svg"
 
 
 def curve(recipe: Recipe, states: Sequence[State]) -> str:
@@ -53,6 +53,20 @@ def sweep(recipe: Recipe, states: Sequence[State]) -> str:
 
     An axis is logarithmic where its values, zero apart, lie further apart than a hundredfold.
     """
+    return _sweep(recipe, states, recipe.title)
+
+
+def along(recipe: Recipe, states: Sequence[State]) -> str:
+    """Return a table's second figure as SVG, the panels of its rows that have `at`; "" for none."""
+    held = swept(states)
+    return _sweep(recipe, held, f"{recipe.title}: {_axes(held)}") if held else ""
+
+
+def _axes(states: Sequence[State]) -> str:
+    return ", ".join(dict.fromkeys(name for state in states for name in state.cell.row.at))
+
+
+def _sweep(recipe: Recipe, states: Sequence[State], title: str) -> str:
     panels = list(dict.fromkeys(name for row in recipe.rows.values() for name in row.at))
 
     def draw(figure: Figure) -> None:
@@ -74,7 +88,7 @@ def sweep(recipe: Recipe, states: Sequence[State]) -> str:
         figure.legend(list(shown.values()), list(shown), labelcolor=INK, ncols=min(2, len(panels)),
                       loc="outside lower center")  # fmt: skip
 
-    text = drawing(recipe.title, (_PANEL * len(panels), _SIZE[1]), draw, "svg")
+    text = drawing(title, (_PANEL * len(panels), _SIZE[1]), draw, "svg")
     assert isinstance(text, str)
     return text
 
@@ -145,34 +159,29 @@ def _x(state: State) -> float:
     return x
 
 
-def write(folder: Path, recipe: Recipe, variant: str) -> Path | None:
-    """Write the figure of all that is finished and return its path.
+def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
+    """Write the figures of all that is finished and return the paths of those that changed.
 
-    None where there is nothing to write: no figure for this kind of recipe, nothing finished, or
-    the file holds this very figure.
+    Nothing is written for a kind of recipe without figures, nor where nothing is finished.
     """
-    draw = _FIGURES.get(recipe.kind)
-    if draw is None:
-        return None
     budget = split(variant)[0]
     held = {r.key: r for r in Results(folder).every()
             if (r.recipe, r.variant) == (recipe.name, variant)}  # fmt: skip
     states = [State(c, result=held[c.key]) for c in recipe.cells(budget) if c.key in held]
     states = [s for s in states if s.result and not outdated(s.result, s.cell, s.result.tuned)]
-    text = draw(recipe, states) if states else ""
-    if not text:
-        return None
-    file = path(folder, recipe, variant)
-    if file.exists() and file.read_bytes() == text.encode():
-        return None
-    file.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_bytes(file, text.encode(), sync=False)
-    return file
+    written = []
+    for end, draw in _FIGURES.get(recipe.kind, {}).items() if states else ():
+        text, file = draw(recipe, states), path(folder, recipe, f"{variant}{end}")
+        if text and not (file.exists() and file.read_bytes() == text.encode()):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            storage.write_bytes(file, text.encode(), sync=False)
+            written.append(file)
+    return written
 
 
-_FIGURES: dict[str, Callable[[Recipe, Sequence[State]], str]] = {
-    "curve": curve,
-    "plane": planes,
-    "sweep": sweep,
-    "table": learning,
+_FIGURES: dict[str, dict[str, Callable[[Recipe, Sequence[State]], str]]] = {
+    "curve": {"": curve},
+    "plane": {"": planes},
+    "sweep": {"": sweep},
+    "table": {"": learning, "-at": along},
 }

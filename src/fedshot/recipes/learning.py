@@ -22,11 +22,21 @@ _MB = 1e6
 def shown(states: Sequence[State]) -> list[State]:
     """Return the cells to draw: those that were looked at while they learned, where two were.
 
-    Cells whose looks were at test classes are left out: their curves are no validation.
+    Cells whose looks were at test classes are left out: their curves are no validation. Of rows
+    that stand at values of an axis the recipe's first alone has a line, as `swept` are drawn apart.
     """
     held = [s for s in states if s.result and not not_honest(s.result.settings) and _looked(s)]
+    held = [state for state in held if _leads(state)]
     columns = [state.cell.column.key for state in held]
     return [state for state in held if columns.count(state.cell.column.key) > 1]
+
+
+def swept(states: Sequence[State]) -> list[State]:
+    """Return the cells of a table that stand at a value of an axis, where two values do."""
+    held = [state for state in states if state.result and state.cell.row.at]
+    points = {(name, x) for state in held for name, x in state.cell.row.at.items()}
+    names = [name for name, _ in points]
+    return [s for s in held if any(names.count(name) > 1 for name in s.cell.row.at)]
 
 
 def learning(recipe: Recipe, states: Sequence[State]) -> str:
@@ -98,6 +108,12 @@ def _panel(axes: Axes, recipe: Recipe, states: Sequence[State], lines: dict[int,
 def _exchanges(state: State) -> bool:
     assert state.result is not None
     return any(one["bytes_down"] + one["bytes_up"] for one in state.result.seeds.values())
+
+
+def _leads(state: State) -> bool:
+    row, every = state.cell.row, list(state.cell.recipe.rows.values())
+    first = {name: one for one in reversed(every) for name in one.at}
+    return not row.at or any(first[name] is row for name in row.at)
 
 
 def _label(state: State) -> str:

@@ -10,7 +10,7 @@ from fedshot import own
 from fedshot import settings as trees
 from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
-from fedshot.recipes.learning import shown
+from fedshot.recipes.learning import shown, swept
 from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Cell, Recipe
 from fedshot.recipes.results import Result, mean, outdated, split
@@ -91,7 +91,7 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
         *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
         *[f"- **{printable(text)}**" for text in unfair(states)],
         *[f"- {text}" for text in floors(states)],
-        *_figure(recipe, variant, states),
+        *_figures(recipe, variant, states),
         "",
         f"`{_command(recipe, states)}`",
         "",
@@ -105,21 +105,23 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
     return "\n".join(said)
 
 
-def _figure(recipe: Recipe, variant: str, states: Sequence[State]) -> list[str]:
-    """Return a link to the figure that is drawn beside the files, if any, and what it shows."""
+def _figures(recipe: Recipe, variant: str, states: Sequence[State]) -> list[str]:
+    """Return links to the figures that are drawn beside the files, if any, and what they show."""
+    title, link = printable(recipe.title), f"../results/{recipe.name}/{variant}"
+    if recipe.kind in ("curve", "sweep", "plane"):
+        return ["", f"![{title}]({link}.svg)"]
     said = []
-    if recipe.kind == "table":
-        if not shown(states):
-            return []
-        said = [
+    if recipe.kind == "table" and shown(states):
+        said += [
+            "",
             "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
             "is the round that they chose for the test.",
             "",
+            f"![{title}]({link}.svg)",
         ]
-    elif recipe.kind not in ("curve", "sweep", "plane"):
-        return []
-    link = f"../results/{recipe.name}/{variant}.svg"
-    return ["", *said, f"![{printable(recipe.title)}]({link})"]
+    if recipe.kind == "table" and swept(states):
+        said += ["", f"![{title}, along an axis]({link}-at.svg)"]
+    return said
 
 
 def _line(state: State, letters: Marks) -> str:

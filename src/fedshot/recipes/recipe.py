@@ -50,7 +50,8 @@ class Row:
         departs: how its cells, in every budget, differ from what the paper did.
         trained_as: key of the row whose training is this one's, too: they differ at the test alone.
         trained_in: for columns of which this row's training is that of another column: that one.
-        at: the values that it stands for in the panels of a sweep, by the name of a panel.
+        at: the values that it stands for in the panels of a sweep, or of a table's second figure,
+            by the name of a panel.
         own: whether it was added to the recipe.
     """
 
