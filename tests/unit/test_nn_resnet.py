@@ -45,6 +45,20 @@ def test_resnet12_has_the_published_number_of_parameters(
     assert round(count / 1e6, digits) == millions
 
 
+def test_resnet12_makes_as_many_features_as_are_asked_for() -> None:
+    x = noise(4, 3, 16, 16, dtype=torch.float64)
+    net = ResNet12((4, 6, 8, 10), features=2)
+    params, stats = net.init(Key(0), (16, 16, 3), torch.float64)
+    narrow, after = net.apply(params, stats, x, TRAIN)
+    wide, same_after = ResNet12((4, 6, 8, 10)).apply(params, stats, x, TRAIN)
+    assert net.out_features((16, 16, 3)) == narrow.shape[1] == 2
+    p = params["linear"]
+    torch.testing.assert_close(narrow, wide @ p["weight"].T + p["bias"])
+    assert tree.difference(after, same_after) is None
+    with pytest.raises(ConfigError, match="features is -1"):
+        ResNet12(features=-1)
+
+
 def test_resnet12_is_registered_and_says_what_it_is() -> None:
     assert BACKBONES["resnet12"] is ResNet12
     net = ResNet12()

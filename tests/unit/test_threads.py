@@ -142,6 +142,7 @@ def test_flops_are_those_of_the_papers_nets() -> None:
         (MLP((16,)), (8, 8, 1)),
         (Conv4(8, features=3), (20, 20, 3)),
         (ResNet12((8, 12, 16, 20)), (32, 32, 3)),
+        (ResNet12((8, 12, 16, 20), features=3), (20, 20, 3)),
     ],
 )
 def test_flops_are_those_that_torch_counts(backbone: Any, shape: tuple[int, ...]) -> None:

@@ -25,8 +25,10 @@ from fedshot.nn.layers import (
     conv,
     dropout,
     init_conv,
+    init_linear,
     init_norm,
     kept,
+    linear,
     needs_gradient,
     site_seed,
 )
@@ -61,6 +63,7 @@ class ResNet12:
             that is 5 at 84 px and 2 at 32 px. Never wider than the map at hand.
         dropout: share of single elements dropped after the first two blocks, in training.
         slope: of the activation below 0; 0 gives the ReLU.
+        features: above 0, a last linear layer makes so many of those, such as 2 for a picture.
     """
 
     takes: ClassVar[Literal["images"]] = "images"
@@ -72,10 +75,13 @@ class ResNet12:
     block_size: int | None = None
     dropout: float = 0.0
     slope: float = 0.1
+    features: int = 0
 
     def __post_init__(self) -> None:
         if len(self.widths) != BLOCKS or min(self.widths) < 1:
             raise ConfigError(f"widths is {self.widths}; expected {BLOCKS} widths of at least 1.")
+        if self.features < 0:
+            raise ConfigError(f"features is {self.features}; expected a number from 1, or 0.")
         check_rate(self.dropblock, "dropblock")
         check_rate(self.dropout)
         if self.block_size is not None and self.block_size < 1:
@@ -92,15 +98,17 @@ class ResNet12:
             name = f"block{i}"
             params[name], stats[name] = _init_block(key.at(name), c_in, width, dtype)
             c_in = width
+        if self.features:
+            params["linear"] = init_linear(key.at("linear"), c_in, self.features, dtype)
         return params, stats
 
     def out_features(self, shape: Shape) -> int:
-        """Return the last width, whatever the shape."""
+        """Return the last width, or `features`, whatever the shape."""
         del shape
-        return self.widths[-1]
+        return self.features or self.widths[-1]
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features [n, last width], statistics after this pass) of x [n, C, H, W]."""
+        """Return (features [n, `out_features`], statistics after this pass) of x [n, C, H, W]."""
         size = self.block_size or min(_LARGEST_BLOCK, max(1, min(x.shape[-2:]) // 2**BLOCKS))
         after: dict[str, Tree] = {}
         x = channels_last(x)
@@ -112,7 +120,9 @@ class ResNet12:
             else:
                 x = drop_block(x, self.dropblock, size, mode, site=i)
         kept = stats or mode.norm == "capture"  # no statistics in, none out
-        return x.mean((-2, -1)), after if kept else stats
+        h = x.mean((-2, -1))
+        h = linear(params["linear"], h) if self.features else h
+        return h, after if kept else stats
 
     def _block(self, p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         after: dict[str, Tree] = {}
