@@ -130,6 +130,7 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
             axes.set_xscale("log")
         else:
             axes.set_xscale("symlog", linthresh=least)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")  # else in TeX, which is not read here
     else:
         axes.set_xticks(sorted(set(values)))
 
