@@ -107,6 +107,13 @@ METHODS: dict[str, Method[Any]] = {
         HEADED, EPISODE, reference="exclusive", mode="v1", inner=INNER, local_steps=2
     ),
     "fedfsl_mi_adv": FedFSLMIAdv(HEADED, EPISODE, inner=INNER, local_steps=2),
+    "fedfsl_mi_adv, heads adapt": FedFSLMIAdv(
+        HEADED,
+        EPISODE,
+        reference="exclusive",
+        inner=replace(INNER, adapts="head", order="second"),
+        local_steps=2,
+    ),
     "fedfsl_mi_adv, first version": FedFSLMIAdv(
         HEADED,
         EPISODE,

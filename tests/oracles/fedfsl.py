@@ -119,30 +119,36 @@ def logits(w: Weights, x: Tensor) -> Tensor:
 
 
 def adapt(w: Weights, e: Episode, inner: InnerLoop = INNER) -> Weights:
-    """Eq. (4), as often as there are steps, differentiably."""
+    """Eq. (4), as often as there are steps, of all weights or of the head's.
+
+    Differentiably; in first order the gradients of the steps are numbers.
+    """
     w = {
         name: leaf if leaf.requires_grad else leaf.clone().requires_grad_()
         for name, leaf in w.items()
     }
+    names = [name for name in w if inner.adapts == "all" or name.startswith("head")]
     for _ in range(inner.steps):
         loss = F.cross_entropy(logits(w, e.support_x), e.support_y)
-        grads = torch.autograd.grad(loss, list(w.values()), create_graph=True)
-        w = {name: leaf - inner.lr * g for (name, leaf), g in zip(w.items(), grads, strict=True)}
+        second = inner.order == "second"
+        grads = torch.autograd.grad(loss, [w[name] for name in names], create_graph=second)
+        steps = {name: w[name] - inner.lr * g for name, g in zip(names, grads, strict=True)}
+        w = w | steps
     return w
 
 
-def p(w: Weights, e: Episode, kind: str = "adapted_query") -> Tensor:
+def p(w: Weights, e: Episode, kind: str = "adapted_query", inner: InnerLoop = INNER) -> Tensor:
     """p(w): softmax over the classes, on the queries after adapting unless said otherwise."""
-    v = w if kind == "unadapted_query" else adapt(w, e)
+    v = w if kind == "unadapted_query" else adapt(w, e, inner)
     out = logits(v, e.query_x)
     if kind == "adapted_both":
         out = torch.cat([out, logits(v, e.support_x)])
     return out.softmax(-1)
 
 
-def task_loss(w: Weights, e: Episode) -> Tensor:
+def task_loss(w: Weights, e: Episode, inner: InnerLoop = INNER) -> Tensor:
     """Eq. (5)."""
-    return F.cross_entropy(logits(adapt(w, e), e.query_x), e.query_y)
+    return F.cross_entropy(logits(adapt(w, e, inner), e.query_x), e.query_y)
 
 
 def divergence(reference: Tensor, mine: Tensor, clip: str = "none", eps: float = 0.2) -> Tensor:
@@ -159,7 +165,7 @@ def divergence(reference: Tensor, mine: Tensor, clip: str = "none", eps: float =
 
 def nearness(m: Any, reference: Weights, w: Weights, e: Episode) -> Tensor:
     """The term of eq. (12) for one task, as the options of a method say."""
-    told, mine = p(reference, e, m.predictions), p(w, e, m.predictions)
+    told, mine = (p(v, e, m.predictions, m.inner) for v in (reference, w))
     return m.gamma * divergence(told, mine, m.nearness.clipping, m.epsilon)
 
 

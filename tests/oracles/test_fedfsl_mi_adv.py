@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedshot.methods import FedFSLMIAdv, fedfsl_mi_adv
 from fedshot.nn import Optimizer, Told, floored_kl, jensen_shannon, kl, mean_gap, shortened
 from fedshot.nn import nearness as nn_nearness
 from oracles.fedfsl import (
+    INNER,
     SGD,
     Run,
     Weights,
@@ -72,10 +74,12 @@ def client_update(
         losses = []
         for e in step:
             both = [body | first, body | other]
-            loss = sum(task_loss(w, e) for w in both)
+            loss = sum(task_loss(w, e, m.inner) for w in both)
             if m.mi_counts:
                 loss = loss + sum(nearness(m, fixed, w, e) for w in both)
-            losses.append(loss + weight * gap(m, *(p(w, e, m.adv_predictions) for w in both)))
+            losses.append(
+                loss + weight * gap(m, *(p(w, e, m.adv_predictions, m.inner) for w in both))
+            )
         return sum(losses) / len(losses)  # type: ignore[return-value]
 
     heads, features = [*first.values(), *other.values()], list(body.values())
@@ -129,6 +133,10 @@ def test_two_rounds_equal_the_stages_written_out(
         {"adv_predictions": "unadapted_query"},
         {"adv_predictions": "adapted_both"},
         {"floor": 0.3},
+        {"inner": replace(INNER, order="first")},
+        {"inner": replace(INNER, order="second", adapts="head")},
+        {"inner": replace(INNER, order="first", adapts="head"), "adv_predictions": "adapted_both"},
+        {"inner": replace(INNER, adapts="head"), "predictions": "unadapted_query"},
     ],
     ids=str,
 )
@@ -145,6 +153,16 @@ def test_the_others_are_the_reference_here_too(tmp_path: Path) -> None:
     w = average(sent)
     run.round()
     close(run.server.w, average([client_update(run, w, k, None, sent[1 - k]) for k in range(2)]))
+
+
+@pytest.mark.parametrize("without", [{"gamma": 0.0}, {"mi_in_stages": False}], ids=str)
+def test_without_mi_there_are_no_others(without: Any, tmp_path: Path) -> None:
+    """One client may train, nothing is kept or sent for the reference, and the bits are equal."""
+    told = {"predictions": "adapted_both", **without}
+    run = Run(method(reference="exclusive", **told), tmp_path / "a", 1)
+    plain = Run(method(**without), tmp_path / "b", 1)
+    assert tree.difference(run.round(), plain.round()) is None
+    assert run.private(0) == {}
 
 
 def test_with_two_equal_heads_only_the_tasks_are_left(tmp_path: Path) -> None:

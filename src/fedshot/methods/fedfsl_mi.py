@@ -154,6 +154,11 @@ class FedFSLMI:
         )
 
     @property
+    def stays_near(self) -> Reference:
+        """The reference, and the global one where MI has no part and none is looked at."""
+        return self.reference if self.gamma else "global"
+
+    @property
     def n_episodes(self) -> int:
         """Episodes of one visit, |B_k|."""
         return self.local_steps * self.episodes_per_step
@@ -175,12 +180,12 @@ class FedFSLMI:
 
     def init(self, key: Key) -> Server:
         """Return a fresh model."""
-        return Server(*self.learner.init(key), first_pool(self.reference))
+        return Server(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return what a client remembers of its part in the mean, nothing yet, and its moments."""
         del client
-        share = init_share(self.reference, self.learner, key)
+        share = init_share(self.stays_near, self.learner, key)
         return share | first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> Lessons:

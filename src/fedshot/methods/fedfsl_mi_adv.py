@@ -227,6 +227,11 @@ class FedFSLMIAdv:
         return self.alternation or ("round" if self.mode == "v1" else "batch")
 
     @property
+    def stays_near(self) -> Reference:
+        """The reference, and the global one where MI has no part and none is looked at."""
+        return self.reference if self.mi_counts else "global"
+
+    @property
     def n_episodes(self) -> int:
         """Episodes of one visit, |B_k|."""
         return self.local_steps * self.episodes_per_step
@@ -248,12 +253,12 @@ class FedFSLMIAdv:
 
     def init(self, key: Key) -> Server:
         """Return a fresh model."""
-        return Server(*self.learner.init(key), first_pool(self.reference))
+        return Server(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return the second head, if it stays, and the part in the mean, if it matters."""
         del client
-        kept = init_share(self.reference, self.learner, key)
+        kept = init_share(self.stays_near, self.learner, key)
         if self.second_head == "persistent":
             kept["second"] = self._new_head(key.at("second head"))
         if self.moments == "kept":
@@ -282,7 +287,7 @@ class FedFSLMIAdv:
         self, reference: Told, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> Verdict:
         """Let [Theta, theta] and [Theta, theta'] adapt and predict; compare them."""
-        kinds = (self.predictions, self.adv_predictions)
+        kinds = {self.adv_predictions, *([self.predictions] if self.mi_counts else [])}
         both = (heads["first"], heads["second"])
         first, second = outlooks(self.learner, body, both, stats, episode, seed, kinds)
         y, tasks = episode.query_y, first.query.new_zeros(())

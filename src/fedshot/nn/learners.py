@@ -234,7 +234,7 @@ class Maml:
     def adapt_head(self, params: Tree, h: Tensor, episode: Episode, lr: Tree | None = None) -> Tree:
         """Return the parameters after the inner steps of the head in training.
 
-        `h` are the features of the support, one head's or that of several.
+        `h` are the features of the support, which several heads may share.
         """
         task, second = _question(episode), self.inner.order == "second"
         return self._adapt_head(params, h, task, self.inner.steps, second, lr)

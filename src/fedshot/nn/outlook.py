@@ -76,7 +76,8 @@ def outlooks(
     def look(x: Tensor, site: int) -> tuple[Tensor, Tree]:
         return learner.look(models[0], stats, x, seed, site)
 
-    h, _ = look(episode.support_x, 0)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and learner.inner.order == "second"):
+        h, _ = look(episode.support_x, 0)
     query, moved = look(episode.query_x, _QUERY)
     again = look(episode.support_x, _SUPPORT)[0] if "adapted_both" in kinds else None
     found = []
