@@ -34,9 +34,10 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
     """
 
     def draw(axes: Axes) -> None:
-        for i, row in enumerate(recipe.rows.values()):
-            mine = [(_x(state), state) for state in states if state.cell.row.key == row.key]
-            _line(axes, i, row.label, mine)
+        drawn = {state.cell.row.key: state.cell.row.label for state in states}  # colours in turn
+        for i, (key, label) in enumerate(drawn.items()):
+            mine = [(_x(state), state) for state in states if state.cell.row.key == key]
+            _line(axes, i, label, mine)
         _finish(axes, [(_x(state), state) for state in states])
         axes.set_xlabel(recipe.axis or "setting")
         axes.set_ylabel(_measured(recipe))

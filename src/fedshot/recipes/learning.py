@@ -49,6 +49,8 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
     if not held:
         return ""
     columns = list(dict.fromkeys(state.cell.column.key for state in held))
+    drawn = {state.cell.row.key for state in held}
+    rows = [key for key in recipe.rows if key in drawn]
     abreast = min(_ABREAST, len(columns))
     down = -(-len(columns) // abreast)
     labels = {_label(state) for state in held}
@@ -63,7 +65,7 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
         for i, axes in enumerate(grid.flat):
             mine = [s for s in held if i < len(columns) and s.cell.column.key == columns[i]]
             if mine:
-                _panel(axes, recipe, mine, lines)
+                _panel(axes, rows, mine, lines)
             else:
                 axes.set_axis_off()
         handles = [line for _, line in sorted(lines.items())]
@@ -74,8 +76,7 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
     return text
 
 
-def _panel(axes: Axes, recipe: Recipe, states: Sequence[State], lines: dict[int, Any]) -> None:
-    rows = list(recipe.rows)
+def _panel(axes: Axes, rows: Sequence[str], states: Sequence[State], lines: dict[int, Any]) -> None:
     for state in states:
         assert state.result is not None
         i = rows.index(state.cell.row.key)
