@@ -25,6 +25,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """What a test draws without a seed does not depend on the tests that ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests leave nothing in a person's cache of decoded datasets, and find nothing there."""
