@@ -10,8 +10,11 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
+
+from fedshot.complaints import Complaints
+from fedshot.words import count
 
 if TYPE_CHECKING:
     import argparse
@@ -37,15 +40,19 @@ def tell(text: str) -> None:
 
 def _write(stream: TextIO, text: str) -> None:
     if stream is sys.stderr or stream.isatty():
-        text = "".join(
-            c if c.isprintable() or c in _KEPT else "\N{REPLACEMENT CHARACTER}" for c in text
-        )
+        text = _harmless(text)
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
         # What is still in the buffer would raise again when Python ends.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _harmless(text: str) -> str:
+    return "".join(
+        c if c.isprintable() or c in _KEPT else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
@@ -60,11 +67,16 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
     rounds = experiment.config.run.rounds
     peeks = chose_by_test(experiment.config.settings)
     looks = "test (NOT HONEST: it chooses the round)" if peeks else "validation"
-    if options.quiet or options.json or not console.is_terminal:
+    if options.quiet or options.json:
+        yield from experiment.run()
+        return
+    complaints = Complaints(experiment.folder)
+    if not console.is_terminal:
         for record in experiment.run():
-            if not (options.quiet or options.json):
-                tell(_line(record, rounds, looks))
+            tell(_line(record, rounds, looks))
+            _tell_all(complaints.heard(record))
             yield record
+        _tell_all([complaints.closing()])
         return
     columns = (
         TextColumn("round"),
@@ -77,7 +89,16 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
         task = progress.add_task("", total=rounds, completed=experiment.round, text="")
         for record in experiment.run():
             progress.update(task, completed=record.round, text=_facts(record, looks))
+            for text in complaints.heard(record):
+                console.print(_harmless(text), markup=False, highlight=False)  # above the bar
             yield record
+    _tell_all([complaints.closing()])
+
+
+def _tell_all(texts: Iterable[str | None]) -> None:
+    for text in texts:
+        if text:
+            tell(text)
 
 
 def _line(record: Record, rounds: int, looks: str) -> str:
@@ -92,7 +113,7 @@ def _facts(record: Record, looks: str) -> str:
         facts.append(f"{looks} {record.validation}")
     facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
     if record.faults:
-        facts.append(f"{len(record.faults)} replies did not count")
+        facts.append(f"{count(len(record.faults), 'reply', 'replies')} did not count")
     return "  ".join(facts)
 
 

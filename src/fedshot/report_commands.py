@@ -13,7 +13,7 @@ from fedshot import reports
 from fedshot.commands import data_dir
 from fedshot.errors import ConfigError
 from fedshot.printing import say, tell
-from fedshot.reports.words import joined, printable
+from fedshot.words import joined, printable
 
 
 def report(options: argparse.Namespace) -> int:

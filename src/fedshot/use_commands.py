@@ -16,10 +16,10 @@ from fedshot.commands import data_dir
 from fedshot.errors import ConfigError, DataError
 from fedshot.printing import say, tell
 from fedshot.reports.answers import Card, Sheet, write_answers
-from fedshot.reports.words import count
 from fedshot.use import Calibration, FewShotClassifier, TrainedRun, export, measure, store
 from fedshot.use.card import card_facts
 from fedshot.use.folders import WRITERS, Reply, Skipped, Support, learn, replies
+from fedshot.words import count
 
 _TOLD = 20  # skipped files that are named on the terminal
 _ENDS = {

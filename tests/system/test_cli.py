@@ -337,3 +337,21 @@ def test_the_command_runs_as_a_program(tmp_path: Path) -> None:
     done = command("run", "--config", written(tmp_path), "--out", tmp_path, "--name", "a b")
     assert done.returncode == 2
     assert "name is 'a b'" in done.stderr
+
+
+def test_a_run_names_the_clients_whose_replies_do_not_count(tmp_path, capfd):
+    config = written(
+        tmp_path, {"run": {"quorum": 0.0, "below_quorum": "skip", "unreliable": {"drop": 0.3}}}
+    )
+    assert main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
+    told = capfd.readouterr().err
+    lost = [
+        (record["round"], fault["client"])
+        for record in map(json.loads, (tmp_path / "small" / "metrics.jsonl").open())
+        for fault in record["faults"]
+    ]
+    assert lost
+    for client in {c for _, c in lost}:
+        first = min(r for r, c in lost if c == client)
+        assert f"round {first}: client {client} did not count: lost, dropped by plan\n" in told
+    assert f"did not count, in {len({r for r, _ in lost})} of 4 rounds: " in told

@@ -151,7 +151,7 @@ def test_the_page_says_what_happened(walk):
     assert "does not beat raw pixels here" in text
     assert "is unfinished: it stands at round 3 of 9" in text
     assert "Every reply counted in all 3 rounds of fine." in text
-    assert "1 reply in 1 round did not count; 1 round skipped" in text
+    assert "1 reply in 1 round did not count: client 7 in 1; 1 round skipped" in text
     assert "abc123" in text
     assert "3 of 9 0 1 2" not in text
     assert "3.00 12 train" in text  # the ledger: MB, messages, phase

@@ -16,7 +16,7 @@ from scipy import stats
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.evaluation import Score
 from fedshot.reports import Row, Run, as_json, as_text, compare, comparison, summary, told
-from fedshot.reports.words import megabytes, printable, seconds
+from fedshot.words import megabytes, printable, seconds
 
 MINUS = "\N{MINUS SIGN}"
 

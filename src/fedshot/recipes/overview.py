@@ -20,7 +20,7 @@ from fedshot.methods import METHODS
 from fedshot.recipes import timing
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Recipe
-from fedshot.reports.words import count
+from fedshot.words import count
 
 
 @dataclass(frozen=True)

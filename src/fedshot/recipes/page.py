@@ -15,7 +15,7 @@ from fedshot.recipes.plan import marks
 from fedshot.recipes.recipe import Cell, Recipe
 from fedshot.recipes.results import Result, mean, outdated, split
 from fedshot.recipes.tables import Marks, difference, floors, ours, published, unfair
-from fedshot.reports.words import count, megabytes, printable, seconds
+from fedshot.words import count, megabytes, printable, seconds
 
 _HEAD = """\
 # Results

@@ -20,9 +20,9 @@ from fedshot.own import FILES
 from fedshot.recipes.provenance import kind
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import Result, split
-from fedshot.reports.words import count
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
+from fedshot.words import count
 
 _SAID_ELSEWHERE = ("name", "seed", "run.rounds", "run.threads", "run.validate_every")
 

@@ -20,7 +20,7 @@ from fedshot.recipes.bench import State
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.tuning import SEED
-from fedshot.reports.words import percent, printable
+from fedshot.words import percent, printable
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
 MINUS = "\N{MINUS SIGN}"

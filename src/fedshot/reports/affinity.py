@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedshot.reports.canvas import INK, Format, picture
-from fedshot.reports.words import count
+from fedshot.words import count
 
 _NUMBERED = 30  # clients above which only some numbers fit beside an axis
 

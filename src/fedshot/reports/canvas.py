@@ -14,7 +14,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshot.reports.words import printable
+from fedshot.words import printable
 
 Format: TypeAlias = Literal["svg", "png"]
 

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from fedshot.reports.canvas import INK, PALETTE
 from fedshot.reports.curves import Series
 from fedshot.reports.looks import Holdings, Map
-from fedshot.reports.words import shortened
+from fedshot.words import shortened
 
 Figure: TypeAlias = dict[str, Any]
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from fedshot.data import ClassSplit, Partition
 from fedshot.data.dataset import Ints
 from fedshot.reports.canvas import INK, PALETTE, Format, picture
-from fedshot.reports.words import count, joined, shortened
+from fedshot.words import count, joined, shortened
 
 _BUBBLES = 12  # classes above which a heat map is easier to read
 _NAMED = 40  # classes above which only some names fit beside an axis

@@ -15,8 +15,8 @@ from fedshot.data.dataset import Ints
 from fedshot.errors import DataError
 from fedshot.reports.holdings import class_histogram, one_client_picture, partition_picture
 from fedshot.reports.sheet import contact_sheet
-from fedshot.reports.words import count
 from fedshot.setting import Arrangement
+from fedshot.words import count
 
 _ROWS = 20  # classes on the contact sheet
 DEVICES = (2, 5, 10, 20, 30)

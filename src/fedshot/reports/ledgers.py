@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedshot.reports.markup import e, folded, pairs, plain, table
 from fedshot.reports.runs import Groups, Run
 from fedshot.reports.verdict import Row
-from fedshot.reports.words import count, joined, megabytes, printable
 from fedshot.settings import flat
+from fedshot.words import count, joined, megabytes, printable
 
 _FAULTS = 100  # lines of faults shown of one run; the others are counted
+_CLIENTS = 5  # named of those whose replies did not count, the most frequent first
 _NAMED = 4  # runs without a fault up to which they are named
 _UNSET = "\N{EN DASH}"
 
@@ -42,10 +44,19 @@ def _faults_of(run: Run) -> str:
     if len(found) > _FAULTS:
         inside += f'<p class="small">And {len(found) - _FAULTS:,} more, in metrics.jsonl.</p>'
     told = (
-        f"{count(len(lines), 'reply', 'replies')} in {count(rounds, 'round')} did not count; "
-        f"{count(len(skipped), 'round')} skipped"
+        f"{count(len(lines), 'reply', 'replies')} in {count(rounds, 'round')} did not count"
+        f"{_of_whom(lines)}; {count(len(skipped), 'round')} skipped"
     )
     return folded(run.label, told, inside)
+
+
+def _of_whom(lines: Sequence[tuple[Any, ...]]) -> str:
+    """Return in how many rounds which clients are on lines that begin with (round, client)."""
+    rounds = Counter(client for _, client in sorted({(r, str(client)) for r, client, *_ in lines}))
+    named = [f"client {client} in {n:,}" for client, n in rounds.most_common(_CLIENTS)]
+    if rest := len(rounds) - len(named):
+        named.append(count(rest, "other client"))
+    return f": {joined(named)}" if named else ""
 
 
 def _fault(fault: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from fedshot.methods import PFedFSL
 from fedshot.nn import question_features
 from fedshot.protocol import Clients
 from fedshot.reports.canvas import PALETTE, Format, drawing
-from fedshot.reports.words import shortened
+from fedshot.words import shortened
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from fedshot.data import Dataset
 from fedshot.data.dataset import Pixels
 from fedshot.errors import DataError
-from fedshot.reports.words import shortened
+from fedshot.words import shortened
 
 _GAP = 4  # pixels between two images
 _TEXT = 13  # height of the names in pixels

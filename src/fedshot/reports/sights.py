@@ -10,7 +10,7 @@ from fedshot.reports.looks import Holdings, Look, Map
 from fedshot.reports.markup import e, figure
 from fedshot.reports.runs import Groups, Run
 from fedshot.reports.verdict import Row
-from fedshot.reports.words import joined, printable
+from fedshot.words import joined, printable
 
 _CURVES = {
     "test": "Accuracy on the test episodes.",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fedshot.reports.runs import Run
 from fedshot.reports.verdict import Row, Verdict, against_floor, compare, reach
-from fedshot.reports.words import count, joined, megabytes, percent, printable
 from fedshot.tested import Terms, alike
+from fedshot.words import count, joined, megabytes, percent, printable
 
 
 def summary(rows: Sequence[Row], runs: Sequence[Run] = ()) -> str:

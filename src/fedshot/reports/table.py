@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshot.reports.verdict import Row, against_floor
-from fedshot.reports.words import megabytes, percent, printable, seconds
+from fedshot.words import megabytes, percent, printable, seconds
 
 __all__ = ["COLUMNS", "Row", "as_json", "as_text", "caption", "cells", "comparison", "remark"]
 

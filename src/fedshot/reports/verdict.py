@@ -13,8 +13,8 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]  # it has no t
 from fedshot.errors import ConfigError
 from fedshot.evaluation import Score
 from fedshot.reports.runs import Run
-from fedshot.reports.words import points, printable
 from fedshot.tested import Terms, alike
+from fedshot.words import points, printable
 
 _Z = 1.96  # of a score's interval
 
