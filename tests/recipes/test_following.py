@@ -81,6 +81,14 @@ PAIRS = {
         ({"name": "frl_finetune", "batch": 20}, None),
         ({"name": "frl_one_shot", "candidates": 8, "keep": 4, "batch": 20}, "lead"),
     ),
+    "probe": (
+        ({"name": "fedavg_probe", "batch": 20}, None),
+        ({"name": "fedavg_probe", "batch": 20, "probe": "ridge", "ridge_lambda": 0.5}, "lead"),
+    ),
+    "new head": (
+        ({"name": "fedbabu", "batch": 20, "probe": "mean"}, None),
+        ({"name": "fedbabu", "batch": 20, "finetune_lr": 0.5, "finetune_steps": 9}, "lead"),
+    ),
     # With running statistics at its test, where fine-tuning has those of supports.
     "control": (
         ({"name": "frl_finetune", "batch": 20}, None),

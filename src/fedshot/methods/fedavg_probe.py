@@ -19,7 +19,7 @@ is; with one shot that is the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -152,6 +152,11 @@ class FedAvgProbe:
     def adds_examples(self) -> bool:
         """Whether an answer is made of the support's examples one by one: means and ridges are."""
         return self.readout.adds_examples
+
+    @property
+    def training(self) -> FedAvgProbe:
+        """All of the options that the rounds depend on."""
+        return replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
 
     def init(self, key: Key) -> Server:
         """Return a fresh encoder and classifier."""

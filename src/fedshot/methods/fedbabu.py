@@ -17,7 +17,7 @@ every visit. The classifier is sent down in every round, because clients keep no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -130,6 +130,12 @@ class FedBABU:
     def adds_examples(self) -> bool:
         """Whether an answer is made of the support's examples one by one: means and ridges are."""
         return self.readout.adds_examples
+
+    @property
+    def training(self) -> FedBABU:
+        """All of the options that the rounds depend on."""
+        plain = replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
+        return replace(plain, finetune_lr=0.1, finetune_steps=100)
 
     def init(self, key: Key) -> Server:
         """Return a fresh body, and the classifier for good."""
