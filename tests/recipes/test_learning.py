@@ -33,7 +33,12 @@ def state(folder: Path, key: str, *seeds: dict[str, Any], made: Recipe | None = 
     return State(cell, result=result)
 
 
-def panels(states: list[State], monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+def panels(
+    states: list[State],
+    monkeypatch: pytest.MonkeyPatch,
+    made: Recipe | None = None,
+    by: str = "megabytes",
+) -> list[Axes]:
     """The axes as they were drawn."""
     kept: list[Figure] = []
     real = learning.drawing
@@ -42,7 +47,7 @@ def panels(states: list[State], monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
         return real(title, size, lambda figure: (kept.append(figure), draw(figure)), kind)
 
     monkeypatch.setattr(learning, "drawing", drawing)
-    assert learning.learning(recipe(), states).startswith("<?xml")
+    assert learning.learning(made or recipe(), states, by).startswith("<?xml")
     return kept[0].axes
 
 
@@ -111,6 +116,21 @@ def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None
     written = figures.write(tmp_path, recipe(), "small")
     assert written == [tmp_path / "t" / "small.svg"]
     assert "FL-Proto" in written[0].read_text()
+
+
+def test_curves_against_rounds_count_every_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told = recipe(against=["rounds"]), TRAINED | {"validation": LOOKS, "round": 4}
+    talks = state(tmp_path, "proto/one", told | {"exchanges": 5}, made=made)
+    early = state(tmp_path, "local/one", told, made=made)  # of before they were counted
+    (axes,) = panels([talks, early], monkeypatch, made, "rounds")
+    assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 10, 20], [0, 2, 4]]
+    assert axes.get_xlabel() == "communication rounds"
+    assert learning.learning(made, [talks, early]) == "", "the recipe does not ask for megabytes"
+    links = page._figures(made, "small", [talks, early])
+    assert links[-1] == "![A test, against rounds](../results/t/small-rounds.svg)"
+    assert figures.write(tmp_path, made, "small") == [tmp_path / "t" / "small-rounds.svg"]
 
 
 def test_every_figure_of_the_page_of_results_is_there() -> None:

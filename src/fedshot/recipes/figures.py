@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -185,5 +186,5 @@ _FIGURES: dict[str, dict[str, Callable[[Recipe, Sequence[State]], str]]] = {
     "curve": {"": curve},
     "plane": {"": planes},
     "sweep": {"": sweep},
-    "table": {"": learning, "-at": along},
+    "table": {"": learning, "-rounds": partial(learning, by="rounds"), "-at": along},
 }

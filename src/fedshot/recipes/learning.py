@@ -1,4 +1,4 @@
-"""What an exchange buys: accuracy on validation classes against the bytes that went by."""
+"""What exchanges buy: accuracy on validation classes against the bytes, or rounds, that went by."""
 
 from __future__ import annotations
 
@@ -39,13 +39,18 @@ def swept(states: Sequence[State]) -> list[State]:
     return [s for s in held if any(names.count(name) > 1 for name in s.cell.row.at)]
 
 
-def learning(recipe: Recipe, states: Sequence[State]) -> str:
+def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> str:
     """Return the figure as SVG: a panel for each setting, a line for each method; "" for none.
 
     Lines are means over seeds; dots on them are the rounds that the validation classes chose, one a
     seed. A method that exchanges nothing is a dotted line at the height of its chosen round.
+
+    Args:
+        recipe: whose they are.
+        states: its cells.
+        by: what the curves are drawn against, one of `AGAINST`; none unless the recipe asks for it.
     """
-    held = shown(states)
+    held = shown(states) if by in recipe.against else []
     if not held:
         return ""
     columns = list(dict.fromkeys(state.cell.column.key for state in held))
@@ -65,7 +70,7 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
         for i, axes in enumerate(grid.flat):
             mine = [s for s in held if i < len(columns) and s.cell.column.key == columns[i]]
             if mine:
-                _panel(axes, rows, mine, lines)
+                _panel(axes, rows, mine, by, lines)
             else:
                 axes.set_axis_off()
         handles = [line for _, line in sorted(lines.items())]
@@ -76,7 +81,9 @@ def learning(recipe: Recipe, states: Sequence[State]) -> str:
     return text
 
 
-def _panel(axes: Axes, rows: Sequence[str], states: Sequence[State], lines: dict[int, Any]) -> None:
+def _panel(
+    axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
+) -> None:
     for state in states:
         assert state.result is not None
         i = rows.index(state.cell.row.key)
@@ -89,7 +96,7 @@ def _panel(axes: Axes, rows: Sequence[str], states: Sequence[State], lines: dict
             )
             continue
         rounds = sorted(set.intersection(*(set(_curve(one)) for one in seeds)))
-        x = [mean([_traffic(one, r) for one in seeds]) for r in rounds]
+        x = [mean([_WENT_BY[by](one, r) for one in seeds]) for r in rounds]
         y = [100 * mean([_curve(one)[r] for one in seeds]) for r in rounds]
         lines[i] = axes.plot(
             x, y, color=colour, linestyle=dash, linewidth=1.4, label=_label(state)
@@ -100,9 +107,10 @@ def _panel(axes: Axes, rows: Sequence[str], states: Sequence[State], lines: dict
             linestyle="", marker="o", markersize=4, color=colour, clip_on=False,
         )  # fmt: skip
     axes.set_title(states[0].cell.column.label)
-    axes.set_xlabel("MB exchanged, all clients, both ways")
+    axes.set_xlabel(_LABELS[by])
     axes.set_ylabel("accuracy on validation classes, %")
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.10g}")
     axes.grid(visible=True, axis="y")
 
 
@@ -136,3 +144,12 @@ def _curve(seed: Mapping[str, Any]) -> dict[int, float]:
 def _traffic(seed: Mapping[str, Any], round: int) -> float:
     """Return the megabytes until the end of a round; every round of a cell has as many."""
     return float(seed["bytes_down"] + seed["bytes_up"]) / _MB * round / float(seed["rounds"])
+
+
+def _talks(seed: Mapping[str, Any], round: int) -> float:
+    """Return the exchanges until the end of a round; a cell of before they were counted has one."""
+    return float(seed.get("exchanges", 1)) * round
+
+
+_WENT_BY = {"megabytes": _traffic, "rounds": _talks}
+_LABELS = {"megabytes": "MB exchanged, all clients, both ways", "rounds": "communication rounds"}

@@ -116,9 +116,11 @@ def _figures(recipe: Recipe, variant: str, states: Sequence[State]) -> list[str]
             "",
             "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
             "is the round that they chose for the test.",
-            "",
-            f"![{title}]({link}.svg)",
         ]
+        if "rounds" in recipe.against:
+            said += ["", f"![{title}, against rounds]({link}-rounds.svg)"]
+        if "megabytes" in recipe.against:
+            said += ["", f"![{title}]({link}.svg)"]
     if recipe.kind == "table" and swept(states):
         said += ["", f"![{title}, along an axis]({link}-at.svg)"]
     return said

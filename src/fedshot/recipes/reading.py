@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
 from fedshot.kinds import long
-from fedshot.recipes.recipe import KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
+from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 # What would be taken for something else: ROW.tune.json holds trials, BUDGET-tuneN is a folder.
@@ -41,6 +41,7 @@ _TUNE = _Part((dict,), "options, as method.inner_lr, and their search spaces", (
 _RECIPE = {
     "title": _TEXT, "source": _TEXT, "kind": _TEXT, "measure": _TEXT, "axis": _TEXT,
     "open": _Part((dict,), "keys and texts", (str,)), "departs": _TEXTS, "tune": _TUNE,
+    "against": _TEXTS,
     "settings": _TREE, "columns": _TREE, "rows": _TREE, "budgets": _TREE,
 }  # fmt: skip
 _COLUMN = {"label": _TEXT, "settings": _TREE, "x": _Part((int, float), "a number")}
@@ -88,6 +89,7 @@ def read(name: str, tree: Any) -> Recipe:
                  for key, one in _keyed(what, "budget", parts)},
         axis=parts.get("axis", ""),
         departs=tuple(parts.get("departs", ())),
+        against=tuple(parts.get("against", Recipe.against)),
     )  # fmt: skip
     _check(recipe)
     return recipe
@@ -228,6 +230,9 @@ def _check(recipe: Recipe) -> None:
     if kind != "picture" and not (recipe.rows and columns and recipe.budgets):
         raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
     _check_data(recipe)
+    for axis in recipe.against:
+        if axis not in AGAINST:
+            raise ConfigError(f"recipe {name}: against has {axis!r:.60}. {nearest(axis, AGAINST)}")
     for row in recipe.rows.values():
         _check_fair(recipe, row)
     for row in (row for row in recipe.rows.values() if row.trained_as):

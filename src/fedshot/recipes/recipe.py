@@ -22,6 +22,7 @@ ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """What a row may set: all of it is the method's."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+AGAINST = ("megabytes", "rounds")
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Recipe:
         budgets: of fedshot's "paper", "small", and perhaps one on data that everybody has.
         axis: what a curve's x values are.
         departs: how every cell, in every budget, differs from what the paper did.
+        against: what a table's validation curves are drawn against, of `AGAINST`, a figure each.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Recipe:
     budgets: Mapping[str, Budget]
     axis: str = ""
     departs: tuple[str, ...] = ()
+    against: tuple[str, ...] = ("megabytes",)
 
     @property
     def methods(self) -> tuple[str, ...]:
