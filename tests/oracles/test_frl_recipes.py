@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from fedshot.methods import FRL, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal
+from fedshot.methods import FRL, FedAvgProbe, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal
 from fedshot.nn import Optimizer
 from fedshot.recipes import load, names
 from fedshot.recipes.recipe import Row
 from oracles.frl import CLASSES, FLAT, SPEC, Run
 
 METHODS: dict[str, Any] = {
-    cls.name: cls for cls in (FRL, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal)
+    cls.name: cls for cls in (FRL, FedAvgProbe, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal)
 }
 RECIPES = [load(name) for name in names() if name.startswith("frl-")]
 

@@ -97,6 +97,7 @@ class FedAvgProbe:
     """
 
     name: ClassVar[str] = "fedavg_probe"
+    trains_on_pool: ClassVar[bool] = True  # where clients see a pool, and not what it deals them
 
     model: Model
     episode: EpisodeSpec
