@@ -130,11 +130,12 @@ def two_columns(method: dict[str, Any], **row: Any) -> Recipe:
     return replace(tree, columns=columns, rows={"lead": led})
 
 
+@pytest.mark.parametrize("method", ["frl_finetune", "fedavg_probe"])
 def test_a_column_that_deals_otherwise_has_the_numbers_of_its_own_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What prepares on a pool that all see does not look at how a test deals its images."""
-    made = two_columns({"name": "frl_finetune", "batch": 20}, trained_in={"two": "one"})
+    made = two_columns({"name": method, "batch": 20}, trained_in={"two": "one"})
     found = jobs(made, tmp_path / "one")
     assert found["lead/one"].keep_looks
     job = found["lead/two"]
