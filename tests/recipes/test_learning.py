@@ -118,6 +118,21 @@ def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None
     assert "FL-Proto" in written[0].read_text()
 
 
+def test_an_axis_shows_methods_that_exchange_a_hundredth_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = TRAINED | {"validation": LOOKS, "round": 4}
+    for times, scale in ((90, "linear"), (110, "symlog")):
+        dear = {"bytes_down": times * MB, "bytes_up": times * 3 * MB}
+        both = [
+            state(tmp_path, "proto/one", told | dear),
+            state(tmp_path, "local/one", told),
+        ]
+        (axes,) = panels(both, monkeypatch)
+        assert axes.get_xscale() == scale
+        assert axes.get_xlim()[0] == 0
+
+
 def test_curves_against_rounds_count_every_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedshot import storage
 from fedshot.recipes.bench import State
-from fedshot.recipes.learning import learning, swept
+from fedshot.recipes.learning import WIDE, learning, swept
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated, split
@@ -19,7 +19,6 @@ from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing, picture
 from fedshot.sections import not_honest
 
 _SIZE, _PANEL = (5.6, 3.6), 3.4  # inches; the width of one panel of several
-_WIDE = 100  # times the least value: an axis that reaches further is logarithmic
 
 
 def path(folder: Path, recipe: Recipe, figure: str) -> Path:
@@ -127,7 +126,7 @@ def _finish(axes: Axes, points: Sequence[tuple[float, State]]) -> None:
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
     least = min((x for x in values if x > 0), default=1.0)
-    if max(values) > _WIDE * least:
+    if max(values) > WIDE * least:
         if min(values) > 0:
             axes.set_xscale("log")
         else:

@@ -17,6 +17,7 @@ from fedshot.sections import not_honest
 _PANEL, _LEGEND, _ABREAST = (3.6, 2.8), 0.22, 2  # inches; inches a line; panels in a row
 _LETTER, _KEY = 0.08, 0.6  # inches of a letter of the legend, and of what stands before a label
 _MB = 1e6
+WIDE = 100  # times the least value: an axis that reaches further is logarithmic
 
 
 def shown(states: Sequence[State]) -> list[State]:
@@ -84,6 +85,7 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
 def _panel(
     axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
 ) -> None:
+    seen: list[list[float]] = []
     for state in states:
         assert state.result is not None
         i = rows.index(state.cell.row.key)
@@ -101,6 +103,7 @@ def _panel(
         lines[i] = axes.plot(
             x, y, color=colour, linestyle=dash, linewidth=1.4, label=_label(state)
         )[0]
+        seen.append([value for value in x if value > 0])
         dots = sorted({one["round"] for one in seeds} & set(rounds))
         axes.plot(
             [x[rounds.index(r)] for r in dots], [y[rounds.index(r)] for r in dots],
@@ -109,8 +112,12 @@ def _panel(
     axes.set_title(states[0].cell.column.label)
     axes.set_xlabel(_LABELS[by])
     axes.set_ylabel("accuracy on validation classes, %")
+    ends, first = [values[-1] for values in seen if values], 0.0
+    if ends and max(ends) > WIDE * min(ends):
+        first = min(values[0] for values in seen if values)
+        axes.set_xscale("symlog", linthresh=first)  # linear until there, where numbers would touch
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.10g}")
+    axes.xaxis.set_major_formatter(lambda x, _: "" if 0 < x < first else f"{x:,.10g}")
     axes.grid(visible=True, axis="y")
 
 
