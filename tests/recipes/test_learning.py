@@ -111,7 +111,10 @@ def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
 def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None:
     told = TRAINED | {"validation": LOOKS, "round": 4}
     both = [state(tmp_path, key, told) for key in ("proto/one", "local/one")]
-    assert page._figures(recipe(), "small", both)[-1] == "![A test](../results/t/small.svg)"
+    assert (
+        page._figures(recipe(), "small", both)[-1]
+        == "![A test, against megabytes](../results/t/small.svg)"
+    )
     assert page._figures(recipe(), "small", both[:1]) == []
     written = figures.write(tmp_path, recipe(), "small")
     assert written == [tmp_path / "t" / "small.svg"]

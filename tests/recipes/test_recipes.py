@@ -243,6 +243,7 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
     [
         (changed(kind="pie"), "kind is 'pie'; expected one of table, curve, sweep"),
         (changed(extra=1), "recipe t has 'extra'. Valid"),
+        (changed(against=[]), "against is empty. Name one of megabytes, rounds"),
         (changed(against=["round"]), "recipe t: against has 'round'. Did you mean 'rounds'"),
         (changed(budgets={}), "needs rows, columns and budgets, one of each"),
         (changed(kind="curve"), "every column needs an x"),

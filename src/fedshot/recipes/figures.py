@@ -13,7 +13,7 @@ from fedshot import storage
 from fedshot.recipes.bench import State
 from fedshot.recipes.learning import WIDE, learning, swept
 from fedshot.recipes.plane import planes
-from fedshot.recipes.recipe import Recipe
+from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import Results, outdated, split
 from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing, picture
 from fedshot.sections import not_honest
@@ -185,5 +185,5 @@ _FIGURES: dict[str, dict[str, Callable[[Recipe, Sequence[State]], str]]] = {
     "curve": {"": curve},
     "plane": {"": planes},
     "sweep": {"": sweep},
-    "table": {"": learning, "-rounds": partial(learning, by="rounds"), "-at": along},
+    "table": {end: partial(learning, by=by) for by, end in AGAINST.items()} | {"-at": along},
 }

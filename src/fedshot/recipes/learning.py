@@ -85,6 +85,7 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
 def _panel(
     axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
 ) -> None:
+    went_by, label = _AXES[by]
     seen: list[list[float]] = []
     for state in states:
         assert state.result is not None
@@ -98,7 +99,7 @@ def _panel(
             )
             continue
         rounds = sorted(set.intersection(*(set(_curve(one)) for one in seeds)))
-        x = [mean([_WENT_BY[by](one, r) for one in seeds]) for r in rounds]
+        x = [mean([went_by(one, r) for one in seeds]) for r in rounds]
         y = [100 * mean([_curve(one)[r] for one in seeds]) for r in rounds]
         lines[i] = axes.plot(
             x, y, color=colour, linestyle=dash, linewidth=1.4, label=_label(state)
@@ -110,7 +111,7 @@ def _panel(
             linestyle="", marker="o", markersize=4, color=colour, clip_on=False,
         )  # fmt: skip
     axes.set_title(states[0].cell.column.label)
-    axes.set_xlabel(_LABELS[by])
+    axes.set_xlabel(label)
     axes.set_ylabel("accuracy on validation classes, %")
     ends, first = [values[-1] for values in seen if values], 0.0
     if ends and max(ends) > WIDE * min(ends):
@@ -158,5 +159,7 @@ def _talks(seed: Mapping[str, Any], round: int) -> float:
     return float(seed.get("exchanges", 1)) * round
 
 
-_WENT_BY = {"megabytes": _traffic, "rounds": _talks}
-_LABELS = {"megabytes": "MB exchanged, all clients, both ways", "rounds": "communication rounds"}
+_AXES = {
+    "megabytes": (_traffic, "MB exchanged, all clients, both ways"),
+    "rounds": (_talks, "communication rounds"),
+}

@@ -12,7 +12,7 @@ from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
 from fedshot.recipes.learning import shown, swept
 from fedshot.recipes.plan import marks
-from fedshot.recipes.recipe import Cell, Recipe
+from fedshot.recipes.recipe import AGAINST, Cell, Recipe
 from fedshot.recipes.results import Result, mean, outdated, split
 from fedshot.recipes.tables import Marks, difference, floors, ours, published, unfair
 from fedshot.words import count, megabytes, printable, seconds
@@ -117,10 +117,8 @@ def _figures(recipe: Recipe, variant: str, states: Sequence[State]) -> list[str]
             "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
             "is the round that they chose for the test.",
         ]
-        if "rounds" in recipe.against:
-            said += ["", f"![{title}, against rounds]({link}-rounds.svg)"]
-        if "megabytes" in recipe.against:
-            said += ["", f"![{title}]({link}.svg)"]
+        for by in recipe.against:
+            said += ["", f"![{title}, against {by}]({link}{AGAINST[by]}.svg)"]
     if recipe.kind == "table" and swept(states):
         said += ["", f"![{title}, along an axis]({link}-at.svg)"]
     return said

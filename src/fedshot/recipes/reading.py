@@ -230,9 +230,7 @@ def _check(recipe: Recipe) -> None:
     if kind != "picture" and not (recipe.rows and columns and recipe.budgets):
         raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
     _check_data(recipe)
-    for axis in recipe.against:
-        if axis not in AGAINST:
-            raise ConfigError(f"recipe {name}: against has {axis!r:.60}. {nearest(axis, AGAINST)}")
+    _check_against(recipe)
     for row in recipe.rows.values():
         _check_fair(recipe, row)
     for row in (row for row in recipe.rows.values() if row.trained_as):
@@ -279,6 +277,18 @@ def _check_fair(recipe: Recipe, row: Row) -> None:
             f"{what} takes {row.exchanges} exchanges for one round, and stops_after is "
             f"{row.stops_after}. Let it go on for one round at least."
         )
+
+
+def _check_against(recipe: Recipe) -> None:
+    if not recipe.against:
+        raise ConfigError(
+            f"recipe {recipe.name}: against is empty. Name one of {', '.join(AGAINST)}."
+        )
+    for axis in recipe.against:
+        if axis not in AGAINST:
+            raise ConfigError(
+                f"recipe {recipe.name}: against has {axis!r:.60}. {nearest(axis, AGAINST)}"
+            )
 
 
 def _check_data(recipe: Recipe) -> None:

@@ -22,7 +22,8 @@ ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """What a row may set: all of it is the method's."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-AGAINST = ("megabytes", "rounds")
+AGAINST = {"megabytes": "", "rounds": "-rounds"}
+"""What a table's curves may be drawn against, and what the figure's name ends with."""
 
 
 @dataclass(frozen=True)
