@@ -247,6 +247,12 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
         (changed(against=["round"]), "recipe t: against has 'round'. Did you mean 'rounds'"),
         (changed(budgets={}), "needs rows, columns and budgets, one of each"),
         (changed(kind="curve"), "every column needs an x"),
+        (changed(axis="m"), "is a table and has axis, which is for a curve. Leave it out, or set"),
+        (changed(kind="sweep", against=["rounds"]), "is a sweep and has against, which is for a t"),
+        (
+            changed(columns={"one": {"label": "1", "x": 1}, "five": {"label": "5"}}),
+            "is a table and has x in a column, which is for a curve",
+        ),
         (changed(kind="sweep"), "is a sweep, and row proto has no at"),
         (swept("1e-5"), "row proto: at is {'m': '1e-5'}; expected axes and numbers"),
         (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),

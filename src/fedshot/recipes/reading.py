@@ -91,6 +91,7 @@ def read(name: str, tree: Any) -> Recipe:
         departs=tuple(parts.get("departs", ())),
         against=tuple(parts.get("against", Recipe.against)),
     )  # fmt: skip
+    _check_kind(recipe, parts)
     _check(recipe)
     return recipe
 
@@ -211,6 +212,21 @@ def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
                 "{log: [0.001, 0.1]}, {linear: [0, 1]} or {choice: [1, 5, 10]}."
             )
     return found
+
+
+def _check_kind(recipe: Recipe, parts: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a recipe says what only another kind of recipe looks at."""
+    said = {
+        "against": ("table", "against" in parts),
+        "axis": ("curve", "axis" in parts),
+        "x in a column": ("curve", any(one.x is not None for one in recipe.columns.values())),
+    }
+    for part, (kind, given) in said.items():
+        if given and recipe.kind != kind:
+            raise ConfigError(
+                f"recipe {recipe.name} is a {recipe.kind} and has {part}, which is for a {kind}. "
+                f"Leave it out, or set kind to {kind}."
+            )
 
 
 def _is_space(kind: Any, values: Any) -> bool:
