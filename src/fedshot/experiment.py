@@ -143,7 +143,7 @@ class Experiment:
         shot = None if own else self.config.test.shot
         return {
             "own": own,
-            "split": "classes" if self.setting.split is not None else "users",
+            "split": "classes" if self.config.split.users is None else "users",
             "shape": {"way": [min(ways), max(ways)], "shot": shot},
         }
 
