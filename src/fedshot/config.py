@@ -37,6 +37,7 @@ from fedshot.kinds import (
     kind_options,
     long,
     settle,
+    written_out,
 )
 from fedshot.methods import METHODS
 from fedshot.nn import Model
@@ -122,7 +123,7 @@ def override(
         place = option.removeprefix("--")
         value = trees.parse(text, is_text, origin=f"the value of {option}", place=place)
         trees.put(given, place, long(place, value))
-    below: Settings = deepcopy(dict(settings))
+    below = written_out(settings)
     notices = [text for place in KINDS if (text := _drop_other_kind(below, given, place))]
     return trees.merged(below, given), notices
 

@@ -105,6 +105,9 @@ class Experiment:
             keep_freed_memory()
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_one(self.folder / ".lock"):
+            if self.checkpoints.rounds()[-1:] != ([self.round] if self._started else []):
+                self._read()  # another process has trained here since this one looked
+                self._started = True
             self._begin()
             if not self._started:
                 with arithmetic(self._threads):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -51,6 +52,27 @@ _MOST = {
 def long(place: str, value: Any) -> Any:
     """Write `method: fl_proto`, which is short for it, as `method: {name: fl_proto}`."""
     return {"name": value} if place in KINDS and isinstance(value, str) else value
+
+
+def written_out(tree: Mapping[str, Any]) -> Settings:
+    """Return settings with every kind in its long form, since trees alone are merged by keys."""
+    full: Settings = deepcopy(dict(tree))
+    for place in KINDS:
+        if isinstance(trees.at(full, place), str):
+            trees.put(full, place, long(place, trees.at(full, place)))
+    return full
+
+
+def layered(*layers: Mapping[str, Any]) -> Settings:
+    """Return the layers one over the other, every kind in its long form.
+
+    A null takes away what lies below it; a kind that is named alone, such as `head: none`, takes
+    the place of another with its options.
+    """
+    tree: Settings = {}
+    for layer in layers:
+        tree = written_out(trees.layered(tree, layer))
+    return tree
 
 
 def settle(tree: Settings, names: Mapping[str, str]) -> None:

@@ -222,7 +222,8 @@ def test_layers_lie_over_each_other_and_a_null_takes_away() -> None:
     tree["columns"]["one"]["settings"] = {"episode": {"query": None, "shot": 2}}
     settings = read("t", tree).cells("small")[0].settings(seed=7)
     assert settings["episode"] == {"way": 3, "shot": 2}
-    assert settings["model"] == {"backbone": {"name": "mlp", "hidden": [4]}, "head": "none"}
+    assert settings["model"]["backbone"] == {"name": "mlp", "hidden": [4]}
+    assert settings["model"]["head"] == {"name": "none"}
     assert (settings["seed"], settings["name"]) == (7, "t.proto.one")
 
 

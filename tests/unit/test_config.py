@@ -151,6 +151,17 @@ def test_the_same_kind_keeps_the_options_of_the_file(option: str, short: bool) -
     assert notices == []
 
 
+def test_a_kind_that_the_file_names_alone_stays_under_an_option() -> None:
+    file = {"method": "fsl_local", "model": {"backbone": "mlp"}}
+    settings, notices = override(
+        file, ["--method.local_steps", "3", "--model.backbone.hidden", "[8]"]
+    )
+    found = Config.of(settings).settings
+    assert (found["method"]["name"], found["method"]["local_steps"]) == ("fsl_local", 3)
+    assert found["model"]["backbone"] == {"name": "mlp", "hidden": [8]}
+    assert notices == []
+
+
 @pytest.mark.parametrize(
     "words",
     [["--method", "fl_proto"], ["--method.name", "fl_proto"], ["--method={name: fl_proto}"]],

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
-from fedshot.kinds import long
+from fedshot.kinds import layered, long, written_out
 from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -80,7 +80,7 @@ def read(name: str, tree: Any) -> Recipe:
         kind=kind,
         measure=parts.get("measure", "nothing"),
         open=parts.get("open", {}),
-        settings=parts["settings"],
+        settings=written_out(parts["settings"]),  # pictures have no other layer
         columns=columns,
         rows={key: _row(f"{what}, row {key}", key, one, len(columns))
               for key, one in _keyed(what, "row", parts)},
@@ -311,6 +311,5 @@ def _check_data(recipe: Recipe) -> None:
     columns = [column.settings for column in recipe.columns.values()]
     budgets = [budget.settings for budget in recipe.budgets.values()]
     for over in product(columns or [{}], budgets or [{}]):
-        data = trees.layered(recipe.settings, *over).get("data")
-        if not isinstance(data.get("name") if isinstance(data, dict) else data, str):
+        if not isinstance(trees.at(layered(recipe.settings, *over), "data.name"), str):
             raise ConfigError(f"recipe {recipe.name} names no data. Set settings.data.name.")
