@@ -158,7 +158,10 @@ def test_a_kind_that_the_file_names_alone_stays_under_an_option() -> None:
     )
     found = Config.of(settings).settings
     assert (found["method"]["name"], found["method"]["local_steps"]) == ("fsl_local", 3)
-    assert found["model"]["backbone"] == {"name": "mlp", "hidden": [8]}
+    assert (found["model"]["backbone"]["name"], found["model"]["backbone"]["hidden"]) == (
+        "mlp",
+        [8],
+    )
     assert notices == []
 
 
