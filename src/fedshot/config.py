@@ -11,7 +11,6 @@ default; an unknown key is refused with the nearest valid one. A file and the co
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -56,7 +55,6 @@ __all__ = [
     "SplitOptions",
     "difference",
     "load",
-    "method_help",
     "override",
 ]
 
@@ -185,19 +183,6 @@ def _another(place: str, was: str, now: str, key: str, value: Any) -> bool:
 def _top(place: str, kind: str) -> set[str]:
     depth = place.count(".") + 1
     return {one.place.split(".")[depth] for one in kind_options(place, kind)}
-
-
-def method_help(name: str) -> str:
-    """Return the help text of a method's options."""
-    if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}. {nearest(name, METHODS)}")
-    parser = _new_parser()
-    parser.add_class_arguments(METHODS[name], "method", skip=NOT_OPTIONS["method"])
-    for action in parser._actions:
-        if action.help and action.help.startswith("Path to a configuration file"):
-            action.help = argparse.SUPPRESS
-    text: str = parser.format_help()
-    return text[text.index("\n\n") :].strip()
 
 
 def _read(settings: Mapping[str, Any]) -> Config:
