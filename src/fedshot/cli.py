@@ -133,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, resume):
         _add_tracker(command)
     _add_report(commands)
+    options = _add(commands, "options", "list all options of a configuration, by their places")
+    options.add_argument("place", nargs="?", help="a section, as run, or a place, as model.head")
+    options.add_argument("kind", nargs="?", metavar="name", help="one of those that fit there")
+    options.add_argument("--markdown", action="store_true", help="print the page of all of them")
     methods = _add(commands, "methods", "list the methods, or the options of one")
     methods.add_argument("method", nargs="?", help="a method's name")
     _add_use(commands)
@@ -295,7 +299,7 @@ _SETTINGS = """\
 Any setting can be given as --section.key VALUE, and wins over the file:
   fedshot run --data.name digits --method.name fl_proto --method.local_steps 5
 Sections: name, seed, data, split, partition, episode, model, method, run, test.
-`fedshot methods NAME` lists a method's options; a run's config.yaml holds every setting.
+`fedshot options` lists them all, `fedshot methods NAME` those of a method.
 """
 
 

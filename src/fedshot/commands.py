@@ -10,11 +10,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedshot import config
+from fedshot import config, reference
 from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import Experiment, exists
-from fedshot.methods import METHODS
 from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
 from fedshot.setting import Setting
@@ -99,12 +98,18 @@ def _for_rounds(method: Any, text: str) -> Any:
 
 def methods(options: argparse.Namespace) -> int:
     """List the methods, or the options of one."""
-    if options.method:
-        say(config.method_help(options.method))
-        return 0
-    width = max(len(name) for name in METHODS)
-    for name, method in sorted(METHODS.items()):
-        say(f"{name:<{width}}  {(method.__doc__ or '').splitlines()[0]}")
+    say(reference.text("method", options.method))
+    return 0
+
+
+def options(chosen: argparse.Namespace) -> int:
+    """List the places of options, or the options at one; or write the page of all."""
+    if chosen.markdown and chosen.place:
+        raise ConfigError("--markdown is the page of all places. Leave out the place.")
+    if chosen.markdown:
+        say(reference.markdown().rstrip("\n"))
+    else:
+        say(reference.text(chosen.place, chosen.kind) if chosen.place else reference.overview())
     return 0
 
 

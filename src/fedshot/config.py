@@ -11,7 +11,6 @@ default; an unknown key is refused with the nearest valid one. A file and the co
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -37,6 +36,7 @@ from fedshot.kinds import (
     kind_options,
     long,
     settle,
+    written_out,
 )
 from fedshot.methods import METHODS
 from fedshot.nn import Model
@@ -55,7 +55,6 @@ __all__ = [
     "SplitOptions",
     "difference",
     "load",
-    "method_help",
     "override",
 ]
 
@@ -122,7 +121,7 @@ def override(
         place = option.removeprefix("--")
         value = trees.parse(text, is_text, origin=f"the value of {option}", place=place)
         trees.put(given, place, long(place, value))
-    below: Settings = deepcopy(dict(settings))
+    below = written_out(settings)
     notices = [text for place in KINDS if (text := _drop_other_kind(below, given, place))]
     return trees.merged(below, given), notices
 
@@ -184,19 +183,6 @@ def _another(place: str, was: str, now: str, key: str, value: Any) -> bool:
 def _top(place: str, kind: str) -> set[str]:
     depth = place.count(".") + 1
     return {one.place.split(".")[depth] for one in kind_options(place, kind)}
-
-
-def method_help(name: str) -> str:
-    """Return the help text of a method's options."""
-    if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}. {nearest(name, METHODS)}")
-    parser = _new_parser()
-    parser.add_class_arguments(METHODS[name], "method", skip=NOT_OPTIONS["method"])
-    for action in parser._actions:
-        if action.help and action.help.startswith("Path to a configuration file"):
-            action.help = argparse.SUPPRESS
-    text: str = parser.format_help()
-    return text[text.index("\n\n") :].strip()
 
 
 def _read(settings: Mapping[str, Any]) -> Config:

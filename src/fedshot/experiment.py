@@ -105,6 +105,9 @@ class Experiment:
             keep_freed_memory()
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_one(self.folder / ".lock"):
+            if self.checkpoints.rounds()[-1:] != ([self.round] if self._started else []):
+                self._read()  # another process has trained here since this one looked
+                self._started = True
             self._begin()
             if not self._started:
                 with arithmetic(self._threads):
@@ -143,7 +146,7 @@ class Experiment:
         shot = None if own else self.config.test.shot
         return {
             "own": own,
-            "split": "classes" if self.setting.split is not None else "users",
+            "split": "classes" if self.config.split.users is None else "users",
             "shape": {"way": [min(ways), max(ways)], "shot": shot},
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -37,7 +38,7 @@ SECTIONS: dict[str, type[Any]] = {
 _TOLD = {"classes", "clients", "redealt"}
 NOT_OPTIONS = {"method": {"model", "episode"} | _TOLD, "model": {"backbone", "head"}}
 NO_HEAD = "none"
-_CLIENTS = 10  # of a partition that needs a number and is given none
+CLIENTS = 10  # of a partition that needs a number and is given none
 # The largest whole numbers that are no slip: width of a net, examples, threads.
 _MOST = {
     "model.": 65_536,
@@ -53,11 +54,32 @@ def long(place: str, value: Any) -> Any:
     return {"name": value} if place in KINDS and isinstance(value, str) else value
 
 
+def written_out(tree: Mapping[str, Any]) -> Settings:
+    """Return settings with every kind in its long form, since trees alone are merged by keys."""
+    full: Settings = deepcopy(dict(tree))
+    for place in KINDS:
+        if isinstance(trees.at(full, place), str):
+            trees.put(full, place, long(place, trees.at(full, place)))
+    return full
+
+
+def layered(*layers: Mapping[str, Any]) -> Settings:
+    """Return the layers one over the other, every kind in its long form.
+
+    A null takes away what lies below it; a kind that is named alone, such as `head: none`, takes
+    the place of another with its options.
+    """
+    tree: Settings = {}
+    for layer in layers:
+        tree = written_out(trees.layered(tree, layer))
+    return tree
+
+
 def settle(tree: Settings, names: Mapping[str, str]) -> None:
     """Check every value, put in what fits its option, and refuse keys that no option has."""
     options = {option.place: option for option in all_options(names)}
     if "partition.clients" in options and options["partition.clients"].required:
-        tree["partition"].setdefault("clients", _CLIENTS)
+        tree["partition"].setdefault("clients", CLIENTS)
     groups = {place.rsplit(".", i)[0] for place in options for i in range(1, place.count(".") + 1)}
     for place, value in list(trees.flat(tree)):
         if value == {} and (place in groups or place in names):

@@ -75,15 +75,15 @@ def settled(option: Option, value: Any) -> Any:
         if isinstance(value, str) and _is_list_of_text(option.hint):
             value = [value]
     if not _fits(value, option.hint):
-        raise ConfigError(f"{option.place} is {_shown(value)}{_wanted(option.hint, value)}")
+        raise ConfigError(f"{option.place} is {shown(value)}{_wanted(option.hint, value)}")
     for number in value if isinstance(value, list | tuple) else [value]:
         if isinstance(number, float) and not math.isfinite(number):
             raise ConfigError(f"{option.place} is {number}; expected a finite number.")
         if isinstance(number, int) and not -_BITS <= number <= option.most:
             raise ConfigError(
-                f"{option.place} is {_shown(number)}; expected {option.most} at most."
+                f"{option.place} is {shown(number)}; expected {option.most} at most."
                 if number > 0
-                else f"{option.place} is {_shown(number)}; expected a number of 64 bits."
+                else f"{option.place} is {shown(number)}; expected a number of 64 bits."
             )
     return value
 
@@ -143,15 +143,14 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _wanted(hint: Any, value: Any) -> str:
     """Finish the sentence `x is 3 ...`."""
-    words = get_args(hint)
     if get_origin(hint) is Literal and isinstance(value, str):
-        return f". {nearest(value, map(str, words))}"
+        return f". {nearest(value, map(str, get_args(hint)))}"
     fix = ""
     if isinstance(value, Mapping):
         fix = " It has no options below it."
     elif isinstance(value, str) and _fits_unquoted(value, hint):
         fix = " Leave out the quotes."
-    return f"; expected {_words(hint)}.{fix}"
+    return f"; expected {words(hint)}.{fix}"
 
 
 def _fits_unquoted(value: str, hint: Any) -> bool:
@@ -165,16 +164,17 @@ def _fits_unquoted(value: str, hint: Any) -> bool:
     return _fits(number, hint)
 
 
-def _words(hint: Any) -> str:
+def words(hint: Any) -> str:
+    """Return what an option of a type takes, in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is types.NoneType:
         return "null"
     if origin is Literal:
         return _either([repr(word) for word in inner])
     if origin in (Union, types.UnionType):
-        return _either([_words(one) for one in inner])
+        return _either([words(one) for one in inner])
     if origin is tuple:
-        kind = _words(inner[0]).removeprefix("a ")
+        kind = words(inner[0]).removeprefix("a ")
         if inner[-1] is Ellipsis:
             return f"a list of {kind}s, such as {'[a, b]' if inner[0] is str else '[1, 2]'}"
         example = ", ".join(str(i + 1) for i in range(len(inner)))
@@ -186,7 +186,7 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return the value as YAML has it, cut where it is long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

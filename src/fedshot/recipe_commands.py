@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from fedshot import reports, storage
 from fedshot.commands import data_dir
 from fedshot.config import Config
 from fedshot.data import find_data_dir
-from fedshot.errors import DataError
+from fedshot.errors import ConfigError, DataError, nearest
+from fedshot.kinds import long
 from fedshot.methods import METHODS
 from fedshot.printing import say, tell
 from fedshot.recipes import Recipe, figures, load, names, page, tables, timing
@@ -52,8 +54,8 @@ def reproduce(options: argparse.Namespace) -> int:
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
     """Return the budget where none is asked for: one on other data if the recipe's are not here."""
     usual = recipe.usual
-    others = [b for b in recipe.budgets.values() if "name" in b.settings.get("data", {})]
-    others = [b for b in others if b.name != usual]
+    others = [b for b in recipe.budgets.values() if b.name != usual]
+    others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]
     if not others or not recipe.rows:
         return usual
     stand_in, folder = others[0], find_data_dir(data_dir(options))
@@ -123,6 +125,13 @@ def _list(options: argparse.Namespace) -> int:
     """List the recipes: data, methods, and the time they will take."""
     recipes = [load(name, options.results) for name in names(options.results)]
     _request(recipes[0], options)  # refuses numbers that cannot be
+    if options.budget:
+        had = dict.fromkeys(name for recipe in recipes for name in recipe.budgets)
+        if options.budget not in had:
+            raise ConfigError(
+                f"no recipe has a budget {options.budget!r}. {nearest(options.budget, had)}"
+            )
+        recipes = [recipe for recipe in recipes if options.budget in recipe.budgets]
     if options.measure:
         _measure(recipes, options)
     lines = []
@@ -158,7 +167,9 @@ def _results(options: argparse.Namespace) -> int:
     every = Results(options.results).every()
     held = {result.recipe for result in every} & {*names(options.results)}
     recipes = {name: load(name, options.results) for name in held}
-    text = page.markdown(every, recipes)
+    start = (options.to or Path("page.md")).resolve().parent
+    drawn_in = Path(os.path.relpath(options.results.resolve(), start)).as_posix()
+    text = page.markdown(every, recipes, drawn_in)
     if options.to is None:
         say(text)
         return 0

@@ -112,10 +112,10 @@ def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None
     told = TRAINED | {"validation": LOOKS, "round": 4}
     both = [state(tmp_path, key, told) for key in ("proto/one", "local/one")]
     assert (
-        page._figures(recipe(), "small", both)[-1]
+        page._figures(recipe(), "small", both, "../results")[-1]
         == "![A test, against megabytes](../results/t/small.svg)"
     )
-    assert page._figures(recipe(), "small", both[:1]) == []
+    assert page._figures(recipe(), "small", both[:1], "../results") == []
     written = figures.write(tmp_path, recipe(), "small")
     assert written == [tmp_path / "t" / "small.svg"]
     assert "FL-Proto" in written[0].read_text()
@@ -146,8 +146,8 @@ def test_curves_against_rounds_count_every_exchange(
     assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 10, 20], [0, 2, 4]]
     assert axes.get_xlabel() == "communication rounds"
     assert learning.learning(made, [talks, early]) == "", "the recipe does not ask for megabytes"
-    links = page._figures(made, "small", [talks, early])
-    assert links[-1] == "![A test, against rounds](../results/t/small-rounds.svg)"
+    links = page._figures(made, "small", [talks, early], "there")
+    assert links[-1] == "![A test, against rounds](there/t/small-rounds.svg)"
     assert figures.write(tmp_path, made, "small") == [tmp_path / "t" / "small-rounds.svg"]
 
 

@@ -11,8 +11,9 @@ import pytest
 from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.errors import ConfigError
-from fedshot.recipes import figures, load, names, page, read, timing, tuning
+from fedshot.recipes import figures, load, names, read, timing, tuning
 from fedshot.recipes.bench import Bench, Request
+from fedshot.recipes.current import current
 from fedshot.recipes.plan import budget_marks, data_marks, marks
 from fedshot.recipes.reading import joined
 
@@ -159,7 +160,7 @@ def test_a_budget_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
     recipe = read(
         "t", trees.parse(TABLE.replace("quick", "two-cores"), lambda _: False, origin="t")
     )
-    left = page._current("t", "two-cores-tune2", [], recipe)
+    left = current("t", "two-cores-tune2", [], recipe)
     assert left == ([], [])
     assert figures.write(tmp_path, recipe, "two-cores") == []
 

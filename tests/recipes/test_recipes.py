@@ -222,7 +222,8 @@ def test_layers_lie_over_each_other_and_a_null_takes_away() -> None:
     tree["columns"]["one"]["settings"] = {"episode": {"query": None, "shot": 2}}
     settings = read("t", tree).cells("small")[0].settings(seed=7)
     assert settings["episode"] == {"way": 3, "shot": 2}
-    assert settings["model"] == {"backbone": {"name": "mlp", "hidden": [4]}, "head": "none"}
+    assert settings["model"]["backbone"] == {"name": "mlp", "hidden": [4]}
+    assert settings["model"]["head"] == {"name": "none"}
     assert (settings["seed"], settings["name"]) == (7, "t.proto.one")
 
 
@@ -247,6 +248,12 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
         (changed(against=["round"]), "recipe t: against has 'round'. Did you mean 'rounds'"),
         (changed(budgets={}), "needs rows, columns and budgets, one of each"),
         (changed(kind="curve"), "every column needs an x"),
+        (changed(axis="m"), "is a table and has axis, which is for a curve. Leave it out, or set"),
+        (changed(kind="sweep", against=["rounds"]), "is a sweep and has against, which is for a t"),
+        (
+            changed(columns={"one": {"label": "1", "x": 1}, "five": {"label": "5"}}),
+            "is a table and has x in a column, which is for a curve",
+        ),
         (changed(kind="sweep"), "is a sweep, and row proto has no at"),
         (swept("1e-5"), "row proto: at is {'m': '1e-5'}; expected axes and numbers"),
         (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedshot.config import Config, difference, load, method_help, override
+from fedshot.config import Config, difference, load, override
 from fedshot.data import Dataset
 from fedshot.errors import ConfigError
 from fedshot.methods import METHODS
@@ -148,6 +148,20 @@ def test_the_same_kind_keeps_the_options_of_the_file(option: str, short: bool) -
         del file["method"]["name"]  # fl_proto is the default
     settings, notices = override(file, [option, "fl_proto"])
     assert Config.of(settings).settings["method"]["local_steps"] == 7
+    assert notices == []
+
+
+def test_a_kind_that_the_file_names_alone_stays_under_an_option() -> None:
+    file = {"method": "fsl_local", "model": {"backbone": "mlp"}}
+    settings, notices = override(
+        file, ["--method.local_steps", "3", "--model.backbone.hidden", "[8]"]
+    )
+    found = Config.of(settings).settings
+    assert (found["method"]["name"], found["method"]["local_steps"]) == ("fsl_local", 3)
+    assert (found["model"]["backbone"]["name"], found["model"]["backbone"]["hidden"]) == (
+        "mlp",
+        [8],
+    )
     assert notices == []
 
 
@@ -343,11 +357,3 @@ def test_what_is_written_is_read_back_the_same(tmp_path: Path, method: str) -> N
 def test_ways_to_split_exclude_each_other() -> None:
     text = refusal({}, "--split.random", "[1, 1, 1]", "--split.users", "[0.5, 0.2, 0.3]")
     assert "split.random and split.users exclude each other" in text
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_methods_help_lists_options_alone(method: str) -> None:
-    text = method_help(method)
-    assert ("--method.inner_lr" if method == "frl_fedavg" else "--method.optimizer.lr") in text
-    assert "configuration file" not in text
-    assert "CONFIG" not in text

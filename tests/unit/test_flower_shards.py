@@ -11,12 +11,14 @@ import pytest
 
 from conformance.small import CLIENTS, DATASET, PARTITION
 from fedshot import tree
+from fedshot.cli import main
 from fedshot.config import Config
 from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Redealt, Tokens
 from fedshot.deploy.flower.commands import parse_clients
 from fedshot.deploy.flower.exams import ExamSetting, write_exams
 from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
 from fedshot.errors import ConfigError, DataError
+from fedshot.experiment import Experiment
 from fedshot.keys import Key
 from fedshot.setting import Arrangement, Setting
 from system.runs import CHOOSING, SMALL, merged
@@ -105,6 +107,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     assert part.method == whole.method
     assert part.config.settings == whole.config.settings
     assert part.notes == notes_of(whole.dataset, whole.deal.train)
+    assert Experiment(part, tmp_path / "run")._tested == Experiment(whole, tmp_path)._tested
     for mine, theirs in ((part.test, whole.test), (part.validation, whole.validation)):
         assert mine is not None
         assert theirs is not None
@@ -117,6 +120,19 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     assert not part.dataset.pixels[whole.rows.base].any()
     with pytest.raises(DataError, match=r"tests\.safetensors does not exist"):
         ExamSetting(config, str(tmp_path / "nowhere"))
+
+
+def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedshot.deploy.flower.commands.require_flower", lambda: None)
+    words = ["flower", "deal", "--nodes", "2", "--to", str(tmp_path / "dealt")]
+    own = ["--data", "digits", "--split.base", "0-9", "--split.validation", "[]"]
+    own += ["--split.novel", "[]", "--partition", "pathological", "--partition.clients", "3"]
+    own += ["--episode.way", "3", "--episode.shot", "1", "--episode.query", "1"]
+    assert main([*words, *own, "--partition.way", "3"]) == 0
+    assert sorted(path.name for path in (tmp_path / "dealt").iterdir()) == ["node-0", "node-1"]
+    assert "start the server on the whole dataset" in capsys.readouterr().err
 
 
 def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) -> None:

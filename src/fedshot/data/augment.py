@@ -21,9 +21,12 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 class Augment:
     """What is changed at random in training images.
 
-    `crop_padding` adds that many black pixels on each side and cuts the old size out at a random
-    place. `flip` mirrors left and right half the time. `jitter` in [0, 1) scales brightness,
-    contrast and saturation, in this order, each by a factor uniform in [1 - jitter, 1 + jitter].
+    Args:
+        crop_padding: black pixels that are added on each side, before the old size is cut out at a
+            random place.
+        flip: whether left and right are mirrored half the time.
+        jitter: in [0, 1): brightness, contrast and saturation, in this order, are scaled, each by a
+            factor uniform in [1 - jitter, 1 + jitter].
     """
 
     crop_padding: int = 0

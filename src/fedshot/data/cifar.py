@@ -37,7 +37,11 @@ class Cifar100:
 
     Looked for in this order: `cifar-100-python.tar.gz` as published, the folder
     `cifar-100-python` unpacked from it, one .zip of PNG files, or PNG files in folders
-    `train/<class>/` and `test/<class>/`, or `<class>/`. `file` names another file or folder there.
+    `train/<class>/` and `test/<class>/`, or `<class>/`.
+
+    Args:
+        variant: the split: "fc100", by superclasses, or "cifar_fs", by classes.
+        file: another file or folder there to read; null looks for those named above.
     """
 
     variant: Literal["fc100", "cifar_fs"] = "fc100"
@@ -72,7 +76,10 @@ class Cifar10:
 
     Looked for in this order: `cifar-10-python.tar.gz` as published, the folder
     `cifar-10-batches-py` unpacked from it, one .zip of PNG files, or PNG files in folders
-    `train/<class>/` and `test/<class>/`, or `<class>/`. `file` names another file or folder there.
+    `train/<class>/` and `test/<class>/`, or `<class>/`.
+
+    Args:
+        file: another file or folder there to read; null looks for those named above.
     """
 
     file: str | None = None

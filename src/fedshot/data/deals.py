@@ -26,7 +26,11 @@ from fedshot.keys import Key
 
 @dataclass(frozen=True)
 class Iid:
-    """Every class is shuffled and dealt equally; remainders move on to the next clients."""
+    """Every class is shuffled and dealt equally; remainders move on to the next clients.
+
+    Args:
+        clients: how many.
+    """
 
     clients: int
 
@@ -48,10 +52,16 @@ class Iid:
 class Dirichlet:
     """Class by class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
 
-    The draw is repeated, `redraws` times at most, until every client can form an episode; failing
-    that, the draw with the most such clients is kept. Where no draw at all can serve every client
-    (too few images), the first is kept. `balance_cap` gives no more images to clients that already
-    hold n/K (the balanced variant of the NIID-bench family).
+    The draw is repeated until every client can form an episode; failing that, the draw with the
+    most such clients is kept. Where no draw at all can serve every client (too few images), the
+    first is kept.
+
+    Args:
+        clients: how many, K.
+        alpha: concentration: the smaller, the more a client's classes differ from another's.
+        balance_cap: give no more images to clients that already hold n/K (the balanced variant of
+            the NIID-bench family).
+        redraws: the most draws after the first.
     """
 
     clients: int
@@ -109,7 +119,10 @@ class Dirichlet:
 class Shards:
     """The images, sorted by class, are cut into equal shards; each client draws a few.
 
-    `shards` above `clients * per_client` leaves some shards to nobody.
+    Args:
+        clients: how many.
+        per_client: shards that a client draws.
+        shards: of all; above `clients * per_client` some go to nobody, and null is that number.
     """
 
     clients: int
@@ -149,7 +162,11 @@ class Shards:
 
 @dataclass(frozen=True)
 class Users:
-    """Images go by user, and no user is divided; without `clients`, each user is a client."""
+    """Images go by user, and no user is divided.
+
+    Args:
+        clients: how many; null makes each user one.
+    """
 
     clients: int | None = None
 
@@ -170,7 +187,11 @@ class Users:
 
 @dataclass(frozen=True)
 class WholeClasses:
-    """Each class belongs to one client; clients' numbers of classes differ by one at most."""
+    """Each class belongs to one client; clients' numbers of classes differ by one at most.
+
+    Args:
+        clients: how many.
+    """
 
     clients: int
 

@@ -21,8 +21,13 @@ _PARTS = ("base", "validation", "novel")
 class ImageFolder:
     """Pictures from `path/<class>/`, or `path/{base,validation,novel}/<class>/` with a split.
 
-    `size` squeezes every picture to a square of that many pixels; without it all must have the
-    same size. Hidden files, and files that are no pictures by their suffix, are passed over.
+    Hidden files, and files that are no pictures by their suffix, are passed over.
+
+    Args:
+        path: the folder.
+        size: every picture is squeezed to a square of that many pixels; null where all have one
+            size.
+        channels: 3 for colours, 1 for grey.
     """
 
     path: str

@@ -36,9 +36,12 @@ class MiniImageNet:
 
     Images lie flat or in a folder for each class, as .jpg or .png. The official
     `train.csv`, `val.csv` and `test.csv` (`filename,label`) beside the images, or in the zip, say
-    which of them count; without the three, all images of the published 100 classes do. Images of
-    another size than `size` are refused, or with `resize` scaled. `file` names another zip or
-    folder.
+    which of them count; without the three, all images of the published 100 classes do.
+
+    Args:
+        size: pixels a side.
+        resize: scale images of another size; else they are refused.
+        file: another zip or folder to read.
     """
 
     size: int = 84

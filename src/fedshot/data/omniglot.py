@@ -39,6 +39,9 @@ class Omniglot:
 
     Needs `images_background.zip` and `images_evaluation.zip` as published, or the folders unpacked
     from them. `splits_vinyals/{train,val,test}.txt` replace the split of Vinyals et al. if there.
+
+    Args:
+        size: pixels a side.
     """
 
     size: int = 28

@@ -27,8 +27,13 @@ class Pathological:
     Client i has N_i ~ U{way-1..way+1} classes with K_i ~ U{shot-2..shot+2} training images each
     (both at least 1) and 2 K_i test images each.
 
-    Without `overlap` no image goes to two clients. With it every client draws from all images, so
-    a small class serves any number of clients, and what one is tested on another may train on.
+    Args:
+        clients: how many.
+        way: N, classes of a client on average.
+        shot: K, training images of each on average.
+        validation: images that are set aside to choose the round by, for each training image.
+        overlap: whether an image may go to several clients: each draws from all images, so a small
+            class serves any number of clients, and what one is tested on another may train on.
     """
 
     clients: int = 30
@@ -71,6 +76,14 @@ class Clusters:
 
     A cluster of s clients has shot * s training images of each of its classes. Clusters differ in
     all classes where there are enough of them; otherwise classes are used again in turn.
+
+    Args:
+        clients: how many.
+        clusters: of clients.
+        way: classes of a cluster.
+        shot: training images of each class, times the clients of the cluster.
+        alpha: concentration of the deal inside a cluster.
+        validation: images that are set aside to choose the round by, for each training image.
     """
 
     clients: int = 30

@@ -23,6 +23,12 @@ class Redealt:
 
     Real clients keep what they hold; for them there are the other partitions. Here each client sees
     the whole pool, and a method that learns in episodes gets the client's hand of each.
+
+    Args:
+        clients: how many, of each episode.
+        by: how an episode's images are dealt: "iid" or "shards".
+        per_client: shards that a client draws.
+        shards: of all; null is `clients * per_client`.
     """
 
     clients: int

@@ -64,6 +64,9 @@ class Npz:
 
     `x` is uint8 [n, H, W] or [n, H, W, C]. Files that hold Python objects are refused, since
     reading them could run code. Users are renumbered from 0, in rising order.
+
+    Args:
+        path: the file.
     """
 
     path: str

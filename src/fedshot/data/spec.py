@@ -13,17 +13,22 @@ Labels = Literal["shuffled", "fixed", "global"]
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """The numbers of an N-way, K-shot episode; a pair as `way` means a random way, ends included.
+    """The shape of an N-way, K-shot episode in training.
 
-    `queries="exact"` gives every class exactly `query` queries. `"up_to"` is for small clients:
-    a class gives what it has left after the shots, one at least and `query` at most. So is
-    `classes="up_to"`: a client with fewer classes than the way gives all that it has, two at least;
-    with a way as large as any client's an episode is of all its classes. `labels` says which class
-    of an episode is number 0: by chance, or with "fixed" in the order of the dataset, so that where
-    training and test have the same classes a head can know them. With "global" the order is that,
-    too, and a head has an output for every class of the dataset, of which an episode uses those of
-    its own: clients of other classes do not train one output for two. `augment` changes the images
-    of training episodes; tests never do.
+    Args:
+        way: classes, N; a pair means a random number between them, ends included.
+        shot: support examples of each class, K.
+        query: queries of each class.
+        queries: "exact" gives every class that many. "up_to" is for small clients: a class gives
+            what it has left after the shots, one at least.
+        labels: which class of an episode is number 0: by chance, "shuffled", or in the order of the
+            dataset, "fixed", so that where training and test have the same classes a head can know
+            them. With "global" the order is that, too, and a head has an output for every class of
+            the dataset, of which an episode uses those of its own: clients of other classes do not
+            train one output for two.
+        classes: "exact" asks for `way` classes. "up_to": a client with fewer gives all that it has,
+            two at least; with a way as large as any client's an episode is of all its classes.
+        augment: what is changed at random in the images; those of tests are left as they are.
 
     >>> print(EpisodeSpec(way=5, shot=1, query=15))
     5-way 1-shot, 15 queries

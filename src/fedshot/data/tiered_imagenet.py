@@ -32,8 +32,12 @@ class TieredImageNet:
 
     A class folder bears the class's ImageNet number (n01530575) and may lie at any depth, such as
     in `train/`, `val/` and `test/`. `train.csv`, `val.csv` and `test.csv` (`class,superclass`)
-    replace the published lists if there. Images of another size than `size` are refused, or with
-    `resize` scaled. `file` names another zip or folder.
+    replace the published lists if there.
+
+    Args:
+        size: pixels a side.
+        resize: scale images of another size; else they are refused.
+        file: another zip or folder to read.
     """
 
     size: int = 84

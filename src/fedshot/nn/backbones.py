@@ -74,8 +74,12 @@ class Backbone(Protocol):
 class MLP:
     """Flatten, then linear-ReLU(-dropout) per hidden layer; no batch norm.
 
-    The features are the last hidden layer's. With `hidden=()` they are the pixels themselves.
-    Runs under `vmap` as it stands, and is quicker so while the layers are small.
+    The features are the last hidden layer's. Runs under `vmap` as it stands, and is quicker so
+    while the layers are small.
+
+    Args:
+        hidden: widths of the layers; with none the features are the pixels themselves.
+        dropout: rate after each layer.
     """
 
     takes: ClassVar[Literal["images"]] = "images"
@@ -118,10 +122,15 @@ class Conv4:
 
     The ReLU comes after the pool: maximum and ReLU commute, and a quarter of the elements is left.
     A pool is left out where the map is already narrower than 2 pixels. 84 px give 5x5 x width.
-    `features` above 0 makes so many of these by a last linear layer, such as 2 for a picture.
-    With `order="relu_norm"` the ReLU comes before batch norm, as some papers list it, and the pool
-    last.
     It runs under `vmap`, slower than in a loop on a CPU; see `batch_norm` for what that needs.
+
+    Args:
+        width: channels of every block.
+        dropout: rate after each block.
+        features: above 0, so many features are made of the last map by a linear layer, such as 2
+            for a picture.
+        order: "norm_relu" within a block, or "relu_norm": the ReLU before batch norm, as some
+            papers list it, and the pool last.
     """
 
     takes: ClassVar[Literal["images"]] = "images"

@@ -90,7 +90,15 @@ _HINTS: dict[str, Any] = get_type_hints(F2LReading)
 
 @dataclass(frozen=True)
 class InnerChoice:
-    """`InnerLoop`, where null is what the mode says."""
+    """`InnerLoop`, where null is what the mode says.
+
+    Args:
+        lr: step size.
+        steps: gradient steps in training.
+        test_steps: gradient steps at test.
+        order: "second" differentiates through the steps, "first" does not.
+        adapts: "all" parameters, or the "head" alone.
+    """
 
     lr: float | None = None
     steps: int | None = None
@@ -101,7 +109,14 @@ class InnerChoice:
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """`Optimizer`, where null is what the mode says."""
+    """`Optimizer`, where null is what the mode says.
+
+    Args:
+        name: "sgd" or "adam".
+        lr: step size.
+        momentum: of SGD; Adam has its own.
+        weight_decay: weight_decay * w is added to the gradient.
+    """
 
     name: Literal["sgd", "adam"] | None = None
     lr: float | None = None

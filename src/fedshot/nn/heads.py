@@ -36,7 +36,11 @@ class Head(Protocol):
 
 @dataclass(frozen=True)
 class LinearHead:
-    """One linear layer."""
+    """One linear layer.
+
+    Args:
+        way: outputs: the most classes of an episode.
+    """
 
     way: int = 5
 
@@ -54,7 +58,12 @@ class LinearHead:
 
 @dataclass(frozen=True)
 class TwoLayerHead:
-    """A hidden layer with ReLU, then a linear layer."""
+    """A hidden layer with ReLU, then a linear layer.
+
+    Args:
+        way: outputs: the most classes of an episode.
+        hidden: width of the hidden layer.
+    """
 
     way: int = 5
     hidden: int = 128
@@ -102,7 +111,12 @@ class MLPClassifier:
 
 @dataclass(frozen=True)
 class CosineHead:
-    """Logits are `scale` times the cosine between the features and a weight row per class."""
+    """Logits are `scale` times the cosine between the features and a weight row per class.
+
+    Args:
+        way: outputs: the most classes of an episode.
+        scale: the factor.
+    """
 
     way: int = 5
     scale: float = 10.0

@@ -48,7 +48,11 @@ class Steps(Protocol):
 class Optimizer:
     """SGD (with momentum) or Adam (betas 0.9, 0.999), as torch defines them.
 
-    `momentum` belongs to SGD alone. `weight_decay` adds weight_decay * w to the gradient.
+    Args:
+        name: "sgd" or "adam".
+        lr: step size.
+        momentum: of SGD; Adam has its own.
+        weight_decay: weight_decay * w is added to the gradient.
     """
 
     name: Literal["sgd", "adam"] = "adam"

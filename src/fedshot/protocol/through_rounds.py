@@ -3,7 +3,8 @@
 The chain rule of Park et al., section 3.2.2, without dropping second derivatives. Round r maps
 (theta_r, P_{r-1}) to (theta_{r+1}, P_r) by sums over clients, so the way back is an exchange, too:
 clients are sent the derivatives by what the server made of their replies, and send those by what
-they were sent. R exchanges more, and second derivatives at the clients: for small models.
+they were sent. R exchanges more, one for prototypes taken after the last, and second derivatives at
+the clients: for small models.
 """
 
 from __future__ import annotations

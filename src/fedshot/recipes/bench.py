@@ -15,7 +15,7 @@ from fedshot.errors import ConfigError
 from fedshot.methods import METHODS
 from fedshot.recipes import tuning
 from fedshot.recipes.jobs import Event, Job, Jobs
-from fedshot.recipes.plan import Obstacle, look
+from fedshot.recipes.plan import Obstacle, digest, look
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import Result, Results
 from fedshot.recipes.sharing import shared
@@ -109,14 +109,17 @@ class Bench:
         Raises ConfigError when --tune is asked for and no validation class could judge a trial.
         """
         for state in self.states.values():
+            data = state.cell.settings()["data"]
             if self._missing(state):
                 state.obstacle, state.seen = look(state.cell, self.request.data_dir)
-                if self.request.tune and state.seen and not state.seen["validated"]:
-                    raise ConfigError(
-                        f"{state.cell.key} has no validation classes that could judge a trial; "
-                        "leave out --tune. Where clients are tested on their own classes, "
-                        "partition.validation would set images aside for that."
-                    )
+                here = state.seen["data"]["digest"] if state.seen else None
+            else:  # all it takes is a look at the data, where they are here
+                here = digest(data, self.request.data_dir)
+            held = state.result.first["data"]["digest"] if state.result else None
+            if here is not None and held not in (None, here):
+                state.obstacle = _other_data("its seeds were trained", held, here, state.result)
+        for row in self._rows() if self.request.tune else ():
+            self._check_trials(row)
 
     def prepare(self) -> None:
         """Make the folders of runs and results, so that a long training is not lost for them."""
@@ -139,9 +142,10 @@ class Bench:
         every = self.results.readable()
         for state in self._ready():
             chosen = self._chosen(state.cell.row)
-            missing = self._missing(state)
-            found = shared(state.cell, chosen, every, state.seen) if missing else {}
-            for seed in sorted(found.keys() & set(missing)):
+            if not self._missing(state):
+                continue
+            found = shared(state.cell, self.request.variant, chosen, every, state.seen)
+            for seed in sorted(found.keys() & set(self._missing(state))):
                 state.result = self.results.add(
                     state.cell, self.request.variant, chosen, seed, found[seed]
                 )
@@ -234,32 +238,59 @@ class Bench:
 
         A row of which a trial broke off is not trained: it would have had fewer trials than others.
         """
-        plan: dict[str, tuple[str, int]] = {}
-        queue: list[Job] = []
-        for row in self._untuned():
+        plan: dict[str, tuple[Row, list[int]]] = {}
+        queue: dict[str, Job] = {}
+        for row in self._untuned() if self.request.tune else ():
             cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
             for i, options in enumerate(self._trials(row)):
                 job = self._job(cell, tuning.SEED, "tune", options)
-                plan[job.key] = (row.key, i)
-                queue.append(job)
-        told: dict[str, dict[int, Mapping[str, Any]]] = {key: {} for key, _ in plan.values()}
-        for event in Jobs(queue, self.request.jobs):
-            key, i = plan[event.job.key]
+                queue[job.key] = job  # two draws may come to the same
+                plan.setdefault(job.key, (row, []))[1].append(i)
+        told: dict[str, dict[int, Mapping[str, Any]]] = {row.key: {} for row, _ in plan.values()}
+        for event in Jobs(list(queue.values()), self.request.jobs):
+            row, places = plan[event.job.key]
             if event.kind == "done":
-                told[key][i] = event.facts
-                if len(told[key]) == self.request.tune:
-                    self._settle(self.request.recipe.rows[key], told[key])
+                told[row.key] |= dict.fromkeys(places, event.facts)
+                if len(told[row.key]) == self.request.tune:
+                    self._settle(row, told[row.key])
             elif event.kind in ("refused", "failed"):
-                for state in self._of_row(key):
-                    state.failed[tuning.SEED] = f"trial {i}: {event.facts['reason']}"
+                for state in self._of_row(row.key):
+                    state.failed[tuning.SEED] = f"trial {places[0]}: {event.facts['reason']}"
             yield event
 
+    def _check_trials(self, row: Row) -> None:
+        """Look for what stands in the way of a row's trials, or of the use of those it has."""
+        states = [state for state in self._of_row(row.key) if state.obstacle is None]
+        if not any(self._missing(state) for state in states):
+            return
+        cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
+        obstacle, seen = look(cell, self.request.data_dir)
+        file = self._trials_path(row)
+        if seen is not None and not seen["validated"]:
+            raise ConfigError(
+                f"{cell.key}, in which {row.key} is tuned, has no validation classes that could "
+                "judge a trial; leave out --tune. Where clients are tested on their own classes, "
+                "partition.validation would set images aside for that."
+            )
+        if self.tuned[row.key] is None:
+            if obstacle is not None:
+                reason = f"{cell.key}, in which it is tuned: {obstacle.reason}"
+                obstacle = Obstacle(obstacle.kind, reason)
+        elif seen is not None:
+            held, here = tuning.data_of(file), seen["data"]["digest"]
+            obstacle = None if held == here else _other_data("its trials were", held, here, file)
+        else:
+            obstacle = None  # what was tuned before needs the cell no more
+        for state in states:
+            if self._missing(state):
+                state.obstacle = obstacle
+
+    def _rows(self) -> list[Row]:
+        return list({state.cell.row.key: state.cell.row for state in self.states.values()}.values())
+
     def _untuned(self) -> list[Row]:
-        if not self.request.tune:
-            return []
-        ready = [state.cell.row for state in self.states.values() if state.obstacle is None]
-        rows = {row.key: row for row in ready if self.tuned[row.key] is None}
-        return list(rows.values())
+        ready = {state.cell.row.key for state in self.states.values() if state.obstacle is None}
+        return [row for row in self._rows() if row.key in ready and self.tuned[row.key] is None]
 
     def _of_row(self, key: str) -> list[State]:
         return [state for state in self.states.values() if state.cell.row.key == key]
@@ -271,3 +302,13 @@ class Bench:
         self.tuned[row.key] = tuning.write(self._trials_path(row), cell, trials, facts)
         for state in self._of_row(row.key):
             self._refresh(state.cell)
+
+
+def _other_data(what: str, held: Any, here: str, where: Result | Path | None) -> Obstacle:
+    """Return why what is finished and what is to come do not go together."""
+    path = where.path if isinstance(where, Result) else where
+    return Obstacle(
+        "refused",
+        f"{what} on other data ({held[:12]}) than is here ({here[:12]}). Put the data back, or "
+        f"move {path} away and begin again.",
+    )

@@ -10,11 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedshot import storage
+from fedshot.data.locks import locked
 from fedshot.recipes.bench import State
+from fedshot.recipes.current import current
 from fedshot.recipes.learning import WIDE, learning, swept
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import AGAINST, Recipe
-from fedshot.recipes.results import Results, outdated, split
+from fedshot.recipes.results import Results
 from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing, picture
 from fedshot.sections import not_honest
 
@@ -166,17 +168,14 @@ def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
 
     Nothing is written for a kind of recipe without figures, nor where nothing is finished.
     """
-    budget = split(variant)[0]
-    held = {r.key: r for r in Results(folder).every()
-            if (r.recipe, r.variant) == (recipe.name, variant)}  # fmt: skip
-    states = [State(c, result=held[c.key]) for c in recipe.cells(budget) if c.key in held]
-    states = [s for s in states if s.result and not outdated(s.result, s.cell, s.result.tuned)]
+    held = Results(folder).readable(recipe.name, variant)
+    states, _ = current(recipe.name, variant, held, recipe)
     written = []
     for end, draw in _FIGURES.get(recipe.kind, {}).items() if states else ():
         text, file = draw(recipe, states), path(folder, recipe, f"{variant}{end}")
         if text and not (file.exists() and file.read_bytes() == text.encode()):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            storage.write_bytes(file, text.encode(), sync=False)
+            with locked(file.with_name(f".{file.name}.lock")):  # who ends as we do draws it, too
+                storage.write_bytes(file, text.encode(), sync=False)
             written.append(file)
     return written
 

@@ -132,7 +132,7 @@ def _datasets(recipe: Recipe, budget: str) -> list[str]:
 
 def _data(data: str, data_dir: str | None) -> str:
     chosen = json.loads(data)
-    source = chosen["name"] if isinstance(chosen, dict) else chosen
+    source = chosen["name"]
     n, whole = examples(chosen, data_dir), published_size(source)
     if not n:
         return f"{source}: missing"

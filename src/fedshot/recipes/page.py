@@ -10,10 +10,12 @@ from fedshot import own
 from fedshot import settings as trees
 from fedshot.recipes import provenance
 from fedshot.recipes.bench import State
+from fedshot.recipes.current import current
 from fedshot.recipes.learning import shown, swept
 from fedshot.recipes.plan import marks
-from fedshot.recipes.recipe import AGAINST, Cell, Recipe
-from fedshot.recipes.results import Result, mean, outdated, split
+from fedshot.recipes.plane import planar
+from fedshot.recipes.recipe import AGAINST, Recipe
+from fedshot.recipes.results import Result, mean, split
 from fedshot.recipes.tables import Marks, difference, floors, ours, published, unfair
 from fedshot.words import count, megabytes, printable, seconds
 
@@ -33,14 +35,22 @@ code (the commits stand below it) on the same kind of machine.
 """
 
 
-def markdown(results: Sequence[Result], recipes: Mapping[str, Recipe]) -> str:
-    """Return the page; what belongs to no cell of the recipes is named at its end."""
+def markdown(
+    results: Sequence[Result], recipes: Mapping[str, Recipe], figures: str = "../results"
+) -> str:
+    """Return the page; what belongs to no cell of the recipes is named at its end.
+
+    Args:
+        results: finished cells.
+        recipes: by name.
+        figures: folder of the figures, as seen from the page.
+    """
     parts, left = [_HEAD], []
     for (name, variant), group in itertools.groupby(sorted(results, key=_place), _place):
-        states, others = _current(name, variant, list(group), recipes.get(name))
+        states, others = current(name, variant, list(group), recipes.get(name))
         left += others
         if states:
-            parts.append(_section(recipes[name], variant, states))
+            parts.append(_section(recipes[name], variant, states, figures))
     if len(parts) == 1:
         parts.append("Nothing is finished yet.\n")
     if left:
@@ -52,29 +62,7 @@ def _place(result: Result) -> tuple[str, str]:
     return result.recipe, result.variant
 
 
-def _current(
-    name: str, variant: str, results: list[Result], recipe: Recipe | None
-) -> tuple[list[State], list[str]]:
-    """Return the states of results that fit today's recipe, and why the others do not."""
-    budget = split(variant)[0]
-    if recipe is None or budget not in recipe.budgets:
-        return [], [f"{name}/{variant}: there is no such recipe or budget"]
-    held = {r.key: r for r in results}
-    states, left = [], []
-    for cell in recipe.cells(budget):
-        result = held.pop(cell.key, None)
-        if result is None:
-            continue
-        changed = outdated(result, cell, result.tuned)
-        if changed:
-            left.append(f"{name}/{variant}, {cell.key}: out of date, {printable(changed)}")
-        else:
-            states.append(State(cell, result=result))
-    left += [f"{name}/{variant}, {key}: the recipe has no such cell" for key in held]
-    return states, left
-
-
-def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
+def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str) -> str:
     letters = Marks()
     lines = [_line(state, letters) for state in states]
     said = [
@@ -91,9 +79,9 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
         *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
         *[f"- **{printable(text)}**" for text in unfair(states)],
         *[f"- {text}" for text in floors(states)],
-        *_figures(recipe, variant, states),
+        *_figures(recipe, variant, states, figures),
         "",
-        f"`{_command(recipe, states)}`",
+        *_commands(recipe, states),
         "",
         _made(states),
         "",
@@ -105,10 +93,10 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State]) -> str:
     return "\n".join(said)
 
 
-def _figures(recipe: Recipe, variant: str, states: Sequence[State]) -> list[str]:
+def _figures(recipe: Recipe, variant: str, states: Sequence[State], folder: str) -> list[str]:
     """Return links to the figures that are drawn beside the files, if any, and what they show."""
-    title, link = printable(recipe.title), f"../results/{recipe.name}/{variant}"
-    if recipe.kind in ("curve", "sweep", "plane"):
+    title, link = printable(recipe.title), f"{folder}/{recipe.name}/{variant}"
+    if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
         return ["", f"![{title}]({link}.svg)"]
     said = []
     if recipe.kind == "table" and shown(states):
@@ -181,16 +169,22 @@ def _validation(result: Result) -> str:
     return f"{before:.1f} → {after:.1f}{' on the test' if peeked else ''}"
 
 
-def _command(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return one command for all lines, naming the cells unless they are all there are."""
-    results = [state.result for state in states if state.result]
-    words = [*own.program(*(r.method for r in results)), "reproduce", recipe.name]
-    budget, trials = split(results[0].variant)
-    every: list[Cell] = recipe.cells(budget)
-    if len(states) < len(every):
-        words += ["--cells", *(_patterns(states))]
-    words += ["--budget", budget, "--seeds", str(max(max(r.seeds) for r in results) + 1)]
-    return " ".join(words + (["--tune", trials] if trials else []))
+def _commands(recipe: Recipe, states: Sequence[State]) -> list[str]:
+    """Return a command for all lines of as many seeds, naming the cells unless it is every one."""
+    held: dict[int, list[State]] = {}
+    for state in states:
+        if state.result:
+            held.setdefault(max(state.result.seeds) + 1, []).append(state)
+    found: list[str] = []
+    for seeds, some in sorted(held.items(), reverse=True):
+        results = [state.result for state in some if state.result]
+        words = [*own.program(*(r.method for r in results)), "reproduce", recipe.name]
+        budget, trials = split(results[0].variant)
+        if len(some) < len(recipe.cells(budget)):
+            words += ["--cells", *_patterns(some)]
+        words += ["--budget", budget, "--seeds", str(seeds)]
+        found += ["", f"`{' '.join(words + (['--tune', trials] if trials else []))}`"]
+    return found[1:]
 
 
 def _patterns(states: Sequence[State]) -> list[str]:

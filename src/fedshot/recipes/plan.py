@@ -126,10 +126,18 @@ def marks(
         total = sum(one[name] for one in every)
         if total:
             found.append(f"{total} {text}")
+    return found + seed_marks(result) + made_marks(every)
+
+
+def seed_marks(result: Result) -> list[str]:
+    """Return what is to be said of which seeds there are, and of what they have in common."""
+    seeds, found = sorted(result.seeds), []
+    if seeds != list(range(len(seeds))):
+        found.append(f"of seeds {', '.join(map(str, seeds))} alone")
     for name, place in (("test episodes", "test.tasks"), ("data", "data.digest")):
-        if len({trees.at(one, place) for one in every}) > 1:
+        if len({trees.at(one, place) for one in result.seeds.values()}) > 1:
             found.append(f"NOT ONE CELL: its seeds differ in their {name}")
-    return found + made_marks(every)
+    return found
 
 
 def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -222,12 +230,18 @@ def comparable(results: Mapping[str, Result]) -> list[str]:
 
 def examples(data: Any, data_dir: str | None) -> int:
     """Return how many examples of a dataset are here, loading it once; 0 when it is not."""
-    return _count(json.dumps(data, sort_keys=True), data_dir)
+    return _here(json.dumps(data, sort_keys=True), data_dir)[0]
+
+
+def digest(data: Any, data_dir: str | None) -> str | None:
+    """Return the hash of a dataset, loading it once; None when it is not here."""
+    return _here(json.dumps(data, sort_keys=True), data_dir)[1]
 
 
 @cache  # cells of the same data share one look
-def _count(data: str, data_dir: str | None) -> int:
+def _here(data: str, data_dir: str | None) -> tuple[int, str | None]:
     try:
-        return len(Config.of({"data": json.loads(data)}).data.load(find_data_dir(data_dir)))
+        found = Config.of({"data": json.loads(data)}).data.load(find_data_dir(data_dir))
     except (DataError, ConfigError):
-        return 0
+        return 0, None
+    return len(found), found.digest

@@ -67,6 +67,11 @@ def _rounded(values: torch.Tensor) -> list[Any]:
     return found
 
 
+def planar(states: Sequence[State]) -> list[State]:
+    """Return the states that have a plane."""
+    return [state for state in states if state.result and "plane" in state.result.first]
+
+
 def planes(recipe: Recipe, states: Sequence[State]) -> str:
     """Return the figure as SVG: for each cell the plane of its first seed, and all confusions.
 
@@ -74,7 +79,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
     """
     from fedshot.reports.canvas import drawing
 
-    held = [s for s in states if s.result and "plane" in s.result.first]
+    held = planar(states)
     if not held:
         return ""
 

@@ -39,7 +39,8 @@ def machine() -> dict[str, Any]:
 def kind(found: dict[str, Any]) -> str:
     """Return a machine in a few words."""
     processor = found.get("processor", found["machine"])
-    return f"{found['cores']} cores of {processor}, torch {found['torch']}"
+    kernels = "" if found.get("kernels", "compiled") == "compiled" else ", without the C kernels"
+    return f"{found['cores']} cores of {processor}, torch {found['torch']}{kernels}"
 
 
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
-from fedshot.kinds import long
+from fedshot.kinds import layered, long, written_out
 from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -80,7 +80,7 @@ def read(name: str, tree: Any) -> Recipe:
         kind=kind,
         measure=parts.get("measure", "nothing"),
         open=parts.get("open", {}),
-        settings=parts["settings"],
+        settings=written_out(parts["settings"]),  # pictures have no other layer
         columns=columns,
         rows={key: _row(f"{what}, row {key}", key, one, len(columns))
               for key, one in _keyed(what, "row", parts)},
@@ -91,6 +91,7 @@ def read(name: str, tree: Any) -> Recipe:
         departs=tuple(parts.get("departs", ())),
         against=tuple(parts.get("against", Recipe.against)),
     )  # fmt: skip
+    _check_kind(recipe, parts)
     _check(recipe)
     return recipe
 
@@ -213,6 +214,21 @@ def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _check_kind(recipe: Recipe, parts: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a recipe says what only another kind of recipe looks at."""
+    said = {
+        "against": ("table", "against" in parts),
+        "axis": ("curve", "axis" in parts),
+        "x in a column": ("curve", any(one.x is not None for one in recipe.columns.values())),
+    }
+    for part, (kind, given) in said.items():
+        if given and recipe.kind != kind:
+            raise ConfigError(
+                f"recipe {recipe.name} is a {recipe.kind} and has {part}, which is for a {kind}. "
+                f"Leave it out, or set kind to {kind}."
+            )
+
+
 def _is_space(kind: Any, values: Any) -> bool:
     if not isinstance(values, list) or not values:
         return False
@@ -295,6 +311,5 @@ def _check_data(recipe: Recipe) -> None:
     columns = [column.settings for column in recipe.columns.values()]
     budgets = [budget.settings for budget in recipe.budgets.values()]
     for over in product(columns or [{}], budgets or [{}]):
-        data = trees.layered(recipe.settings, *over).get("data")
-        if not isinstance(data.get("name") if isinstance(data, dict) else data, str):
+        if not isinstance(trees.at(layered(recipe.settings, *over), "data.name"), str):
             raise ConfigError(f"recipe {recipe.name} names no data. Set settings.data.name.")

@@ -16,6 +16,8 @@ from typing import Any, Literal, get_args
 
 from fedshot import settings as trees
 from fedshot.errors import ConfigError, nearest
+from fedshot.kinds import layered
+from fedshot.sections import RunOptions
 from fedshot.settings import Settings
 
 ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
@@ -217,7 +219,7 @@ class Cell:
             seed: of training and of the partition.
             chosen: what tuning found, by dotted place.
         """
-        tree = trees.layered(
+        tree = layered(
             self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings
         )
         for place, value in (chosen or {}).items():
@@ -225,6 +227,7 @@ class Cell:
         trees.put(tree, "run.rounds", max(1, self.exchanges // self.row.exchanges))
         tree["run"].setdefault("threads", 1)  # several cells at once
         looks = trees.at(tree, "run.validate_every")  # as many for every row
+        looks = RunOptions.validate_every if looks is None else looks
         if type(looks) is int and looks:  # what is no number is the configuration's to refuse
             every = looks * self.exchanges // self.budget.exchanges // self.row.exchanges
             trees.put(tree, "run.validate_every", max(1, every))

@@ -16,7 +16,7 @@ from typing import Any
 from fedshot import own, storage
 from fedshot.config import Config
 from fedshot.data.locks import locked
-from fedshot.errors import CheckpointError
+from fedshot.errors import CheckpointError, ConfigError
 from fedshot.kinds import defaults
 from fedshot.methods import METHODS
 from fedshot.recipes.recipe import Cell
@@ -28,6 +28,8 @@ _FACTS = {
     "test", "queries", "round", "rounds", "bytes_down", "bytes_up", "seconds", "data", "partition",
     "clients", "validation", "faults", "skipped", "made",
 }  # fmt: skip
+_SCORE = {"accuracy", "interval", "tasks", "transductive", "unanswered", "diverged"}
+_DATA = {"name", "digest", "examples", "published"}
 
 
 @dataclass(frozen=True)
@@ -128,16 +130,16 @@ class Results:
         """Return all that is there, in the order of paths."""
         return [read(path) for path in self._files()]
 
-    def readable(self) -> list[Result]:
+    def readable(self, recipe: str = "*", variant: str = "*") -> list[Result]:
         """Return all that can be read: a damaged file is the matter of its own cell."""
         found = []
-        for path in self._files():
+        for path in self._files(recipe, variant):
             with suppress(CheckpointError):
                 found.append(read(path))
         return found
 
-    def _files(self) -> list[Path]:
-        files = sorted(self.folder.glob("*/*/*.json"))
+    def _files(self, recipe: str = "*", variant: str = "*") -> list[Path]:
+        files = sorted(self.folder.glob(f"{recipe}/{variant}/*.json"))
         return [path for path in files if not path.name.endswith(".tune.json")]
 
 
@@ -155,8 +157,18 @@ def outdated(result: Result, cell: Cell, chosen: Mapping[str, Any] | None) -> st
     """Say in which settings a result differs from its cell as it is today; None in none."""
     if cell.row.method not in METHODS:
         return f"there is no method {cell.row.method!r}"
-    now = identity(cell, chosen)
-    return difference(result.settings, now, later=defaults(now))
+    try:
+        return departure(result.settings, identity(cell, chosen))
+    except ConfigError as error:  # of a row that was changed to what cannot be
+        return f"refused as it is now: {error}"
+
+
+def departure(held: Settings, now: Settings) -> str | None:
+    """Say in which settings a cell, whose identity is `now`, is not what was trained; None in none.
+
+    Options that came later had their defaults.
+    """
+    return difference(held, now, later=defaults(now))
 
 
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,17 +221,28 @@ def read(path: Path) -> Result:
         place = (path.parent.parent.name, path.parent.name, path.stem)
         if (found.recipe, found.variant, f"{row}.{column}") != place or not found.seeds:
             raise ValueError(f"it holds {found.recipe}, {found.variant}, {tree['cell']}")
+        if not isinstance(found.settings, dict) or not isinstance(found.tuned, dict | None):
+            raise ValueError("settings, or what was tuned, are no keys and values")
         for one in found.seeds.values():
-            missing = _FACTS - one.keys()
-            if missing:
-                raise ValueError(f"a seed without {min(missing)}")
-            score_of(one)
+            _check_facts(one)
         return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(
             f"{path} is no result of a cell: {error}. Restore it from a copy, or remove it and "
             "train the cell again."
         ) from None
+
+
+def _check_facts(one: Mapping[str, Any]) -> None:
+    """Raise one of several errors where a seed does not hold what a table needs."""
+    lacking = list(_FACTS - one.keys())
+    lacking += [f"test.{name}" for name in _SCORE - one["test"].keys()] if not lacking else []
+    lacking += [f"data.{name}" for name in _DATA - one["data"].keys()] if not lacking else []
+    if lacking:
+        raise ValueError(f"a seed without {min(lacking)}")
+    if any(len(look) != 3 for look in one["validation"]):
+        raise ValueError("a look at validation classes is no round, accuracy and interval")
+    score_of(one)
 
 
 def mean(values: Sequence[float]) -> float:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedshot.kinds import defaults
 from fedshot.recipes.recipe import Cell
-from fedshot.recipes.results import Result, identity
-from fedshot.settings import difference
+from fedshot.recipes.results import Result, departure, identity
 
 
 def shared(
     cell: Cell,
+    variant: str,
     chosen: Mapping[str, Any] | None,
     every: Iterable[Result],
     seen: Mapping[str, Any] | None,
@@ -25,6 +24,7 @@ def shared(
 
     Args:
         cell: of which recipe, row, column and budget.
+        variant: its budget and tuning.
         chosen: the options that tuning chose for it; None without tuning.
         every: finished cells of any recipe.
         seen: the facts of the data that is here; what was trained on other data is left out.
@@ -32,18 +32,19 @@ def shared(
     Returns:
         the facts of each seed, and in "shared" whose training it is.
     """
-    own = (cell.recipe.name, cell.key)
-    alike = [r for r in every if r.method == cell.row.method and (r.recipe, r.key) != own]
+    own = (cell.recipe.name, variant, cell.key)
+    alike = [r for r in every
+             if r.method == cell.row.method and (r.recipe, r.variant, r.key) != own]  # fmt: skip
     if not alike:
         return {}
     wanted = identity(cell, chosen)
-    later = defaults(wanted)
     found: dict[int, dict[str, Any]] = {}
     for result in alike:
-        if difference(result.settings, wanted, later=later) is None:
+        if departure(result.settings, wanted) is None:
+            here = result.recipe == cell.recipe.name
+            whose = f"{result.key} of {result.variant if here else result.recipe}"
             for seed, one in result.seeds.items():
                 if seen and one["data"]["digest"] != seen["data"]["digest"]:
                     continue
-                whose = f"{result.key} of {result.recipe}"
                 found.setdefault(seed, {"shared": whose, **one})  # whose own training it is stays
     return found

@@ -18,8 +18,8 @@ from typing import Any
 
 from fedshot import storage
 from fedshot.config import Config
+from fedshot.data.locks import locked
 from fedshot.evaluation import ExamOptions
-from fedshot.kinds import long
 from fedshot.methods import METHODS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples
@@ -58,7 +58,7 @@ def refused(cell: Cell, data_dir: str | None) -> str | None:
     data = cell.settings()["data"]
     present = examples(data, data_dir)
     if not present:
-        return f"no data: {data['name'] if isinstance(data, dict) else data}"
+        return f"no data: {data['name']}"
     found = _held().get(key(cell), {})
     if "refused" not in found or found["examples"] != present:
         return None
@@ -71,7 +71,7 @@ def key(cell: Cell) -> str:
     tree = {name: part for name, part in cell.settings().items() if name not in _FREE}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
     tree["method"] = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
-    dealt = long("partition", cell.settings().get("partition", {}))
+    dealt = cell.settings().get("partition", {})
     if own := {name: dealt[name] for name in ("way", "shot") if name in dealt}:
         tree["dealt"] = own  # all that a client holds is a few images of a few classes
     here = _machine()
@@ -98,7 +98,7 @@ def short(cell: Cell) -> dict[str, Any]:
     if "local_steps" in _options(settings):
         few = min(steps(settings), _STEPS)
         settings = {**settings, "method": settings["method"] | {"local_steps": few}}
-    alone = long("partition", settings.get("partition", {})).get("name") != "redealt"
+    alone = settings.get("partition", {}).get("name") != "redealt"
     run = settings["run"] | {"rounds": 2, "cohort": 1 if alone else None, "validate_every": 1000}
     test = settings.get("test", {}) | {"episodes": 10, "validation_episodes": 2}
     return {**settings, "run": run, "test": test}
@@ -108,8 +108,9 @@ def keep(cell: Cell, found: Mapping[str, Any]) -> None:
     """Remember what was measured of a cell, or why it was refused."""
     path = storage.cache_folder() / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = _read() | {key(cell): dict(found)}
-    storage.write_bytes(path, json.dumps(held, indent=1).encode(), sync=False)
+    with locked(path.with_name(f".{_FILE}.lock")):  # another process may keep one, too
+        held = _read() | {key(cell): dict(found)}
+        storage.write_bytes(path, json.dumps(held, indent=1).encode(), sync=False)
     _held.cache_clear()
 
 

@@ -1,9 +1,10 @@
 """The same number of trials for every method, chosen on validation classes.
 
-Trial 0 is the recipe as it stands. The others draw each option from its space; an option that all
-rows share is drawn alike for all of them, so no method gets luckier step sizes than another. The
+Trial 0 is the recipe as it stands. The others draw each option from its space; one that several
+rows search in one space is drawn alike for all of them, so no method gets luckier step sizes. The
 trials train in the recipe's first column with a seed of their own; the one with the highest
-validation accuracy is used for every column of its row. Novel classes are not looked at.
+validation accuracy, at the round that would be tested, is used for every column of its row. Novel
+classes are not looked at.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fedshot import storage
+from fedshot.data.locks import locked
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.keys import Key
-from fedshot.kinds import defaults
 from fedshot.recipes.recipe import Cell, Recipe, Row
-from fedshot.recipes.results import identity
+from fedshot.recipes.results import departure, identity
 from fedshot.sections import not_honest
-from fedshot.settings import difference
 
 SEED = 1_000  # of the trials: no training that is reported has it
 
@@ -38,15 +38,19 @@ def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
     key = Key(0).at("tune")
     found: list[dict[str, Any]] = [{}]
     for i in range(1, n):
-        shared = {place: _draw(space, key.at(i, place)) for place, space in recipe.tune.items()}
-        own = {place: _draw(space, key.at(i, row.key, place)) for place, space in row.tune.items()}
-        found.append(shared | own)
+        spaces = {**recipe.tune, **row.tune}
+        found.append({place: _draw(space, key.at(i, place)) for place, space in spaces.items()})
     return found
 
 
 def path(folder: Path, recipe: Recipe, variant: str, row: Row) -> Path:
     """Return where a row's trials are kept."""
-    return folder / recipe.name / variant / f"{row.key}.tune.json"
+    return folder / recipe.name / variant / name(row)
+
+
+def name(row: Row) -> str:
+    """Return the name of the file with a row's trials, beside its cells."""
+    return f"{row.key}.tune.json"
 
 
 def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
@@ -79,13 +83,17 @@ def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
         return None
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
-        now = identity(cell, None)
-        changed = difference(tree["settings"], now, later=defaults(now))
+        changed = departure(tree["settings"], identity(cell, None))
         tried = [trial["options"] for trial in tree["trials"]]
         same = tried == wanted and tree["tuned_in"] == cell.key and not changed
-        return dict(tree["chosen"]) if same else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return dict(tree["chosen"]) if same and tree["data"]["digest"] else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} holds no trials: {error!r}. Remove it.") from None
+
+
+def data_of(file: Path) -> str:
+    """Return the hash of the data that the trials of a file were made on, which `read` has read."""
+    return str(json.loads(file.read_text(encoding="utf-8"))["data"]["digest"])
 
 
 def write(
@@ -95,7 +103,7 @@ def write(
 
     Of equals the first.
     """
-    best = [max(mark[1] for mark in one["validation"]) for one in facts]
+    best = [_tested(one) for one in facts]
     chosen = wanted[best.index(max(best))]
     content = {
         "tuned_in": cell.key,
@@ -110,8 +118,15 @@ def write(
         ],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_bytes(file, f"{json.dumps(content, indent=1)}\n".encode(), sync=True)
+    with locked(file.with_name(f".{file.name}.lock")):  # another process may have made them, too
+        storage.write_bytes(file, f"{json.dumps(content, indent=1)}\n".encode(), sync=True)
     return chosen
+
+
+def _tested(facts: Mapping[str, Any]) -> float:
+    """Return the accuracy on validation classes at the round that would be tested."""
+    looks = {round: accuracy for round, accuracy, _ in facts["validation"]}
+    return float(looks[facts["round"]])
 
 
 def _draw(space: Mapping[str, Any], key: Key) -> Any:

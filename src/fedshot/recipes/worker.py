@@ -143,7 +143,8 @@ def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     check_honest(run.config.settings["name"], run.config.settings)
     if run.round < run.config.run.rounds:
         _to_the_end(run)
-    return facts(run.setting) | _history(run) | {"made": provenance.history(run.folder)}
+    told = facts(run.setting) | _history(run) | {"round": run.best_round}
+    return told | {"made": provenance.history(run.folder)}
 
 
 def _last(run: Experiment) -> int:

@@ -131,6 +131,9 @@ def deal(options: argparse.Namespace) -> int:
         own_folder(options.to / f"node-{i}")
         write_shards(options.to / f"node-{i}", arranged.dataset, arranged.deal.train, clients)
         say(f"{options.to / f'node-{i}'}: {len(clients)} clients")
+    if arranged.own_tests:  # which no server without the data could ask
+        tell("Clients are tested on images of their own: start the server on the whole dataset.")
+        return 0
     write_exams(options.to / "server", arranged)
     say(f"{options.to / 'server'}: the tests, for a server without the training data")
     return 0

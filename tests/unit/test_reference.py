@@ -1,0 +1,67 @@
+"""The list of all options: whole, described, and the page made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedshot import reference
+from fedshot.cli import main
+from fedshot.kinds import KINDS, all_options
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+EVERY = [part for place in reference.PLACES for part in reference.parts(place)]
+
+
+@pytest.mark.parametrize("part", EVERY, ids=lambda part: f"{part.place}-{part.kind}")
+def test_everything_says_what_it_is(part: reference.Part) -> None:
+    assert part.summary
+    assert [option.place for option, meaning in part.options() if not meaning] == []
+
+
+def test_every_option_of_a_configuration_is_listed() -> None:
+    listed = {option.place for part in EVERY for option, _ in part.options()}
+    for place, (kinds, default) in KINDS.items():
+        for kind in kinds:
+            names = {at: first for at, (_, first) in KINDS.items()} | {place: kind}
+            assert {one.place for one in all_options(names)} <= listed, (place, kind, default)
+
+
+def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options", "--markdown"]) == 0
+    assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8"), (
+        "docs/options.md is not what `fedshot options --markdown` prints"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "model.backbone  mlp, conv4, resnet12, gru, bilstm"),
+        (["run"], "--run.rounds (a whole number; default 100)"),
+        (["model.head"], "cosine     Logits are `scale` times"),
+        (["model.head", "cosine"], "--model.head.scale (a number; default 10.0)"),
+        (["partition", "iid"], "--partition.clients (a whole number; default 10)"),
+        (["data", "folder"], "--data.path (a text; must be given)"),
+        (["method", "f2l"], "--method.inner.lr (a number or null; default null)"),
+        (["method", "fl_proto"], "of the clients: step size."),
+    ],
+)
+def test_a_place_is_listed(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options", *words]) == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runs"], "there are no options at 'runs'. Did you mean 'run'"),
+        (["run", "fast"], "run has no kinds, so 'fast' says too much. Leave it out."),
+        (["model.head", "cosin"], "there is no model.head 'cosin'. Did you mean 'cosine'"),
+        (["run", "--markdown"], "--markdown is the page of all places. Leave out the place."),
+    ],
+)
+def test_a_slip_is_told(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options", *words]) == 2
+    assert said in capsys.readouterr().err
