@@ -136,11 +136,15 @@ def all_options(names: Mapping[str, str]) -> Iterator[Option]:
 
 
 def defaults(settings: Settings) -> dict[str, Any]:
-    """Return the default of every option of these kinds, by place; none of a required one."""
+    """Return the default of every option of these kinds, by place; none of a required one.
+
+    Kinds that are not known have none.
+    """
     names = {
         place: (long(place, trees.at(settings, place)) or {}).get("name", default)
         for place, (_, default) in KINDS.items()
     }
+    names = {place: kind for place, kind in names.items() if kind in KINDS[place][0]}
     return {one.place: one.default for one in all_options(names) if not one.required}
 
 

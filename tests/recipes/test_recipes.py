@@ -274,6 +274,15 @@ def test_what_sets_a_budget_apart_is_told_from_the_settings_themselves() -> None
     assert budget_marks(paper) == []
 
 
+def test_what_a_budget_alone_sets_is_told_beside_its_default() -> None:
+    tree = changed()
+    tree["budgets"]["small"]["settings"]["episode"] = {"shot": 2}
+    tree["budgets"]["paper"]["settings"] = {"episode": {"queries": "exact"}}
+    told = budget_marks(read("t", tree).cells("small")[0])
+    assert "episode.shot: 2, not 1" in told
+    assert not [text for text in told if "queries" in text], "the default, said or not"
+
+
 def test_marks_tell_subsets_clients_and_troubles(tmp_path: Path) -> None:
     cell = read("t", changed()).cells("paper")[0]
     told = facts(

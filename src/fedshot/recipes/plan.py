@@ -15,6 +15,7 @@ from fedshot.data import find_data_dir
 from fedshot.data.checks import published_size
 from fedshot.data.publishers import PUBLISHERS
 from fedshot.errors import ConfigError, DataError
+from fedshot.kinds import defaults
 from fedshot.methods import METHODS
 from fedshot.own import FILES
 from fedshot.recipes.provenance import kind
@@ -182,9 +183,11 @@ def budget_marks(cell: Cell) -> list[str]:
         found.append(f"{cell.budget.exchanges:,} of {whole.exchanges:,} communication rounds")
     paper = Cell(cell.recipe, cell.row, cell.column, whole)
     before, now = (_told(one.settings()) for one in (paper, cell))
+    unsaid = defaults(paper.settings()) | defaults(cell.settings())
     for part in sorted(before.keys() | now.keys()):
-        if before.get(part) != now.get(part):
-            found.append(f"{part}: {_value(now.get(part))}, not {_value(before.get(part))}")
+        was, is_now = (told.get(part, unsaid.get(part)) for told in (before, now))
+        if was != is_now:
+            found.append(f"{part}: {_value(is_now)}, not {_value(was)}")
     return found
 
 
