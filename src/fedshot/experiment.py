@@ -105,9 +105,7 @@ class Experiment:
             keep_freed_memory()
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_one(self.folder / ".lock"):
-            if self.checkpoints.rounds()[-1:] != ([self.round] if self._started else []):
-                self._read()  # another process has trained here since this one looked
-                self._started = True
+            self.refresh()
             self._begin()
             if not self._started:
                 with arithmetic(self._threads):
@@ -118,6 +116,21 @@ class Experiment:
                 with arithmetic(self._threads):
                     record = self._one_round()
                 yield record
+
+    def refresh(self) -> None:
+        """Read the last checkpoint if it is not this state: another process may have trained since.
+
+        Raises CheckpointError where what was begun is gone.
+        """
+        held = self.checkpoints.rounds()
+        if self._started and not held:
+            raise CheckpointError(
+                f"{self.checkpoints.folder} holds no checkpoint any more. Put the folder back, or "
+                "start a new run."
+            )
+        if held and (not self._started or held[-1] != self.round):
+            self._read()
+            self._started = True
 
     def result(self) -> Score:
         """Answer the test with the chosen round, and write result.json."""

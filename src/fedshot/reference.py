@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import docstring_parser
 
 from fedshot.errors import ConfigError, nearest
-from fedshot.kinds import CLIENTS, KINDS, NOT_OPTIONS, SECTIONS
+from fedshot.kinds import CLIENTS, KINDS, NO_HEAD, NOT_OPTIONS, SECTIONS
 from fedshot.options import Option, options_of, shown, words
 
 PLACES = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
@@ -50,6 +50,11 @@ class Part:
             yield option, _meaning(self.cls, names)
 
 
+@dataclass(frozen=True)
+class _NoHead:
+    """No head, for methods that answer from the features."""
+
+
 def parts(place: str) -> list[Part]:
     """Return what can stand at a place: a section, or kinds by name.
 
@@ -58,7 +63,8 @@ def parts(place: str) -> list[Part]:
     if place in SECTIONS:
         return [Part(place, "", SECTIONS[place])]
     if place in KINDS:
-        return [Part(place, name, cls) for name, cls in KINDS[place][0].items()]
+        found = [Part(place, name, cls) for name, cls in KINDS[place][0].items()]
+        return [*found, Part(place, NO_HEAD, _NoHead)] if place == "model.head" else found
     raise ConfigError(f"there are no options at {place!r}. {nearest(place, PLACES)}")
 
 

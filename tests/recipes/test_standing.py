@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 
 from fedshot.cli import main
 from fedshot.config import Config
-from fedshot.recipes import figures, page, read, tuning, worker
+from fedshot.errors import CheckpointError
+from fedshot.recipes import figures, page, provenance, read, tuning, worker
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.current import current
 from fedshot.recipes.plan import digest, marks
@@ -273,3 +276,61 @@ def test_a_run_that_another_process_went_on_with_is_read_again(tmp_path: Path) -
         assert list(one.run()) == [], "the other has trained to the end"
         assert one.round == 4
         assert one.result().accuracy == whole.result().accuracy
+
+
+def test_a_run_whose_checkpoints_are_gone_says_so(tmp_path: Path) -> None:
+    begun = experiment(tmp_path, {"run": {"rounds": 4}})
+    for record in begun.run():
+        if record.round == 1:
+            break
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds no checkpoint any more"):
+        next(begun.run())
+
+
+def test_a_worker_that_found_all_trained_is_not_told_to_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = experiment(tmp_path)
+    for commit, run in (("aaa", experiment(tmp_path)), ("bbb", late)):
+        monkeypatch.setattr(worker.provenance, "revision", lambda _, told=commit: told)
+        worker._to_the_end(run)
+    assert [hand["commit"] for hand in provenance.history(tmp_path)] == ["aaa"]
+
+
+def test_new_trials_do_not_join_seeds_of_other_data(tmp_path: Path) -> None:
+    made = read("t", changed())
+    cell = made.cells("small", ["proto/one"])[0]
+    Results(tmp_path).add(cell, "small-tune3", tuned(made, tmp_path, 0), 0, facts())
+    file = tuning.path(tmp_path, made, "small-tune3", made.rows["proto"])
+    file.unlink()
+    asked = bench(made, tmp_path, "proto/one", seeds=2, tune=3)
+    asked.check()
+    assert asked.states["proto/one"].obstacle is None, "untuned, nothing of it counts"
+    told = {i: of_here(validation=[[2, 0.6 - 0.1 * i, 0.1]]) for i in range(3)}
+    asked._settle(made.rows["proto"], told)
+    obstacle = asked.states["proto/one"].obstacle
+    assert obstacle is not None
+    assert "its seeds were trained on other data (d)" in obstacle.reason
+    assert asked._jobs() == []
+
+
+@pytest.mark.parametrize("broken", ["search", "column"])
+def test_trials_that_could_not_be_today_leave_the_rest_of_the_page(
+    broken: str, tmp_path: Path
+) -> None:
+    made = read("t", changed())
+    chosen = tuned(made, tmp_path, 0)
+    cell = made.cells("small", ["proto/five"])[0]
+    result = Results(tmp_path).add(cell, "small-tune3", chosen, 0, facts())
+    tree = changed()
+    if broken == "search":
+        tree["tune"] = {}
+    else:
+        tree["columns"]["one"]["settings"] = {"run": {"choose": "best_on_test_classes"}}
+    states, left = current("t", "small-tune3", [result], read("t", tree))
+    assert states == []
+    said = "where to search" if broken == "search" else "judges trials on validation classes"
+    assert said in left[0]
+    other = replace(result, variant="small-tunex")
+    assert "names no number of trials" in current("t", "small-tunex", [other], made)[1][0]

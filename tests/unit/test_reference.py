@@ -8,7 +8,7 @@ import pytest
 
 from fedshot import reference
 from fedshot.cli import main
-from fedshot.kinds import KINDS, all_options
+from fedshot.kinds import KINDS, NO_HEAD, all_options
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 EVERY = [part for place in reference.PLACES for part in reference.parts(place)]
@@ -21,9 +21,11 @@ def test_everything_says_what_it_is(part: reference.Part) -> None:
 
 
 def test_every_option_of_a_configuration_is_listed() -> None:
+    assert NO_HEAD in {part.kind for part in reference.parts("model.head")}
     listed = {option.place for part in EVERY for option, _ in part.options()}
     for place, (kinds, default) in KINDS.items():
         for kind in kinds:
+            assert kind in {part.kind for part in reference.parts(place)}
             names = {at: first for at, (_, first) in KINDS.items()} | {place: kind}
             assert {one.place for one in all_options(names)} <= listed, (place, kind, default)
 
@@ -41,6 +43,7 @@ def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
         ([], "model.backbone  mlp, conv4, resnet12, gru, bilstm"),
         (["run"], "--run.rounds (a whole number; default 100)"),
         (["model.head"], "cosine     Logits are `scale` times"),
+        (["model.head", "none"], "No head, for methods that answer from the features."),
         (["model.head", "cosine"], "--model.head.scale (a number; default 10.0)"),
         (["partition", "iid"], "--partition.clients (a whole number; default 10)"),
         (["data", "folder"], "--data.path (a text; must be given)"),

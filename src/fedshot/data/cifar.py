@@ -41,7 +41,8 @@ class Cifar100:
 
     Args:
         variant: the split: "fc100", by superclasses, or "cifar_fs", by classes.
-        file: another file or folder there to read; null looks for those named above.
+        file: another file or folder there to read; null looks for the publisher's archive, its
+            folder, a .zip, or folders of PNG files.
     """
 
     variant: Literal["fc100", "cifar_fs"] = "fc100"
@@ -79,7 +80,8 @@ class Cifar10:
     `train/<class>/` and `test/<class>/`, or `<class>/`.
 
     Args:
-        file: another file or folder there to read; null looks for those named above.
+        file: another file or folder there to read; null looks for the publisher's archive, its
+            folder, a .zip, or folders of PNG files.
     """
 
     file: str | None = None

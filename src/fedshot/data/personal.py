@@ -29,8 +29,8 @@ class Pathological:
 
     Args:
         clients: how many.
-        way: N, classes of a client on average.
-        shot: K, training images of each on average.
+        way: classes of a client, or one more or less, 1 at least.
+        shot: training images of each, or up to two more or less, 1 at least.
         validation: images that are set aside to choose the round by, for each training image.
         overlap: whether an image may go to several clients: each draws from all images, so a small
             class serves any number of clients, and what one is tested on another may train on.

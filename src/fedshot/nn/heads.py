@@ -39,7 +39,8 @@ class LinearHead:
     """One linear layer.
 
     Args:
-        way: outputs: the most classes of an episode.
+        way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
+            for each class number.
     """
 
     way: int = 5
@@ -61,7 +62,8 @@ class TwoLayerHead:
     """A hidden layer with ReLU, then a linear layer.
 
     Args:
-        way: outputs: the most classes of an episode.
+        way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
+            for each class number.
         hidden: width of the hidden layer.
     """
 
@@ -114,7 +116,8 @@ class CosineHead:
     """Logits are `scale` times the cosine between the features and a weight row per class.
 
     Args:
-        way: outputs: the most classes of an episode.
+        way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
+            for each class number.
         scale: the factor.
     """
 

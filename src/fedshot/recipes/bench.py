@@ -115,9 +115,7 @@ class Bench:
                 here = state.seen["data"]["digest"] if state.seen else None
             else:  # all it takes is a look at the data, where they are here
                 here = digest(data, self.request.data_dir)
-            held = state.result.first["data"]["digest"] if state.result else None
-            if here is not None and held not in (None, here):
-                state.obstacle = _other_data("its seeds were trained", held, here, state.result)
+            _compare(state, here)
         for row in self._rows() if self.request.tune else ():
             self._check_trials(row)
 
@@ -302,6 +300,14 @@ class Bench:
         self.tuned[row.key] = tuning.write(self._trials_path(row), cell, trials, facts)
         for state in self._of_row(row.key):
             self._refresh(state.cell)
+            _compare(state, state.seen["data"]["digest"] if state.seen else None)
+
+
+def _compare(state: State, here: str | None) -> None:
+    """Let seeds on other data than is here stand in the way of more; None where none is here."""
+    held = state.result.first["data"]["digest"] if state.result else None
+    if here is not None and held not in (None, here):
+        state.obstacle = _other_data("its seeds were trained", held, here, state.result)
 
 
 def _other_data(what: str, held: Any, here: str, where: Result | Path | None) -> Obstacle:

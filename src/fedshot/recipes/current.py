@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshot.errors import CheckpointError
+from fedshot.errors import CheckpointError, ConfigError
 from fedshot.methods import METHODS
 from fedshot.recipes import tuning
 from fedshot.recipes.bench import State
@@ -47,11 +47,13 @@ def _trials_changed(result: Result, cell: Cell) -> str | None:
     trials = split(result.variant)[1]
     if not trials or result.path is None or cell.row.method not in METHODS:
         return None
+    if not trials.isdecimal():
+        return f"{result.variant} names no number of trials"
     file = result.path.parent / tuning.name(cell.row)
     try:
         tried = tuning.trials(cell.recipe, cell.row, int(trials))
         chosen = tuning.read(file, tuning.cell_of(cell.recipe, cell.budget.name, cell.row), tried)
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:  # of a search that is gone, or refused today
         return str(error)
     if chosen is None:
         return f"{file.name}, its trials, is missing or of another search"
