@@ -94,7 +94,7 @@ def text(place: str, kind: str | None = None) -> str:
             raise ConfigError(f"{place} has no kinds, so {kind!r} says too much. Leave it out.")
         raise ConfigError(f"there is no {place} {kind!r}. {nearest(str(kind), held)}")
     part = held[kind or ""]
-    lines = [f"{part.summary}"]
+    lines = [part.summary]
     for option, meaning in part.options():
         lines += ["", f"--{option.place} ({_takes(option)})", *_wrapped("    ", meaning)]
     return "\n".join(lines)

@@ -109,12 +109,11 @@ class Bench:
         Raises ConfigError when --tune is asked for and no validation class could judge a trial.
         """
         for state in self.states.values():
-            data = state.cell.settings()["data"]
             if self._missing(state):
                 state.obstacle, state.seen = look(state.cell, self.request.data_dir)
                 here = state.seen["data"]["digest"] if state.seen else None
             else:  # all it takes is a look at the data, where they are here
-                here = digest(data, self.request.data_dir)
+                here = digest(state.cell.settings()["data"], self.request.data_dir)
             _compare(state, here)
         for row in self._rows() if self.request.tune else ():
             self._check_trials(row)

@@ -85,8 +85,9 @@ def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
         tree = json.loads(file.read_text(encoding="utf-8"))
         changed = departure(tree["settings"], identity(cell, None))
         tried = [trial["options"] for trial in tree["trials"]]
-        same = tried == wanted and tree["tuned_in"] == cell.key and not changed
-        return dict(tree["chosen"]) if same and tree["data"]["digest"] else None
+        known = isinstance(tree["data"]["digest"], str)  # which `data_of` tells
+        same = known and tried == wanted and tree["tuned_in"] == cell.key and not changed
+        return dict(tree["chosen"]) if same else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} holds no trials: {error!r}. Remove it.") from None
 

@@ -123,7 +123,7 @@ def _here(run: Experiment) -> dict[str, Any]:
 def _to_the_end(run: Experiment) -> None:
     with _alone(run) as folder:  # who finds another process at work has trained nothing
         run.refresh()
-        if not run.checkpoints.rounds() or run.round < run.config.run.rounds:
+        if run.round < run.config.run.rounds:
             provenance.note(folder, _last(run), _here(run))
     _advance(run)
 
