@@ -261,7 +261,11 @@ class Bench:
         if not any(self._missing(state) for state in states):
             return
         cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
-        obstacle, seen = look(cell, self.request.data_dir)
+        known = self.states.get(cell.key)  # it may be one that was asked for, and looked at
+        if known is not None and (known.seen or known.obstacle):
+            obstacle, seen = known.obstacle, known.seen
+        else:
+            obstacle, seen = look(cell, self.request.data_dir)
         file = self._trials_path(row)
         if seen is not None and not seen["validated"]:
             raise ConfigError(
@@ -306,12 +310,12 @@ def _compare(state: State, here: str | None) -> None:
     """Let seeds on other data than is here stand in the way of more; None where none is here."""
     held = state.result.first["data"]["digest"] if state.result else None
     if here is not None and held not in (None, here):
-        state.obstacle = _other_data("its seeds were trained", held, here, state.result)
+        path = state.result.path if state.result else None
+        state.obstacle = _other_data("its seeds were trained", held, here, path)
 
 
-def _other_data(what: str, held: Any, here: str, where: Result | Path | None) -> Obstacle:
+def _other_data(what: str, held: Any, here: str, path: Path | None) -> Obstacle:
     """Return why what is finished and what is to come do not go together."""
-    path = where.path if isinstance(where, Result) else where
     return Obstacle(
         "refused",
         f"{what} on other data ({held[:12]}) than is here ({here[:12]}). Put the data back, or "
