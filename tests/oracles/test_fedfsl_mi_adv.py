@@ -454,7 +454,7 @@ def test_heads_share_what_the_reference_sees_of_an_episode_while_they_have_its_b
         return tree.digest(run.round().w), seen[0]
 
     shared = train("shared")
-    monkeypatch.setattr(nn_nearness, "Looks", lambda *args: None)
+    monkeypatch.setattr(nn_nearness, "Looks", lambda *_: None)
     alone = train("alone")
     assert shared[0] == alone[0]
     assert alone[1] == 6 * 2 * m.n_episodes
