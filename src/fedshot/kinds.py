@@ -38,7 +38,6 @@ SECTIONS: dict[str, type[Any]] = {
 _TOLD = {"classes", "clients", "redealt"}
 NOT_OPTIONS = {"method": {"model", "episode"} | _TOLD, "model": {"backbone", "head"}}
 NO_HEAD = "none"
-CLIENTS = 10  # of a partition that needs a number and is given none
 # The largest whole numbers that are no slip: width of a net, examples, threads.
 _MOST = {
     "model.": 65_536,
@@ -78,8 +77,6 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
 def settle(tree: Settings, names: Mapping[str, str]) -> None:
     """Check every value, put in what fits its option, and refuse keys that no option has."""
     options = {option.place: option for option in all_options(names)}
-    if "partition.clients" in options and options["partition.clients"].required:
-        tree["partition"].setdefault("clients", CLIENTS)
     groups = {place.rsplit(".", i)[0] for place in options for i in range(1, place.count(".") + 1)}
     for place, value in list(trees.flat(tree)):
         if value == {} and (place in groups or place in names):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from typing import Any, get_type_hints
 
 import docstring_parser
 
 from fedshot.errors import ConfigError, nearest
-from fedshot.kinds import CLIENTS, KINDS, NO_HEAD, NOT_OPTIONS, SECTIONS
+from fedshot.kinds import KINDS, NO_HEAD, NOT_OPTIONS, SECTIONS
 from fedshot.options import Option, options_of, shown, words
 
 PLACES = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
@@ -42,10 +42,7 @@ class Part:
 
     def options(self) -> Iterator[tuple[Option, str]]:
         """Yield every option with what it means."""
-        for found in options_of(self.cls, self.place, NOT_OPTIONS.get(self.place, ())):
-            option = found
-            if option.place == "partition.clients" and option.required:
-                option = replace(option, required=False, default=CLIENTS)
+        for option in options_of(self.cls, self.place, NOT_OPTIONS.get(self.place, ())):
             names = option.place.removeprefix(f"{self.place}.").split(".")
             yield option, _meaning(self.cls, names)
 

@@ -16,7 +16,7 @@ from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.methods import FedFSLMIAdv, fedfsl_mi_adv
-from fedshot.nn import Optimizer, Told, floored_kl, jensen_shannon, kl, mean_gap, shortened
+from fedshot.nn import Maml, Optimizer, Told, floored_kl, jensen_shannon, kl, mean_gap, shortened
 from fedshot.nn import nearness as nn_nearness
 from oracles.fedfsl import (
     INNER,
@@ -417,3 +417,45 @@ def test_the_reference_answers_each_episode_once(
     m = method(gamma=2.0, alternation=alternation, local_steps=3)
     visit(m, tmp_path)
     assert len(asked) == len({id(e) for e in asked}) == m.n_episodes
+
+
+@pytest.mark.parametrize(
+    ("alternation", "reference", "looks"),
+    [("round", "global", 4), ("round", "exclusive", 6), ("batch", "global", 5)],
+)
+def test_heads_share_what_the_reference_sees_of_an_episode_while_they_have_its_body(
+    alternation: Any, reference: Any, looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Support and query pass the reference, stage 1 and stage 2; stage 1 may still have its body.
+
+    In turns by batch it does so in the first of two steps.
+    """
+    plain, seen = Maml.look, [0]
+
+    def counted(self: Any, *args: Any) -> Any:
+        seen[0] += 1
+        return plain(self, *args)
+
+    monkeypatch.setattr(Maml, "look", counted)
+    heads_alone = replace(INNER, adapts="head", lr=0.1)
+    m = method(
+        inner=heads_alone,
+        gamma=2.0,
+        reference=reference,
+        mode="v1",
+        mi_in_stages=True,
+        alternation=alternation,
+    )
+
+    def train(name: str) -> tuple[str, int]:
+        run = Run(m, tmp_path / name, 2)
+        run.round()
+        seen[0] = 0
+        return tree.digest(run.round().w), seen[0]
+
+    shared = train("shared")
+    monkeypatch.setattr(nn_nearness, "Looks", lambda *_: None)
+    alone = train("alone")
+    assert shared[0] == alone[0]
+    assert alone[1] == 6 * 2 * m.n_episodes
+    assert shared[1] == looks * 2 * m.n_episodes

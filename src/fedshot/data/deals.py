@@ -32,7 +32,7 @@ class Iid:
         clients: how many.
     """
 
-    clients: int
+    clients: int = 10
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
@@ -64,7 +64,7 @@ class Dirichlet:
         redraws: the most draws after the first.
     """
 
-    clients: int
+    clients: int = 10
     alpha: float = 1.0
     balance_cap: bool = False
     redraws: int = 100
@@ -125,7 +125,7 @@ class Shards:
         shards: of all; above `clients * per_client` some go to nobody, and null is that number.
     """
 
-    clients: int
+    clients: int = 10
     per_client: int = 2
     shards: int | None = None
 
@@ -193,7 +193,7 @@ class WholeClasses:
         clients: how many.
     """
 
-    clients: int
+    clients: int = 10
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)

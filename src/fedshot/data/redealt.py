@@ -31,7 +31,7 @@ class Redealt:
         shards: of all; null is `clients * per_client`.
     """
 
-    clients: int
+    clients: int = 10
     by: Literal["iid", "shards"] = "iid"
     per_client: int = 2
     shards: int | None = None

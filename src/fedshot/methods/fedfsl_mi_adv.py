@@ -289,7 +289,8 @@ class FedFSLMIAdv:
         """Let [Theta, theta] and [Theta, theta'] adapt and predict; compare them."""
         kinds = {self.adv_predictions, *([self.predictions] if self.mi_counts else [])}
         both = (heads["first"], heads["second"])
-        first, second = outlooks(self.learner, body, both, stats, episode, seed, kinds)
+        looks = reference.looks
+        first, second = outlooks(self.learner, body, both, stats, episode, seed, kinds, looks)
         y, tasks = episode.query_y, first.query.new_zeros(())
         for one in (first, second):
             tasks = tasks + cross_entropy(one.query, y)

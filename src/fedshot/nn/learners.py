@@ -251,12 +251,20 @@ class Maml:
         self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
     ) -> tuple[Tree, Tensor]:
         """Return the adapted parameters, and the features of the queries under them, at test."""
-        steps = self.inner.test_steps
-        adapted = self._adapt(params, stats, question, Mode(norm="batch"), steps, False, lr)
+        steps, x = self.inner.test_steps, question.support_x
         support, query = test_modes(self.model)
-        with torch.no_grad():
+        if self.inner.adapts == "head":  # one pass of the support for both ends
+            mode = support if self.model.by_support else Mode(norm="batch")
+            with torch.no_grad():
+                h, seen = self.model.features(params, stats, x, mode)
+            adapted = self._adapt_head(params, h, question, steps, False, lr)
+            stats = seen if self.model.by_support else stats
+        else:
+            adapted = self._adapt(params, stats, question, Mode(norm="batch"), steps, False, lr)
             if self.model.by_support:
-                _, stats = self.model.features(adapted, stats, question.support_x, support)
+                with torch.no_grad():
+                    _, stats = self.model.features(adapted, stats, x, support)
+        with torch.no_grad():
             h, _ = self.model.features(adapted, stats, question.query_x, query)
         return adapted, h
 

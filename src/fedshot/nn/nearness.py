@@ -13,7 +13,7 @@ from fedshot.errors import ConfigError, check_word
 from fedshot.nn.learners import Maml
 from fedshot.nn.losses import Clip, clipped_kl
 from fedshot.nn.others import REFERENCES, Reference
-from fedshot.nn.outlook import PREDICTIONS, Predictions, reference_logits
+from fedshot.nn.outlook import PREDICTIONS, Looks, Predictions, reference_logits
 from fedshot.nn.stacks import stacked
 from fedshot.nn.training import check_not_negative
 from fedshot.tree import Tree
@@ -59,10 +59,16 @@ class Nearness:
         return self.clip or CLIPS[self.mode]
 
     def told(
-        self, learner: Maml, reference: Tree, stats: Tree, episode: Episode, seed: Tensor
+        self,
+        learner: Maml,
+        reference: Tree,
+        stats: Tree,
+        episode: Episode,
+        seed: Tensor,
+        looks: Looks | None = None,
     ) -> Tensor:
         """Return the logits of p(reference), a constant."""
-        return reference_logits(learner, reference, stats, episode, seed, self.predictions)
+        return reference_logits(learner, reference, stats, episode, seed, self.predictions, looks)
 
     def term(self, told: Tensor, mine: Tensor) -> Tensor:
         """Return gamma KL(p(reference) || p(w)), clipped, of the logits of both."""
@@ -75,10 +81,13 @@ class Told:
     It depends on the episode and the seed of its noise, which are the same in every stage; training
     normalises by the batch, so that running statistics do not matter. Under `vmap` it is computed
     anew: what one gradient made is not there any more in the next.
+
+    `looks` are the reference's, for models that still have its body.
     """
 
     def __init__(self, nearness: Nearness, learner: Maml, reference: Tree) -> None:
-        self._of = partial(nearness.told, learner, reference)
+        self.looks = Looks(learner, reference["body"])
+        self._of = partial(nearness.told, learner, reference, looks=self.looks)
         self._known: dict[tuple[int, int], tuple[Episode, Tensor]] = {}
 
     def __call__(self, stats: Tree, episode: Episode, seed: Tensor) -> Tensor:

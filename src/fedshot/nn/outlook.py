@@ -17,6 +17,7 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.data import Episode
 from fedshot.nn.learners import Maml
+from fedshot.nn.stacks import stacked
 from fedshot.tree import Tree
 
 Predictions = Literal["adapted_query", "unadapted_query", "adapted_both"]
@@ -31,6 +32,33 @@ class Outlook(NamedTuple):
     query: Tensor  # logits [queries, way] after adapting, for the task loss
     stats: Tree  # running statistics, moved by the pass of the queries
     p: dict[str, Tensor]  # logits [rows, way] of p(w), by the kind of prediction
+
+
+class Looks:
+    """The features of a visit's examples under a body that stays as it is, each made once.
+
+    For models that share the body, such as a reference and one whose heads alone have moved. Any
+    other body looks for itself, and so does every one under `vmap`, where what one gradient made is
+    not there any more in the next.
+    """
+
+    def __init__(self, learner: Maml, body: Tree) -> None:
+        self._learner = learner
+        self._body = body
+        # What a key's numbers belong to is kept with it, so that nothing else gets them.
+        self._known: dict[tuple[int, int, int, int], tuple[Tree, Tensor, tuple[Tensor, Tree]]] = {}
+
+    def __call__(
+        self, body: Tree, stats: Tree, x: Tensor, seed: Tensor, site: int
+    ) -> tuple[Tensor, Tree]:
+        """Return (features [n, d], running statistics moved); constants if the body stays."""
+        if body is not self._body or stacked():
+            return self._learner.look({"body": body}, stats, x, seed, site)
+        key = (id(stats), id(x), int(seed), site)
+        if key not in self._known:
+            still = {"body": tree.detach(body)}
+            self._known[key] = stats, x, self._learner.look(still, stats, x, seed, site)
+        return self._known[key][2]
 
 
 def outlook(
@@ -64,17 +92,21 @@ def outlooks(
     episode: Episode,
     seed: Tensor,
     kinds: Collection[Predictions] = (),
+    looks: Looks | None = None,
 ) -> list[Outlook]:
     """Return the outlook of every head on one body, each adapting by itself.
 
-    Where heads alone adapt, the body looks at every example once, for all heads.
+    Where heads alone adapt, the body looks at every example once, for all heads, and for all who
+    share `looks`.
     """
     models = [{"body": body, "head": head} for head in heads]
     if learner.inner.adapts == "all":
         return [_of_whole(learner, w, stats, episode, seed, kinds) for w in models]
 
     def look(x: Tensor, site: int) -> tuple[Tensor, Tree]:
-        return learner.look(models[0], stats, x, seed, site)
+        if looks is None:
+            return learner.look(models[0], stats, x, seed, site)
+        return looks(body, stats, x, seed, site)
 
     with torch.set_grad_enabled(torch.is_grad_enabled() and learner.inner.order == "second"):
         h, _ = look(episode.support_x, 0)
@@ -117,13 +149,22 @@ def _of_whole(
 
 
 def reference_logits(
-    learner: Maml, params: Tree, stats: Tree, episode: Episode, seed: Tensor, kind: Predictions
+    learner: Maml,
+    params: Tree,
+    stats: Tree,
+    episode: Episode,
+    seed: Tensor,
+    kind: Predictions,
+    looks: Looks | None = None,
 ) -> Tensor:
     """Return the logits of p(w) for a model that is a constant, its adapting included.
 
     First-order steps, because nobody differentiates them: the same values to rounding, for less
-    work.
+    work. `looks` are those of its body, where others look with it.
     """
     steps = 0 if kind == "unadapted_query" else learner.inner.steps
     still = replace(learner, inner=replace(learner.inner, order="first", steps=steps))
-    return outlook(still, tree.detach(params), stats, episode, seed, (kind,)).p[kind].detach()
+    w = tree.detach(params)
+    body = w["body"] if looks is None else params["body"]  # which they know by what it is
+    (found,) = outlooks(still, body, [w["head"]], stats, episode, seed, (kind,), looks)
+    return found.p[kind].detach()
