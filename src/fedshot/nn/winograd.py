@@ -4,9 +4,10 @@ Lavin & Gray 2016, F(2x2, 3x3): every 4x4 tile of a map is transformed by `winog
 of all tiles with the filters are 16 products of matrices, and 2x2 results come back. Rounding is
 that of the direct sum, in the derivative by the filters up to three times as much. On a CPU it
 takes 0.8 of the time of torch's convolution at 64 channels, two thirds at 160, 0.4 at 640, all
-derivatives included; with products of our own 0.65 at 64 and half at 160. Tiles are worked on in blocks of a few megabytes, and both first derivatives
-go the same way. Where they are differentiated again, torch's own operations take its place. Last
-digits depend on the number of threads, as torch's do. There is no forward-mode derivative.
+derivatives included; with products of our own 0.65 at 64 and half at 160. Tiles are worked on in
+blocks of a few megabytes, and both first derivatives go the same way. Where they are differentiated
+again, torch's own operations take its place. Last digits depend on the number of threads and the
+processor, as torch's do. There is no forward-mode derivative.
 """
 
 from __future__ import annotations
