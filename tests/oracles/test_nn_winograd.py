@@ -31,6 +31,7 @@ SHAPES = [
     (5, 128, 64, 3, 2),
     (24, 64, 64, 16, 16),
     (9, 320, 64, 17, 16),
+    (4, 32, 48, 9, 6),
 ]
 
 
@@ -70,7 +71,8 @@ def rounding(found: Tensor, want: Tensor) -> float:
 def test_it_is_the_convolution(shape: tuple[int, ...], with_bias: bool, threads: int) -> None:
     x, filters, bias, dy = given(shape)
     at = [t.requires_grad_() for t in (x, filters, *([bias] if with_bias else []))]
-    assert fits(x, filters) == (min(shape[3:]) > 1)
+    if min(shape[1:3]) >= 64:  # narrower ones are for some processors
+        assert fits(x, filters) == (min(shape[3:]) > 1)
     y = conv3x3(*at)
     assert y.permute(0, 2, 3, 1).is_contiguous()
     for found, want in zip(derived(y, at, dy), wanted(at, dy), strict=True):
@@ -136,9 +138,9 @@ def test_others_go_the_plain_way() -> None:
     assert not fits(x, filters.double())
     assert not fits(x, filters[:, :, :1, :1])
     assert not fits(x, filters[:63])
-    assert not fits(x, filters[:48])
-    narrow = x[:, :48].contiguous(memory_format=torch.channels_last)
-    assert not fits(narrow, filters[:, :48])
+    assert not fits(x, filters[:16])
+    narrow = x[:, :16].contiguous(memory_format=torch.channels_last)
+    assert not fits(narrow, filters[:, :16])
     with torch.autocast("cpu", torch.bfloat16):
         assert not fits(x, filters)
     seen = []

@@ -23,3 +23,7 @@ typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 typedef double doubles __attribute__((vector_size(8 * DOUBLES), aligned(8), may_alias));
 typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+ALONE lanes load(const float *at) { return *(const lanes *)at; }
+
+ALONE void store(float *at, lanes v) { *(lanes *)at = v; }

@@ -10,10 +10,6 @@
 
 static const float nothing[MOST];
 
-ALONE lanes load(const float *at) { return *(const lanes *)at; }
-
-ALONE void store(float *at, lanes v) { *(lanes *)at = v; }
-
 /* The place in memory of row a and column b. */
 ALONE size place(int a, int b, const int turned) {
     const int swap[4] = {3, 1, 2, 0};

@@ -1,0 +1,113 @@
+/* Products of pairs of float32 matrices, several pairs at once, for processors on which the library
+ * that torch multiplies with leaves half of a register unused.
+ *
+ * All matrices lie row after row, those of pair p so many numbers after the first one's. A number is
+ * the sum over k in order; k goes in pieces, so that a piece of the right factor stays in the cache.
+ * Columns are a multiple of LANES.
+ */
+
+#define ROWS 6 /* of results that are summed at once, and columns: in 24 of 32 registers */
+#define ACROSS 4
+#define PIECE 64
+
+ALONE size least(size a, size b) { return a < b ? a : b; }
+
+/* Whether this is such a processor: AMD's, with registers of 16 numbers. */
+void fedshot_products_wanted(int32_t *found) {
+#if defined(__AVX512F__) && defined(__x86_64__)
+    __builtin_cpu_init();
+    *found = __builtin_cpu_is("amd") != 0;
+#else
+    *found = 0;
+#endif
+}
+
+/* Some rows of y, across * LANES columns: a b, added to them or not. Number [i, k] of a lies at
+ * i * down + k * step, [k, j] of b at k * wide + j, [i, j] of y at i * apart + j. */
+ALONE void corner(const float *restrict a, size down, size step, const float *restrict b, size wide,
+                  size n, const int rows, const int across, int add, float *restrict y,
+                  size apart) {
+    lanes sum[ROWS][ACROSS];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < across; j++)
+            sum[i][j] = add ? load(y + i * apart + j * LANES) : (lanes){0};
+    for (size k = 0; k < n; k++) {
+        lanes e[ACROSS];
+#pragma GCC unroll 4
+        for (int j = 0; j < across; j++) e[j] = load(b + k * wide + j * LANES);
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) {
+            float w = a[i * down + k * step];
+#pragma GCC unroll 4
+            for (int j = 0; j < across; j++) sum[i][j] += w * e[j];
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < across; j++) store(y + i * apart + j * LANES, sum[i][j]);
+}
+
+/* All rows of those columns. */
+ALONE void strip(const float *restrict a, size down, size step, const float *restrict b, size wide,
+                 size n, size rows, const int across, int add, float *restrict y, size apart) {
+    size i = 0;
+    for (; i + ROWS <= rows; i += ROWS)
+        corner(a + i * down, down, step, b, wide, n, ROWS, across, add, y + i * apart, apart);
+    for (; i + 2 <= rows; i += 2)
+        corner(a + i * down, down, step, b, wide, n, 2, across, add, y + i * apart, apart);
+    if (i < rows)
+        corner(a + i * down, down, step, b, wide, n, 1, across, add, y + i * apart, apart);
+}
+
+/* The whole of y [rows, columns]; b is packed, or lies row after row. */
+ALONE void product(const float *restrict a, size down, size step, const float *restrict b,
+                   const int packed, size n, size rows, size columns, int add, float *restrict y) {
+    for (size k = 0; k < n; k += PIECE, add = 1)
+        for (size j = 0; j < columns; j += ACROSS * LANES) {
+            size across = least(columns - j, ACROSS * LANES), some = least(n - k, PIECE);
+            size wide = packed ? across : columns;
+            const float *left = a + k * step, *right = b + (packed ? j * n : j) + k * wide;
+#define STRIP(across) strip(left, down, step, right, wide, some, rows, across, add, y + j, columns)
+            switch (across / LANES) {
+            case 4: STRIP(4); break;
+            case 3: STRIP(3); break;
+            case 2: STRIP(2); break;
+            default: STRIP(1);
+            }
+#undef STRIP
+        }
+}
+
+/* y = a b for pairs `from` to `to`: a [rows, n], b [n, columns] packed, y [rows, columns]. */
+void fedshot_products(const float *restrict a, const float *restrict b, size from, size to,
+                      size rows, size n, size columns, size of_a, size of_y, float *restrict y) {
+    for (size p = from; p < to; p++)
+        product(a + p * of_a, n, 1, b + p * n * columns, 1, n, rows, columns, 0, y + p * of_y);
+}
+
+/* y = a^T b, added to y or not: a [n, rows], b [n, columns], y [rows, columns] without gaps. */
+void fedshot_products_over(const float *restrict a, const float *restrict b, size from, size to,
+                           size rows, size n, size columns, size of_a, size of_b, size add,
+                           float *restrict y) {
+    for (size p = from; p < to; p++)
+        product(a + p * of_a, 1, rows, b + p * of_b, 0, n, rows, columns, add != 0,
+                y + p * rows * columns);
+}
+
+/* Pack matrices [n, columns] that have no gaps between them, their numbers [k, j] at
+ * k * down + j * step: strips of columns one after another, each row after row. */
+void fedshot_products_pack(const float *restrict b, size from, size to, size n, size columns,
+                           size down, size step, float *restrict out) {
+    for (size p = from; p < to; p++)
+        for (size j = 0; j < columns; j += ACROSS * LANES) {
+            size across = least(columns - j, ACROSS * LANES);
+            const float *in = b + p * n * columns + j * step;
+            float *strip = out + p * n * columns + j * n;
+            for (size k = 0; k < n; k++)
+                for (size i = 0; i < across; i++)
+                    strip[k * across + i] = in[k * down + i * step];
+        }
+}

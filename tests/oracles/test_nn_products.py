@@ -1,0 +1,78 @@
+"""Products of pairs of matrices, ours and torch's, against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedshot import compiled
+from fedshot.nn import products
+from fedshot.nn.products import Factors, sum_products
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+# Strips of one to four registers, pieces that are full and not, both sides of the widest.
+SIZES = [(16, 16), (32, 48), (64, 64), (80, 112), (144, 32), (192, 80), (16, 208)]
+ROWS = [1, 2, 3, 5, 6, 7, 13, 70]
+
+
+@pytest.fixture(params=["ours", "torch"])
+def whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whose products are taken, whatever the processor."""
+    monkeypatch.setattr(products, "faster", lambda: request.param == "ours")
+    return str(request.param)
+
+
+def room(rows: int, columns: int, seed: int) -> Tensor:
+    """Return three matrices with gaps between them."""
+    apart = rows * columns + 7
+    numbers = torch.randn(3 * apart, generator=torch.Generator().manual_seed(seed))
+    return numbers.as_strided((3, rows, columns), (apart, columns, 1))
+
+
+def close(found: Tensor, want: Tensor) -> bool:
+    return float((found.double() - want).norm() / want.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.usefixtures("whose")
+def test_they_are_the_products(size: tuple[int, int], turned: bool) -> None:
+    n, columns = size
+    draw = torch.Generator().manual_seed(1)
+    b = torch.randn(3, *(size[::-1] if turned else size), generator=draw)
+    b = b.transpose(1, 2) if turned else b
+    factors = Factors(b)
+    for rows in ROWS:
+        a, out = room(rows, n, 2), room(rows, columns, 3).fill_(math.nan)
+        factors.multiply(a, out)
+        assert close(out, a.double() @ b.double())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.usefixtures("whose")
+def test_they_are_summed_over_the_rows_of_both(size: tuple[int, int]) -> None:
+    for rows in ROWS:
+        a, b = room(rows, size[0], 2), room(rows, size[1], 3)
+        out, want = torch.full((3, *size), math.nan), a.double().transpose(1, 2) @ b.double()
+        sum_products(a, b, out, add=False)
+        assert close(out, want)
+        sum_products(a, b, out, add=True)
+        assert close(out, 2 * want)
+
+
+@pytest.mark.usefixtures("whose")
+def test_what_is_not_a_number_reaches_its_row_alone() -> None:
+    a, out = room(9, 64, 2), room(9, 64, 3)
+    a[1, 4, 5] = math.nan
+    Factors(room(64, 64, 4).contiguous()).multiply(a, out)
+    assert out[1, 4].isnan().all()
+    assert out.isnan().sum() == 64
+
+
+def test_ours_are_taken_where_they_are_the_faster(whose: str) -> None:
+    """By the memory that they are laid out in."""
+    assert (Factors(torch.ones(1, 192, 64))._packed is not None) == (whose == "ours")
+    assert Factors(torch.ones(1, 64, 208))._packed is None
