@@ -31,6 +31,7 @@ from fedshot.nn import (
     outlooks,
     value_and_grad,
 )
+from fedshot.nn.outlook import Looks
 from fedshot.tree import Tree
 
 POLICIES = ("running", "support", "transductive")
@@ -596,6 +597,50 @@ def test_heads_on_one_body_see_what_each_would_see_alone(
     torch.testing.assert_close(grads, wanted)
     torch.testing.assert_close(stats_of_both, moved)
     assert len(passes) - alone == (3 if adapts == "head" else alone)
+
+
+def test_looks_are_shared_while_body_statistics_and_noise_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = dataclasses.replace(conv4(), backbone=Conv4(4, dropout=0.3))
+    learner, x = Maml(model), episode().query_x
+    params, stats = trained(model)
+    passes: list[int] = []
+    real = Model.features
+    monkeypatch.setattr(Model, "features", lambda *args: passes.append(1) or real(*args))
+    looks, body = Looks(learner, params["body"]), params["body"]
+    other = torch.tensor(5)
+    asked = [(stats, SEED, 0), (stats, SEED, -1), (stats, other, 0), ({**stats}, SEED, 0)]
+    for seen, seed, site in asked:
+        for _ in range(2):
+            before = len(passes)
+            h, moved = looks(body, seen, x, seed, site)
+        assert len(passes) == before
+        wanted = learner.look(params, seen, x, seed, site)
+        assert tree.digest({"h": h, "moved": moved}) == tree.digest(
+            {"h": wanted[0], "moved": wanted[1]}
+        )
+    before = len(passes)
+    looks({**body}, stats, x, SEED, 0)  # as equal as can be, but it may move
+    assert len(passes) == before + 1
+
+    def slope(w: Tree) -> tuple[Tensor, None]:
+        return Looks(learner, w)(w, stats, x, SEED, 0)[0].square().sum(), None
+
+    assert max(float(g.abs().max()) for g in tree.leaves(value_and_grad(slope, body)[2])) > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_heads_that_adapt_alone_look_at_a_test_s_support_once(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Maml(conv4(policy), InnerLoop(adapts="head"))
+    params, stats = trained(learner.model)
+    passes: list[int] = []
+    real = Model.features
+    monkeypatch.setattr(Model, "features", lambda *args: passes.append(1) or real(*args))
+    learner.answer(params, stats, question(episode()))
+    assert len(passes) == 2
 
 
 @pytest.mark.parametrize("wrong", [{"order": "2nd"}, {"adapts": "body"}])

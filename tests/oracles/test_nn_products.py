@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,11 +26,20 @@ def whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
+GAP = 7
+
+
 def room(rows: int, columns: int, seed: int) -> Tensor:
     """Return three matrices with gaps between them."""
-    apart = rows * columns + 7
+    apart = rows * columns + GAP
     numbers = torch.randn(3 * apart, generator=torch.Generator().manual_seed(seed))
     return numbers.as_strided((3, rows, columns), (apart, columns, 1))
+
+
+def gaps(of: Tensor) -> Tensor:
+    """Return what lies behind each matrix of a room."""
+    n = of[0].numel()
+    return of.as_strided((3, GAP), (n + GAP, 1), n)
 
 
 def close(found: Tensor, want: Tensor) -> bool:
@@ -47,8 +57,10 @@ def test_they_are_the_products(size: tuple[int, int], turned: bool) -> None:
     factors = Factors(b)
     for rows in ROWS:
         a, out = room(rows, n, 2), room(rows, columns, 3).fill_(math.nan)
+        around = gaps(out).clone()
         factors.multiply(a, out)
         assert close(out, a.double() @ b.double())
+        assert torch.equal(gaps(out), around)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -76,3 +88,10 @@ def test_ours_are_taken_where_they_are_the_faster(whose: str) -> None:
     """By the memory that they are laid out in."""
     assert (Factors(torch.ones(1, 192, 64))._packed is not None) == (whose == "ours")
     assert Factors(torch.ones(1, 64, 208))._packed is None
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="the processor cannot be looked up")
+def test_the_processor_is_known() -> None:
+    """Whether the compiler may use AVX-512 is asked of the flags that Linux reports."""
+    about = Path("/proc/cpuinfo").read_text()
+    assert products.faster() == ("AuthenticAMD" in about and " avx512f " in about)

@@ -130,6 +130,15 @@ def test_what_is_not_a_number_is_not_lost() -> None:
     assert y[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize(("ours", "fewest"), [(True, 32), (False, 64)])
+def test_it_begins_where_it_pays(ours: bool, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedshot.nn.winograd.faster", lambda: ours)
+    for narrow in (16, 32, 48, 64):
+        for c, f in ((narrow, 64), (64, narrow)):
+            x, filters, *_ = given((2, c, f, 4, 4))
+            assert fits(x, filters) == (narrow >= fewest)
+
+
 def test_others_go_the_plain_way() -> None:
     x, filters, *_ = given(SHAPES[0])
     assert fits(x, filters)

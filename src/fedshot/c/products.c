@@ -1,9 +1,9 @@
 /* Products of pairs of float32 matrices, several pairs at once, for processors on which the library
  * that torch multiplies with leaves half of a register unused.
  *
- * All matrices lie row after row, those of pair p so many numbers after the first one's. A number is
- * the sum over k in order; k goes in pieces, so that a piece of the right factor stays in the cache.
- * Columns are a multiple of LANES.
+ * A matrix lies row after row, except where said; that of pair p begins p * of_x numbers after the
+ * first. Each number of a result is summed over k in order, in pieces of k, so that a piece of the
+ * right factor stays in the cache. Columns are a multiple of LANES.
  */
 
 #define ROWS 6 /* of results that are summed at once, and columns: in 24 of 32 registers */

@@ -289,7 +289,7 @@ class FedFSLMIAdv:
         """Let [Theta, theta] and [Theta, theta'] adapt and predict; compare them."""
         kinds = {self.adv_predictions, *([self.predictions] if self.mi_counts else [])}
         both = (heads["first"], heads["second"])
-        looks = reference.looks
+        looks = reference.looks if self.mi_counts else None  # else nobody looks with it
         first, second = outlooks(self.learner, body, both, stats, episode, seed, kinds, looks)
         y, tasks = episode.query_y, first.query.new_zeros(())
         for one in (first, second):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedshot import tree
 from fedshot.data import Episode
+from fedshot.nn.layers import needs_gradient
 from fedshot.nn.learners import Maml
 from fedshot.nn.stacks import stacked
 from fedshot.tree import Tree
@@ -35,30 +36,32 @@ class Outlook(NamedTuple):
 
 
 class Looks:
-    """The features of a visit's examples under a body that stays as it is, each made once.
+    """The features of an episode under a body that stays as it is, each made once.
 
-    For models that share the body, such as a reference and one whose heads alone have moved. Any
-    other body looks for itself, and so does every one under `vmap`, where what one gradient made is
-    not there any more in the next.
+    For models that share the body, such as a reference and one whose heads alone have moved, while
+    they look at one episode. Any other body looks for itself, as does one that is differentiated,
+    and every one under `vmap`, where what one gradient made is not there any more in the next.
     """
 
     def __init__(self, learner: Maml, body: Tree) -> None:
         self._learner = learner
         self._body = body
-        # What a key's numbers belong to is kept with it, so that nothing else gets them.
-        self._known: dict[tuple[int, int, int, int], tuple[Tree, Tensor, tuple[Tensor, Tree]]] = {}
+        self._stats: Tree = {}  # which are other ones after each episode
+        # What a key's number belongs to is kept with it, so that nothing else gets it.
+        self._known: dict[tuple[int, int, int], tuple[Tensor, tuple[Tensor, Tree]]] = {}
 
     def __call__(
         self, body: Tree, stats: Tree, x: Tensor, seed: Tensor, site: int
     ) -> tuple[Tensor, Tree]:
-        """Return (features [n, d], running statistics moved); constants if the body stays."""
-        if body is not self._body or stacked():
+        """Return (features [n, d], running statistics moved)."""
+        if body is not self._body or stacked() or needs_gradient(body):
             return self._learner.look({"body": body}, stats, x, seed, site)
-        key = (id(stats), id(x), int(seed), site)
+        if stats is not self._stats:
+            self._stats, self._known = stats, {}
+        key = (id(x), int(seed), site)
         if key not in self._known:
-            still = {"body": tree.detach(body)}
-            self._known[key] = stats, x, self._learner.look(still, stats, x, seed, site)
-        return self._known[key][2]
+            self._known[key] = x, self._learner.look({"body": body}, stats, x, seed, site)
+        return self._known[key][1]
 
 
 def outlook(

@@ -1,9 +1,10 @@
 """Products of several pairs of matrices at once, by torch or, where it is faster, by `products.c`.
 
-On AMD's processors with AVX-512 the library that torch multiplies with uses half of a register. On
-a Zen 4, which adds up the halves one after the other anyway, it has 0.75 to 0.8 of the speed of
-`products.c` for the tiles of 64 channels, 0.75 to 0.95 for those of 160. Of 256 and more nothing is
-left of that: the factors do not stay in the cache, and laying them out takes as long as it saves.
+On AMD's processors with AVX-512 the library that torch's own builds multiply with, MKL, uses half
+of a register. On a Zen 4, the one where this was measured and which adds up the halves one after
+the other anyway, it has 0.75 to 0.8 of the speed of `products.c` for the tiles of 64 channels, 0.75
+to 0.95 for those of 160. Of 256 and more nothing is left of that: the factors do not stay in the
+cache, and laying them out takes as long as it saves.
 """
 
 from __future__ import annotations

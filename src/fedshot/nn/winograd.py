@@ -32,16 +32,18 @@ _LONG = 512  # tiles of a block whose products are summed: the sums are read and
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether maps and filters are of the kind, and nobody differentiates twice.
 
-    x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`.
+    x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. Fewer
+    than 64 channels pay with products of our own alone.
     """
     return (
         filters.shape[2:] == (3, 3)
-        and all(_fewest() <= c <= MOST_CHANNELS and c % _GROUP == 0 for c in filters.shape[:2])
+        and all(c <= MOST_CHANNELS and c % _GROUP == 0 for c in filters.shape[:2])
         and x.shape[1] == filters.shape[1]
         and min(x.shape[2:]) > 1
         and (filters.dtype, filters.device) == (x.dtype, x.device)
         and not differentiated_twice()
         and kernels.fits(x)
+        and min(filters.shape[:2]) >= (32 if faster() else 64)
     )
 
 
@@ -105,11 +107,6 @@ class _Conv(torch.autograd.Function):
         dx = _apply(dy, u, None, turned=True) if asked[0] else None
         by_filters = _by_filters(x, dy) if asked[1] else None
         return dx, by_filters, dy.sum((0, 2, 3)) if bias and asked[2] else None
-
-
-def _fewest() -> int:
-    """Return the channels from which on this is faster than torch's convolution."""
-    return 32 if faster() else 64
 
 
 def _plainly(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
