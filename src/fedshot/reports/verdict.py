@@ -8,15 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scipy.special import stdtrit  # type: ignore[import-untyped]  # it has no types
-
 from fedshot.errors import ConfigError
-from fedshot.evaluation import Score
+from fedshot.evaluation import Score, half_width, quantile
 from fedshot.reports.runs import Run
 from fedshot.tested import Terms, alike
 from fedshot.words import points, printable
-
-_Z = 1.96  # of a score's interval
 
 
 @dataclass(frozen=True)
@@ -156,13 +152,14 @@ def compare(row: Row, other: Row) -> Verdict:
     f = v^2 / sum(v_i^2 / f_i); with few clients or seeds t is much above 1.96.
     """
     mine, theirs = row.per_episode, other.per_episode
-    paired = row.tasks == other.tasks and len(mine) == len(theirs) > 1
+    known = bool(row.tasks) and row.tasks == other.tasks
+    paired = known and len(mine) == len(theirs) > 1
     if paired:
         gains = [a - b for a, b in zip(mine, theirs, strict=True)]
         difference, parts = statistics.fmean(gains), [_part(gains)]
     else:
         difference = row.accuracy - other.accuracy
-        parts = [((one.interval / _Z) ** 2, max(1, one.episodes - 1)) for one in (row, other)]
+        parts = [_part_of(one) for one in (row, other)]
     seeds = len(row.by_seed) > 1 and len(other.by_seed) > 1
     if seeds:
         parts += [_part(row.by_seed), _part(other.by_seed)]
@@ -174,13 +171,19 @@ def _part(values: Sequence[float]) -> tuple[float, int]:
     return statistics.variance(values) / len(values), len(values) - 1
 
 
+def _part_of(row: Row) -> tuple[float, int]:
+    """Return what a row's interval says of the variance of its accuracy, and its freedom."""
+    freedom = max(1, row.episodes - 1)
+    return (row.interval / quantile(freedom)) ** 2, freedom
+
+
 def _joint(parts: Sequence[tuple[float, int]]) -> float:
     """Return the half-width of the 95 % interval of a sum of independent (variance, freedom)."""
     v = sum(variance for variance, _ in parts)
     if not 0 < v < math.inf:
         return 0.0 if v == 0 else v
     freedom = 1 / sum((variance / v) ** 2 / f for variance, f in parts)
-    return float(stdtrit(freedom, 0.975)) * math.sqrt(v)
+    return quantile(freedom) * math.sqrt(v)
 
 
 def told(row: Row, verdict: Verdict) -> str:
@@ -218,15 +221,11 @@ def against_floor(row: Row, rows: Sequence[Row]) -> Verdict | None:
     return compare(row, max(floors, key=lambda floor: floor.accuracy))
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Return the half-width of the 95 % interval of a mean, 1.96 s / sqrt(n), as of a score."""
-    return _Z * statistics.stdev(values) / math.sqrt(len(values))
-
-
 def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return one score for several seeds on the same episodes."""
     if len(tests) == 1:
-        return tests[0]
+        marks = tests[0].get("per_episode", ())
+        return {**tests[0], "interval": half_width(marks)} if len(marks) > 1 else tests[0]
     score: dict[str, Any] = {
         "accuracy": statistics.fmean(t["accuracy"] for t in tests),
         # Where episodes cannot be matched: no mean of correlated values spreads wider than this.
