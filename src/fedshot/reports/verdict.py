@@ -56,8 +56,29 @@ class Row:
             ConfigError: the runs are not seeds of one thing.
         """
         _check_seeds(label, runs)
-        tests = [run.test for run in runs]
+        spent = [(run.bytes("down"), run.bytes("up"), run.seconds) for run in runs]
         tested = alike([run.tested for run in runs])
+        return cls.of_tests(label, [run.test for run in runs], spent, tested, floor=floor)
+
+    @classmethod
+    def of_tests(
+        cls,
+        label: str,
+        tests: Sequence[Mapping[str, Any]],
+        spent: Sequence[tuple[int, int, float]],
+        tested: Terms,
+        *,
+        floor: bool = False,
+    ) -> Row:
+        """Return the row of several seeds' scores on one test.
+
+        Args:
+            label: the method's name for people.
+            tests: their scores, as `Score.to_json` has them.
+            spent: of each the bytes down and up, and the seconds, of its training.
+            tested: what the test asked.
+            floor: as for `Row`.
+        """
         notes = list(tested.marks)
         notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
         if len(tests) > 1:
@@ -69,10 +90,10 @@ class Row:
         return cls(
             label=label,
             score=combined(tests),
-            seeds=len(runs),
-            bytes_down=round(statistics.fmean(run.bytes("down") for run in runs)),
-            bytes_up=round(statistics.fmean(run.bytes("up") for run in runs)),
-            seconds=statistics.fmean(run.seconds for run in runs),
+            seeds=len(tests),
+            bytes_down=round(statistics.fmean(down for down, _, _ in spent)),
+            bytes_up=round(statistics.fmean(up for _, up, _ in spent)),
+            seconds=statistics.fmean(seconds for _, _, seconds in spent),
             note="; ".join(notes),
             floor=floor,
             tested=tested,
