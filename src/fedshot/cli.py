@@ -147,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    compare = _add(commands, "compare", "print runs side by side, paired over episodes", "report")
+    text = "print runs, or cells of recipes, side by side, paired over episodes"
+    compare = _add(commands, "compare", text, "report")
     compare.add_argument("--json", action="store_true", help="print JSON")
     report = _add(commands, "report", "write one HTML page about runs", "report")
     report.add_argument("--to", type=Path, help="the file (report.html, in the folder of one run)")
@@ -158,13 +159,11 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="do not load data and models: no picture of who holds what, no map of new classes",
     )
     _add_data_dir(report)
-    for command in (compare, report):
+    seeds = "those that differ in the seed alone become one row"
+    files = "; or files of cells below results/"
+    for command, more in ((compare, files), (report, "")):
         command.add_argument(
-            "folders",
-            nargs="+",
-            type=Path,
-            metavar="RUN",
-            help="folders of runs; those that differ in the seed alone become one row",
+            "folders", nargs="+", type=Path, metavar="RUN", help=f"folders of runs; {seeds}{more}"
         )
 
 

@@ -13,13 +13,14 @@ import hashlib
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, overload
 
 import numpy as np
 import torch
+from scipy.special import stdtrit  # type: ignore[import-untyped]  # it has no types
 from torch import Tensor
 
 from fedshot.data import (
@@ -254,7 +255,7 @@ class Score:
 
     Args:
         accuracy: mean over episodes, in [0, 1].
-        interval: half-width of the 95 % interval over episodes, 1.96 s / sqrt(n).
+        interval: half-width of the 95 % interval over episodes; see `half_width`.
         episodes: how many were answered.
         unanswered: how many were not, because their client was lost.
         diverged: answers with logits that are not finite; such queries count as wrong.
@@ -267,6 +268,7 @@ class Score:
         confusion: by the name of a class, and of what it was called, the number of queries; without
             diverged answers. Empty where there are more than 30 classes.
         spread: standard deviation of the accuracy over clients, where there are two at least.
+        missing: the numbers of the episodes that were not answered.
     """
 
     accuracy: float
@@ -281,13 +283,76 @@ class Score:
     per_episode: tuple[float, ...]
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)
     spread: float | None = None
+    missing: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the score as JSON-able values."""
-        return asdict(self) | {"clients": {str(c): a for c, a in self.clients.items()}}
+        clients = {str(c): a for c, a in self.clients.items()}
+        return asdict(self) | {"clients": clients, "missing": list(self.missing)}
 
     def __str__(self) -> str:
         return f"{100 * self.accuracy:.2f} ± {100 * self.interval:.2f} %"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at the validation classes says about a round, so that one can be chosen.
+
+    Args:
+        marks: the accuracy of every answered episode, in order.
+        missing: the numbers of those that were not answered.
+    """
+
+    marks: tuple[float, ...]
+    missing: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, score: Score) -> Look:
+        """Return what a score says."""
+        return cls(score.per_episode, score.missing)
+
+    @classmethod
+    def from_json(cls, held: Mapping[str, Any]) -> Look:
+        """Return what the JSON of a score says."""
+        return cls(tuple(held["per_episode"]), tuple(held.get("missing", ())))
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the answered episodes."""
+        return statistics.fmean(self.marks)
+
+    def beats(self, best: Look | None) -> bool:
+        """Whether this round is ahead of the best so far, over the episodes that both answered.
+
+        Accuracies over different episodes say nothing about which round is better: where a client
+        is lost, so are its episodes. Looks without an episode in common are not compared.
+        """
+        if best is None:
+            return True
+        mine, theirs = self._by_episode(), best._by_episode()
+        common = [u for u in mine if u in theirs]
+        return bool(common) and (
+            statistics.fmean(mine[u] for u in common) > statistics.fmean(theirs[u] for u in common)
+        )
+
+    def _by_episode(self) -> dict[int, float]:
+        lost = set(self.missing)
+        answered = (u for u in range(len(self.marks) + len(lost)) if u not in lost)
+        return dict(zip(answered, self.marks, strict=True))
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return the half-width of the 95 % interval of a mean, t s / sqrt(n).
+
+    t is Student's of n - 1 degrees of freedom, 1.962 for a thousand episodes and 2.262 for ten
+    clients. Raises `statistics.StatisticsError` for fewer than two values.
+    """
+    return quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def quantile(freedom: float) -> float:
+    """Return the 97.5 % point of Student's t."""
+    return float(stdtrit(freedom, 0.975))
 
 
 def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) -> Score:
@@ -323,7 +388,7 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
     clients = {c: statistics.fmean(by_client[c]) for c in sorted(by_client)}
     return Score(
         accuracy=statistics.fmean(marks),
-        interval=1.96 * statistics.stdev(marks) / math.sqrt(len(marks)),
+        interval=half_width(marks),
         episodes=len(marks),
         unanswered=len(exam) - len(marks),
         diverged=diverged,
@@ -334,6 +399,7 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
         per_episode=tuple(marks),
         confusion=_confusion(called, exam.class_names),
         spread=statistics.stdev(clients.values()) if len(clients) > 1 else None,
+        missing=tuple(u for u in range(len(exam)) if u not in by_episode),
     )
 
 

@@ -20,7 +20,7 @@ from fedshot import facts, own, tree
 from fedshot.checkpoint import Checkpoints
 from fedshot.config import Chances, Config, RunOptions, difference
 from fedshot.errors import CheckpointError, QuorumError
-from fedshot.evaluation import Exam, Score, score
+from fedshot.evaluation import Exam, Look, Score, score
 from fedshot.fleets import (
     Guard,
     Host,
@@ -46,6 +46,7 @@ MAY_CHANGE = (
     "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
     "run.workers", "run.allocator",
 )  # fmt: skip
+_RESULT = "result.json"
 
 
 class Experiment:
@@ -91,7 +92,8 @@ class Experiment:
         self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
-        self._best_accuracy, self._private = -1.0, ""
+        self._best: Look | None = None
+        self._private = ""
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
@@ -133,21 +135,24 @@ class Experiment:
             self._started = True
 
     def result(self) -> Score:
-        """Answer the test with the chosen round, and write result.json."""
-        found = self.answer(self.setting.test)
+        """Answer the test with the chosen round, and write result.json, its own bytes included."""
+        found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
         self.recorder.write(
-            "result.json",
+            _RESULT,
             {
                 "test": found.to_json(),
+                "rounds": self.round,
                 "round": self.best_round,
                 "chosen_by": self._chosen_by,
                 **self._tested,
                 "bytes_down": self.meter.total("train", "down"),
                 "bytes_up": self.meter.total("train", "up"),
+                "ledger": traffic,
                 "seed": self.config.seed,
                 **({"not_honest": marks} if marks else {}),
             },
+            sync=True,
         )
         return found
 
@@ -195,11 +200,18 @@ class Experiment:
 
     def sit(self, exam: Exam, server: Tree, round: int) -> Score:
         """Let a server's state sit an exam as that of a round; the ledger does not count it."""
+        return self._counted(exam, server, round)[0]
+
+    def _counted(self, exam: Exam, server: Tree, round: int) -> tuple[Score, list[dict[str, Any]]]:
+        """Return the score of a server's state, and a ledger of what the exam alone sent."""
         ledger = self.meter.to_json()
-        with arithmetic(self._threads):
-            found, _ = self._sit(exam, server, round)
-        self.meter.load_json(ledger)
-        return found
+        self.meter.load_json([])
+        try:
+            with arithmetic(self._threads):
+                found, _ = self._sit(exam, server, round)
+            return found, self.meter.to_json()
+        finally:
+            self.meter.load_json(ledger)
 
     def _rehearsed(self, fleet: Fleet) -> Fleet:
         trouble = self.config.run.unreliable
@@ -241,8 +253,9 @@ class Experiment:
         if exam is not None and (round % run.validate_every == 0 or last):
             validation, lost = self._sit(exam, self.server, round)
             faults += lost
-            if choosing and better(validation.accuracy, validation.unanswered, self._best_accuracy):
-                self.best_round, self._best_accuracy = round, validation.accuracy
+            look = Look.of(validation)
+            if choosing and look.beats(self._best):
+                self.best_round, self._best = round, look
         done = replace(
             record,
             faults=faults,
@@ -259,14 +272,25 @@ class Experiment:
 
     def _begin(self) -> None:
         """Take the folder over: drop what lies after the last complete round."""
+        if self.round < self.config.run.rounds or not self._started:
+            (self.folder / _RESULT).unlink(missing_ok=True)  # of fewer rounds
         self.config.write(self.folder / "config.yaml")
         if not (self.folder / facts.FILE).exists():
             self.setting.facts().write(self.folder)
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
+        self._best = self._best_look() if self._started else None
+        mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
         method = own.noted(self.config.settings["method"]["name"])
-        self.recorder.note_environment(last, {"intra_op_threads": self._threads} | method)
+        self.recorder.note_environment(last, mine | method)
+
+    def _best_look(self) -> Look | None:
+        """Return the look at the chosen round; None where none was made, or chose."""
+        if self._judge is None or self.config.run.choose == "last":
+            return None
+        looks = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
+        return Look.from_json(looks[self.best_round]) if self.best_round in looks else None
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()
@@ -276,12 +300,12 @@ class Experiment:
             "round": self.round,
             "config": self.config.settings,
             "dataset": self.setting.dataset.digest,
-            "best": [self.best_round, self._best_accuracy],
+            "best": [self.best_round, self._best.accuracy if self._best else -1.0],
             "ledger": self.meter.to_json(),
             "private": self._private,
         }
         self.checkpoints.write(self.round, self.server, notes)
-        self.recorder.write("ledger.json", self.meter.to_json())
+        self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # the notes have it
         keep = {self.round, self.best_round, *held[-1:]}
         if self._keep_looks:  # that of the last round is this one
             keep |= {round for round in held if round % self.config.run.validate_every == 0}
@@ -299,7 +323,7 @@ class Experiment:
                 f"{self.setting.dataset.name!r} differs. Put the data back, or start a new run."
             )
         self.server, _ = self.checkpoints.read(self.round, self.server)
-        self.best_round, self._best_accuracy = notes["best"]
+        self.best_round = notes["best"][0]
         self.meter.load_json(notes["ledger"])
         self._private = notes["private"]
         self.fleet.open(self.round, self._private)
@@ -334,14 +358,6 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
     if workers > 1:
         return Threads(host, workers, run.threads)
     return Sequential(host)
-
-
-def better(accuracy: float, unanswered: int, best: float) -> bool:
-    """Whether a look at the validation classes beats the best one so far.
-
-    A score over other episodes than the rest says nothing about which round is better.
-    """
-    return unanswered == 0 and accuracy > best
 
 
 def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:

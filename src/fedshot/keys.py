@@ -48,7 +48,11 @@ class Key:
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
     def torch(self) -> torch.Generator:
-        """Return a fresh torch generator (CPU)."""
+        """Return a fresh torch generator (CPU).
+
+        It takes half of the seed's bits: of tens of thousands of keys two draw alike. What is drawn
+        as often as that is drawn by `numpy`.
+        """
         return torch.Generator().manual_seed(self.seed)
 
     def numpy(self) -> np.random.Generator:

@@ -71,18 +71,18 @@ class Recorder:
 
         Args:
             round: the last complete round, -1 before the first.
-            more: what is the run's own: its threads, the file of a method of one's own.
+            more: what is the run's own: its threads, its fleet, the file of a method of one's own.
         """
         now = {**environment(), **more}
         path = self.folder / "environment.json"
         if not path.exists():
-            self.write(path.name, now)
+            self.write(path.name, now, sync=True)
             return
         first = _json(path.read_text(encoding="utf-8"), path)
         resumed = first.pop("resumed", [])
         if now != ({**first, **resumed[-1]["environment"]} if resumed else first):
             resumed.append({"after_round": round, "environment": now})
-            self.write(path.name, first | {"resumed": resumed})
+            self.write(path.name, first | {"resumed": resumed}, sync=True)
 
     def append(self, record: Record) -> None:
         """Add a line to metrics.jsonl."""
@@ -109,10 +109,10 @@ class Recorder:
         text = "".join(json.dumps(r) + "\n" for r in kept)
         storage.write_bytes(self.folder / "metrics.jsonl", text.encode(), sync=True)
 
-    def write(self, name: str, content: Any) -> None:
-        """Replace a JSON file in one step."""
+    def write(self, name: str, content: Any, *, sync: bool) -> None:
+        """Replace a JSON file in one step; `sync` makes it last before anything else is done."""
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-        storage.write_bytes(self.folder / name, text.encode(), sync=False)
+        storage.write_bytes(self.folder / name, text.encode(), sync=sync)
 
 
 def _json(text: str, path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from fedshot import reports
 from fedshot.commands import data_dir
 from fedshot.errors import ConfigError
 from fedshot.printing import say, tell
+from fedshot.recipes import results
 from fedshot.words import joined, printable
 
 
@@ -40,14 +42,16 @@ def report(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print the comparison of some runs, and what the first is to each of the others."""
-    runs = _runs(options.folders)
-    if len(runs) < 2:
+    """Print the comparison of some runs or cells, and what the first is to each of the others."""
+    _once(options.folders)
+    if len(options.folders) < 2:
         raise ConfigError(f"{options.folders[0]} is one run; a comparison needs two.")
-    groups = reports.grouped(runs)
-    if len(groups) == 1:  # seeds of one thing, which their reader wants apart
-        groups = reports.apart(runs)
-    rows = [reports.Row.of_runs(label, seeds) for label, seeds in groups.items()]
+    files = [path for path in options.folders if path.is_file()]
+    if files and len(files) < len(options.folders):
+        raise ConfigError(
+            f"{files[0]} is a file, and others are folders. Name runs, or cells of recipes."
+        )
+    rows = _cells(files) if files else _rows(options.folders)
     verdicts = [reports.compare(rows[0], other) for other in rows[1:]]
     if options.json:
         say(json.dumps({"rows": json.loads(reports.as_json(rows)), "differences": [
@@ -63,8 +67,32 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _rows(folders: Sequence[Path]) -> list[reports.Row]:
+    runs = _runs(folders)
+    groups = reports.grouped(runs)
+    if len(groups) == 1:  # seeds of one thing, which their reader wants apart
+        groups = reports.apart(runs)
+    return [reports.Row.of_runs(label, seeds) for label, seeds in groups.items()]
+
+
+def _cells(files: Sequence[Path]) -> list[reports.Row]:
+    """Return the rows of finished cells, each with its table where there are several."""
+    held = [results.read(path) for path in files]
+    tables = [f"{one.recipe} {one.variant}" for one in held]
+    rows = [results.row_of(one) for one in held]
+    if len(set(tables)) == 1:
+        return rows
+    return [
+        replace(row, label=f"{table} {row.label}") for table, row in zip(tables, rows, strict=True)
+    ]
+
+
 def _runs(folders: Sequence[Path]) -> list[reports.Run]:
+    _once(folders)
+    return [reports.Run.read(folder) for folder in folders]
+
+
+def _once(folders: Sequence[Path]) -> None:
     twice = {str(folder) for folder in folders if list(folders).count(folder) > 1}
     if twice:
-        raise ConfigError(f"{', '.join(sorted(twice))} is named twice. Name each run once.")
-    return [reports.Run.read(folder) for folder in folders]
+        raise ConfigError(f"{', '.join(sorted(twice))} is named twice. Name each once.")

@@ -5,6 +5,7 @@ Everything that cannot work is refused here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from fedshot.data import (
     ClassSplit,
     Deal,
     EpisodeSpec,
+    Gathering,
     Partition,
     Rows,
     Tasks,
@@ -186,6 +188,7 @@ class Setting(Arrangement):
                 self.validation = self._own_exam("validation", self.deal.validation)
             return
         self._check_test_way("test.way", config.test.spec.max_way)
+        self._check_group(config.test)
         if len(self.rows.validation):
             self.validation = self._exam("validation")
         self.test = self._exam("novel")
@@ -207,7 +210,14 @@ class Setting(Arrangement):
                 )
             return self.test
         self._check_test_way("way", options.spec.max_way)
+        self._check_group(options)
         return self._novel_exam(options)
+
+    def _check_group(self, options: ExamOptions) -> None:
+        """Raise ConfigError where the method refuses how a question is dealt to clients."""
+        check: Callable[[Gathering], None] | None = getattr(self.method, "check_group", None)
+        if check is not None:
+            check(options.group)
 
     def _novel_exam(self, options: ExamOptions) -> Exam:
         key = Key(options.seed).at("exam", "novel")

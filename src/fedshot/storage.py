@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,18 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
 
 
 def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace the file at `path` by `data` in one step."""
-    partial = path.with_name(f"{path.name}{PARTIAL}")
-    with partial.open("wb") as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    partial.replace(path)
+    """Replace the file at `path` by `data` in one step, whoever else is at it."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:  # a full disk, an interrupt
+        partial.unlink(missing_ok=True)
+        raise
     if sync:
         flush(path.parent)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
 from fedshot.config import Config
 from fedshot.data import Dataset, EpisodeSpec
 from fedshot.errors import ConfigError, DataError
-from fedshot.evaluation import Exam, ExamOptions, pixel_logits, score, worst_tenth
+from fedshot.evaluation import Exam, ExamOptions, Look, pixel_logits, score, worst_tenth
 from fedshot.fleets import Sequential
 from fedshot.keys import Key
 from fedshot.methods import FLProto
@@ -43,6 +45,11 @@ def share_right(logits: Tensor, truth: Tensor) -> float:
     return sum(right) / len(right)
 
 
+def exact_half_width(values: Any) -> float:
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    return float(high - low) / 2
+
+
 def test_a_score_is_the_mean_over_episodes_with_its_interval() -> None:
     e = exam()
     found = score([Answer(u, None, random_logits(u)) for u in range(8)], e)
@@ -50,7 +57,7 @@ def test_a_score_is_the_mean_over_episodes_with_its_interval() -> None:
     assert len(set(each)) > 2
     assert found.per_episode == pytest.approx(each, rel=1e-15)
     assert found.accuracy == pytest.approx(np.mean(each), rel=1e-14)
-    assert found.interval == pytest.approx(1.96 * np.std(each, ddof=1) / math.sqrt(8), rel=1e-13)
+    assert found.interval == pytest.approx(exact_half_width(each), rel=1e-12)
     assert (found.episodes, found.unanswered, found.clients) == (8, 0, {})
     assert found.worst_tenth is None
     assert found.tasks == e.digest
@@ -80,9 +87,7 @@ def test_an_episode_that_every_client_answered_counts_once_with_their_mean() -> 
     assert found.episodes == 4
     assert found.per_episode == pytest.approx(table.mean(1), rel=1e-14)
     assert found.accuracy == pytest.approx(table.mean(), rel=1e-14)
-    assert found.interval == pytest.approx(
-        1.96 * table.mean(1).std(ddof=1) / math.sqrt(4), rel=1e-13
-    )
+    assert found.interval == pytest.approx(exact_half_width(table.mean(1)), rel=1e-12)
     assert found.clients == pytest.approx(dict(zip(clients, table.mean(0), strict=True)), rel=1e-14)
     assert found.worst_tenth == pytest.approx(table.mean(0).min(), rel=1e-14)
 
@@ -277,3 +282,21 @@ def test_a_few_questions_of_many_examples_are_answered_one_by_one() -> None:
     assert few.questions.distinct == 20
     assert not pays(few.questions)
     assert not pays(list(few.questions))
+
+
+def test_a_look_beats_another_over_the_episodes_that_both_answered() -> None:
+    whole, better = Look((0.2, 0.4, 0.9)), Look((0.3, 0.5), missing=(2,))
+    assert whole.beats(None)
+    assert better.beats(whole)  # 0.4 against 0.3, though 0.5 is the mean of all three
+    assert not whole.beats(better)
+    assert not Look((0.2, 0.4), missing=(2,)).beats(whole)  # a tie keeps the earlier round
+    early, late = Look((0.1,), missing=(1, 2)), Look((0.9, 0.9), missing=(0,))
+    assert not late.beats(early)  # nothing in common
+    assert not early.beats(late)
+
+
+def test_a_score_names_the_episodes_that_nobody_answered() -> None:
+    e = exam(5)
+    found = score([Answer(u, None, random_logits(u)) for u in (0, 2, 3)], e)
+    assert (found.missing, found.unanswered, found.episodes) == ((1, 4), 2, 3)
+    assert Look.from_json(found.to_json()) == Look.of(found)

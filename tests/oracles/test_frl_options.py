@@ -14,6 +14,7 @@ from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.nn import MLP, Conv4, Local, Model, Prototypes, ResNet12, Share
+from fedshot.nn.few_round import pieces
 from fedshot.protocol import LIGHTEST, Group
 from oracles.frl import (
     CONV,
@@ -160,6 +161,34 @@ def test_minibatches_are_steps_of_their_own(variant: Any, tmp_path: Path) -> Non
             torch.testing.assert_close(reply.up["sums"][c], p * counts[c])
 
 
+@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize("uploaded", ["before", "last", "after"])
+def test_prototypes_are_of_the_model_before_or_after_a_step(
+    uploaded: Any, batch: int | None, tmp_path: Path
+) -> None:
+    """Three local steps: "last" is the model that enters the third, as algorithm 1 has it."""
+    m = method(FLAT, uploaded=uploaded, inner_lr=0.1, inner_batch=batch, local_steps=3)
+    run = Run(m, tmp_path)
+    share = run.shares()[0]
+    x, y = share.support_x, share.support_y
+    entered, w = [], flat(run.server.phi)
+    for _ in range(3):
+        entered.append(w)
+        for at in [slice(0, len(y))] if batch is None else pieces(len(y), batch):
+            w = leaf(w)
+            f = rows(w, x[at])
+            w = stepped(w, l_local(f, y[at], means(f, y[at])), m.inner_lr)
+    at_theta = {"before": entered[0], "last": entered[2], "after": w}[uploaded]
+    reply = m.update({"theta": run.server.phi}, {}, share)
+    for c, p in means(rows(at_theta, x), y).items():
+        torch.testing.assert_close(reply.up["sums"][c], p * int((y == c).sum()))
+
+
+def test_as_printed_prototypes_are_those_of_the_last_repetition() -> None:
+    assert method(FLAT, mode="paper").local.uploaded == "last"
+    assert method(FLAT).local.uploaded == "before"
+
+
 @pytest.mark.parametrize("order", ["first", "exact"])
 def test_a_client_with_one_class_is_left_out_of_the_last_step(order: Any, tmp_path: Path) -> None:
     """Of the gradient, of that by the prototypes, and of the statistics."""
@@ -240,6 +269,21 @@ def test_the_sum_over_positions_weighs_what_their_mean_does() -> None:
         both = [one.gamma * one.aux_loss(g, features()[1], told()) for one in (as_printed, ours)]
         torch.testing.assert_close(*both)
     assert method(CONV, mode="paper", gamma=0.3).local.gamma == 0.3
+
+
+def test_the_global_loss_of_queries_is_no_sum_over_positions(tmp_path: Path) -> None:
+    """On pooled features: `gamma` weighs it as it is, however many positions the map has."""
+    m = method(CONV, mode="paper", variant="gpal", query_prototypes="local", inner_rounds=1)
+    assert (m.local.gamma, m.local.map_positions) == (0.05, 4)
+    run = Run(m, tmp_path)
+    share, phi = run.shares()[0], run.server.phi
+    own, known = torch.randn(3, 3, generator=Key(5).torch()).double(), torch.ones(3) > 0
+    at = {"theta": phi, "means": own}
+    loss, _ = m.query_loss(at, Prototypes(own, known), run.server.stats, share)
+    alone, _ = replace(m, gamma=0.0).query_loss(at, Prototypes(own, known), run.server.stats, share)
+    f = rows(flat(phi), share.query_x)
+    by_all = l_local(f, share.query_y, dict(enumerate(own)))
+    torch.testing.assert_close(loss - alone, 0.2 * by_all)
 
 
 def test_gpal_over_positions_asks_for_a_map() -> None:

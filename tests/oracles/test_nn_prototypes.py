@@ -12,12 +12,15 @@ from fedshot.nn import (
     HEADS,
     CosineHead,
     accuracy,
+    average_distance_logits,
     class_means,
     cosine_logits,
     cross_entropy,
     kl,
+    nearest_prototypes,
     prototype_logits,
     proximal,
+    shut,
     squared_distances,
 )
 
@@ -98,3 +101,28 @@ def test_the_gradient_of_the_proximal_term_is_the_change() -> None:
     torch.testing.assert_close(grad["b"][0], w["b"][0] - w0["b"][0])
     norm2 = (w["a"] - w0["a"]).square().sum() + (w["b"][0] - w0["b"][0]).square().sum()
     torch.testing.assert_close(value, norm2 / 2)
+
+
+@pytest.mark.parametrize("by", ["prototype", "average distance"])
+def test_a_class_without_support_is_never_answered_and_nothing_diverges(by: str) -> None:
+    """A prototype of zeros would be the nearest to these queries; minus infinity is no answer."""
+    support, y, query = (
+        noise(6, 4) + 9,
+        torch.tensor([0, 2, 2, 0, 3, 3]),
+        0.1 * noise(20, 4, seed=1),
+    )
+    answer = nearest_prototypes if by == "prototype" else average_distance_logits
+    found = answer(query, support, y, 4) if by != "prototype" else answer(support, y, query, 4)
+    alone = torch.tensor([0, 2, 3])
+    assert (found.argmax(1) != 1).all()
+    assert found.float().isfinite().all()
+    if by == "prototype":
+        want = prototype_logits(query, class_means(support, y, 4))[:, alone]
+        assert torch.equal(found[:, alone], want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_shut_out_stays_a_number(dtype: torch.dtype) -> None:
+    found = shut(torch.zeros(2, 3, dtype=dtype), torch.tensor([True, False, True]))
+    assert found.float().isfinite().all()
+    assert torch.equal(found.softmax(-1)[0], torch.tensor([0.5, 0, 0.5], dtype=dtype))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from fedshot.config import Config
 from fedshot.data import Clusters, Dataset, EpisodeSpec, Partition, Pathological, own_tasks
@@ -89,7 +90,7 @@ def test_a_score_is_the_mean_over_clients_with_spread_and_worst_tenth() -> None:
     assert found.clients == pytest.approx(each)
     assert found.accuracy == pytest.approx(np.mean(marks))
     assert found.spread == pytest.approx(np.std(marks, ddof=1))
-    assert found.interval == pytest.approx(1.96 * found.spread / math.sqrt(6))
+    assert found.interval == pytest.approx(stats.t.ppf(0.975, 5) * found.spread / math.sqrt(6))
     assert found.worst_tenth == pytest.approx(min(marks))
     assert found.to_json()["spread"] == found.spread
 

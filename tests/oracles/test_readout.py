@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +89,18 @@ def test_a_probe_finds_classes_that_lie_apart_and_keeps_the_dtype(probe: str) ->
     found = Readout(probe)(h, y, q, 4)  # type: ignore[arg-type]
     assert found.dtype == torch.float32
     assert torch.equal(found.argmax(1), truth)
+
+
+@pytest.mark.parametrize("held", [(0, 2, 3), (1, 3), (2,)])
+@pytest.mark.parametrize("probe", ["mean", "logistic", "ridge", "finetune"])
+def test_a_class_without_support_is_never_answered(probe: Any, held: tuple[int, ...]) -> None:
+    """The others are told apart as if it were not there."""
+    h, y, q = features(len(held), 3, 40)
+    alone = Readout(probe)(h, y, q, len(held))
+    found = Readout(probe)(h, torch.tensor(held)[y], q, 4)
+    assert torch.equal(found[:, list(held)], alone)
+    assert torch.equal(found.argmax(1), torch.tensor(held)[alone.argmax(1)])
+    assert found.float().isfinite().all()
 
 
 @pytest.mark.parametrize("probe", ["mean", "logistic", "ridge", "finetune"])

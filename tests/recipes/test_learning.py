@@ -72,6 +72,17 @@ def test_lines_are_means_over_seeds_against_the_bytes_until_then(
     assert line.get_label() == "FL-Proto"
 
 
+def test_bytes_that_were_kept_for_each_look_place_its_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method of two phases exchanges more in the rounds of one."""
+    told = TRAINED | {"validation": LOOKS, "round": 4}
+    two = state(tmp_path, "proto/one", told | {"traffic": [0, 3 * MB, 4 * MB]})
+    before = state(tmp_path, "local/one", told)
+    (axes,) = panels([two, before], monkeypatch)
+    assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 3, 4], [0, 2, 4]]
+
+
 def test_a_panel_for_each_setting_in_which_two_methods_can_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -429,7 +429,7 @@ def test_the_table_tells_the_data_the_budget_and_the_difference(tmp_path: Path) 
     assert "Data: digits, 1,797 examples (d)." in text
     line = next(line for line in text.splitlines() if "Local" in line and "1-shot" in line)
     assert line.split() == [
-        "Local", "1-shot", "40.00", "±", "1.50", "52.50", "±", "10.00", "+12.50", "1", "a",
+        "Local", "1-shot", "40.00", "±", "1.50", "52.50", "±", "0.00", "+12.50", "1", "a",
     ]  # fmt: skip
     assert "a: 1 of 2 seeds so far" in text
 
@@ -618,6 +618,32 @@ def test_who_trained_a_run_is_kept_with_it(tmp_path: Path) -> None:
     assert provenance.note(tmp_path, 4, here) == [{"after_round": -1, **here}]
     assert provenance.note(tmp_path, 7, there)[1] == {"after_round": 7, **there}
     assert [one["commit"] for one in provenance.history(tmp_path)] == ["a", "b"]
+
+
+def test_commits_that_leave_the_code_alone_are_one_version_of_it(tmp_path: Path) -> None:
+    cell = read("t", changed()).cells("paper")[0]
+    results = Results(tmp_path)
+    same = [made(commit) | {"code": "c"} for commit in ("0123", "4567")]
+    results.add(cell, "paper", None, 0, facts(made=same))
+    found = results.add(cell, "paper", None, 1, facts(made=same[1:]))
+    assert marks(cell, found) == []
+    found = results.add(cell, "paper", None, 2, facts(made=[made("89ab") | {"code": "d"}]))
+    assert marks(cell, found) == ["seeds by several versions of the code"]
+    assert provenance.note(tmp_path / "run", -1, same[0])[-1]["commit"] == "0123"
+    assert len(provenance.note(tmp_path / "run", 5, same[1])) == 1
+
+
+def test_what_stands_in_files_is_text_on_the_page(tmp_path: Path) -> None:
+    tree = changed()
+    tree["rows"]["proto"]["label"] = "<img src=x onerror=alert(1)> | [x](javascript:y)"
+    recipe = read("t", tree)
+    results = Results(tmp_path)
+    results.add(recipe.cells("paper", ["proto/*"])[0], "paper", None, 0,
+                facts(made=[made("<script>alert(2)</script>")]))  # fmt: skip
+    text = page.markdown(results.every(), {"t": recipe})
+    assert "<img" not in text
+    assert "<script" not in text
+    assert r"&lt;img src=x onerror=alert(1)&gt; \| [x]\(javascript:y)" in text
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n in ("fl_proto", "fedfsl_naive")])

@@ -129,9 +129,17 @@ def test_a_stopped_run_goes_on_with_the_same_episodes(
     ("change", "text"),
     [
         ({"partition": {"clients": 30}}, "an episode has 48 images"),
-        ({"episode": {"shot": 1, "query": 15}}, "none of them a support"),
+        ({"episode": {"shot": 1, "query": 15}}, "a client may get images and no support"),
         ({"test": {"group": {"clients": 0, "spare": 3}}}, "spare is 3 and clients is 0"),
         ({"test": {"shot": 400}}, "cannot fill the test"),
+        (
+            {
+                "method": {"name": "frl_one_shot", "candidates": 20},
+                "split": {"validation": []},
+                "test": {"group": {"clients": 6, "spare": 1}},
+            },
+            "candidates is 20, and a question has 7 clients",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_before_round_1(

@@ -112,6 +112,40 @@ def test_what_cannot_be_compared_is_refused(
     assert "has no result" in capsys.readouterr().err
 
 
+CELLS = Path(__file__).parents[2] / "results" / "fedfsl-sent140" / "small-tune4"
+
+
+def test_cells_of_a_recipe_are_compared_as_their_seeds_would_be(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [CELLS / f"{row}.noniid-5.json" for row in ("mi", "naive")]
+    assert main(words("compare", *files, "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    seeds = [json.loads(file.read_text(encoding="utf-8"))["seeds"].values() for file in files]
+    by_seed = [[one["test"]["accuracy"] for one in every] for every in seeds]
+    marks = [
+        np.mean([[n / one["queries"] for n in one["right"]] for one in every], axis=0)
+        for every in seeds
+    ]
+    gains = marks[0] - marks[1]
+    [said] = found["differences"]
+    assert (said["of"], said["to"]) == ("mi/noniid-5", "naive/noniid-5")
+    assert (said["paired"], said["covers_seeds"]) == (True, True)
+    assert said["difference"] == pytest.approx(np.mean(by_seed[0]) - np.mean(by_seed[1]))
+    parts = [gains.var(ddof=1) / len(gains)] + [np.var(s, ddof=1) / len(s) for s in by_seed]
+    freedom = sum(parts) ** 2 / sum(
+        v**2 / f for v, f in zip(parts, (len(gains) - 1, 2, 2), strict=True)
+    )
+    half = stats.t.ppf(0.975, freedom) * np.sqrt(sum(parts))
+    assert said["interval"] == pytest.approx(half)
+    other = CELLS.parent.parent / "fedfsl-fc100" / "small" / "naive.iid-1.json"
+    assert main(words("compare", files[0], other)) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "fedfsl-sent140 small-tune4 mi/noniid-5" in out
+    assert main(words("compare", files[0], runs["local"])) == 2
+    assert "Name runs, or cells of recipes." in capsys.readouterr().err
+
+
 def test_report_writes_one_page_of_runs(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import pytest
 import torch
 
 from fedshot.errors import CheckpointError
+from fedshot.experiment import Experiment
+from fedshot.fleets import Unreliable
+from fedshot.fleets.unreliable import Trouble
 from fedshot.keys import Key
-from fedshot.protocol import Clients
+from fedshot.protocol import Clients, Exchange, Fleet
+from fedshot.reports import Run
 
 from .runs import CHOOSING, experiment, finished, last_hash
 
@@ -125,3 +130,74 @@ def test_a_method_is_handed_questions_without_labels(tmp_path: Path) -> None:
     made.answer_untrained(made.setting.test)
     assert not hasattr(seen[0], "labels")
     assert not hasattr(seen[0][0], "query_y")
+
+
+@pytest.mark.parametrize("from_round", [0, 4])
+def test_a_lost_client_does_not_make_the_untrained_model_the_chosen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_round: int
+) -> None:
+    """Its episodes are missing from every look; rounds are compared over the others."""
+    many = {"run": {"rounds": 6, "cohort": 6, "validate_every": 1, "quorum": 0.5},
+            "method": {"optimizer": {"lr": 0.1}}}  # fmt: skip
+
+    def without(fleet: Fleet) -> Fleet:
+        def plan(exchange: Exchange, client: int) -> Trouble | None:
+            return "drop" if client == 3 and exchange.version[0] >= from_round else None
+
+        return Unreliable(fleet, plan)
+
+    setting = experiment(tmp_path / "none", CHOOSING, many).setting
+    made = Experiment(setting, tmp_path / "run", without)
+    rounds = made.run()
+    for _ in range(4):
+        next(rounds)
+    rounds.close()
+    made = Experiment(setting, tmp_path / "run", without)  # what was best is read again
+    list(made.run())
+    looks = [r["validation"] for r in made.recorder.records()]
+    assert [bool(look["unanswered"]) for look in looks] == [r >= from_round for r in range(7)]
+    best, held = 0, None
+    for r, look in enumerate(looks):
+        marks = dict(zip((u for u in range(10) if u not in look["missing"]), look["per_episode"],
+                         strict=True))  # fmt: skip
+        common = [u for u in marks if held is None or u in held]
+        if held is None or sum(marks[u] for u in common) > sum(held[u] for u in common) + 1e-12:
+            best, held = r, marks
+    assert made.best_round == best > 0
+
+
+def test_a_run_that_is_made_longer_has_no_result_until_its_end(tmp_path: Path) -> None:
+    finished(tmp_path / "run").result()
+    assert Run.read(tmp_path / "run").result is not None
+    longer = {"run": {"rounds": 6}}
+    rounds = experiment(tmp_path / "run", longer).run()
+    next(rounds)
+    rounds.close()
+    assert Run.read(tmp_path / "run").result is None
+    early = experiment(tmp_path / "run", longer)
+    early.result()  # of five rounds: a figure, and no result of the run
+    assert Run.read(tmp_path / "run").result is None
+    finished(tmp_path / "run", longer).result()
+    assert Run.read(tmp_path / "run").test["accuracy"] > 0
+
+
+def test_the_bytes_of_the_test_stand_beside_its_result(tmp_path: Path) -> None:
+    made = finished(tmp_path / "run")
+    before = (tmp_path / "run" / "ledger.json").read_text()
+    made.result()
+    assert (tmp_path / "run" / "ledger.json").read_text() == before
+    lines = Run.read(tmp_path / "run").ledger
+    asked = [line for line in lines if line["phase"] == "test"]
+    assert {line["direction"] for line in asked} == {"down", "up"}
+    assert sum(line["messages"] for line in asked if line["direction"] == "up") >= 6
+    assert [line for line in lines if line["phase"] != "test"] == json.loads(before)
+
+
+def test_another_fleet_is_noted_where_a_run_goes_on(tmp_path: Path) -> None:
+    first = experiment(tmp_path / "run").run()
+    next(first)
+    first.close()
+    finished(tmp_path / "run", {"run": {"fleet": "vectorised"}})
+    noted = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert noted["fleet"] != "vectorised"
+    assert [one["environment"]["fleet"] for one in noted["resumed"]] == ["vectorised"]

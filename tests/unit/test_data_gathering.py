@@ -178,6 +178,16 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
         (lambda: Gathering(-1), "clients is -1"),
         (lambda: Redealt(0), "clients is 0"),
         (
+            lambda: Redealt(5, "shards").deal(
+                DATA, POOL.indices, Key(0), EpisodeSpec((3, 6), 3, 5)
+            ),
+            "in an episode of 3 classes a client may get images and no support",
+        ),
+        (
+            lambda: Redealt(10).deal(DATA, POOL.indices, Key(0), EpisodeSpec(5, 2, 8)),
+            "in an episode of 5 classes a client may get images and no support",
+        ),
+        (
             lambda: Redealt(50).deal(DATA, POOL.indices, Key(0), EpisodeSpec(3, 5, 5)),
             "episode.shot and episode.query count the images of a class that all clients hold",
         ),
@@ -202,3 +212,29 @@ def test_the_key_above_a_part() -> None:
     assert Key(0).at("step", "step", 1).above("step") == Key(0).at("step")
     with pytest.raises(ValueError, match="there is no 'step' in the path"):
         Key(0).at("round").above("step")
+
+
+@pytest.mark.parametrize("by", ["iid", "shards"])
+def test_an_episode_of_training_can_be_dealt_whenever_the_first_could_be_dealt_for_sure(
+    by: Any,
+) -> None:
+    """Where it is not refused, no episode of any way fails; where it is, some may."""
+    refused = 0
+    for shot, query in ((1, 4), (2, 3), (3, 5), (6, 6)):
+        spec = EpisodeSpec((2, 4), shot, query)
+        try:
+            dealt = Redealt(4, by).deal(DATA, POOL.indices, Key(0), spec).train
+        except DataError:
+            refused += 1
+            continue
+        for u in range(60):
+            hands = [dealt.data(DATA, k).hand(spec, Key(1).at(u))[1] for k in range(4)]
+            assert all(len(hand.support) for hand in hands)
+    assert 0 < refused < 4
+
+
+def test_clients_that_hold_what_they_hold_divide_it_independently() -> None:
+    key = Key(3).at("episode")
+    first, same, other = (POOL.hand(PAPER, key, ("client", k))[1].support for k in (0, 0, 1))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(np.sort(first), np.sort(other))

@@ -15,10 +15,21 @@ from scipy import stats
 
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.evaluation import Score
-from fedshot.reports import Row, Run, as_json, as_text, compare, comparison, summary, told
+from fedshot.reports import (
+    Row,
+    Run,
+    as_json,
+    as_text,
+    compare,
+    comparison,
+    grouped,
+    summary,
+    told,
+)
 from fedshot.words import megabytes, printable, seconds
 
 MINUS = "\N{MINUS SIGN}"
+T2 = float(stats.t.ppf(0.975, 2))  # of three episodes
 
 
 def score(marks: tuple[float, ...], tasks: str = "t", **more: Any) -> dict[str, Any]:
@@ -26,7 +37,7 @@ def score(marks: tuple[float, ...], tasks: str = "t", **more: Any) -> dict[str, 
     variance = sum((m - mean) ** 2 for m in marks) / (len(marks) - 1)
     return {
         "accuracy": mean,
-        "interval": 1.96 * math.sqrt(variance / len(marks)),
+        "interval": T2 * math.sqrt(variance / len(marks)),
         "episodes": len(marks),
         "unanswered": 0,
         "tasks": tasks,
@@ -49,7 +60,7 @@ def run(marks: tuple[float, ...], seed: int = 0, tasks: str = "t", **settings: A
 def test_one_seed_keeps_the_figures_of_its_test():
     row = Row.of_runs("a", [run((0.2, 0.4, 0.6))])
     assert row.accuracy == pytest.approx(0.4)
-    assert row.interval == pytest.approx(1.96 * 0.2 / math.sqrt(3))
+    assert row.interval == pytest.approx(T2 * 0.2 / math.sqrt(3))
     assert (row.episodes, row.seeds, row.seconds) == (3, 1, 4.5)
     assert (row.bytes_down, row.bytes_up, row.note) == (3_000_000, 500_000, "")
 
@@ -58,7 +69,7 @@ def test_several_seeds_are_averaged_episode_by_episode_before_the_interval_is_ta
     row = Row.of_runs("a", [run((0.2, 0.4, 0.9), 0), run((0.4, 0.6, 0.5), 2)])
     # Means over seeds are 0.3, 0.5, 0.7: mean 0.5, standard deviation 0.2.
     assert row.accuracy == pytest.approx(0.5)
-    assert row.interval == pytest.approx(1.96 * 0.2 / math.sqrt(3))
+    assert row.interval == pytest.approx(T2 * 0.2 / math.sqrt(3))
     assert row.per_episode == pytest.approx((0.3, 0.5, 0.7))
     assert row.seeds == 2
     assert row.bytes_down == 3_000_001
@@ -118,13 +129,32 @@ def test_rows_on_the_same_episodes_are_compared_episode_by_episode():
     apart = compare(Row("a", score((0.30, 0.61, 0.90), "other")), floor)
     assert not apart.paired
     assert apart.outcome == "unclear"
-    # Each interval is 1.96 s; the degrees of freedom of two variances of 3 episodes are joined.
-    a, b = (row.interval / 1.96 for row in (better, floor))
+    # Each interval is t s; the degrees of freedom of two variances of 3 episodes are joined.
+    a, b = (row.interval / T2 for row in (better, floor))
     freedom = (a**2 + b**2) ** 2 / (a**4 / 2 + b**4 / 2)
     assert apart.interval == pytest.approx(stats.t.ppf(0.975, freedom) * math.hypot(a, b))
     gains = (0.10, 0.11, 0.10)
     exact = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
     assert verdict.interval == pytest.approx((exact.high - exact.low) / 2)
+
+
+def test_rows_whose_test_is_unknown_are_not_compared_episode_by_episode():
+    one, other = (Row(name, score((0.3, 0.6, 0.9), tasks="")) for name in "ab")
+    assert not compare(one, other).paired
+
+
+def test_runs_by_two_files_of_a_method_are_two_things():
+    mine, other = run((0.2, 0.4)), run((0.3, 0.5), 1)
+    mine.environment["method_file"] = "mine.py aaaa"
+    other.environment["method_file"] = "mine.py bbbb"
+    with pytest.raises(ConfigError, match=r"was mine.py aaaa in one and mine.py bbbb in the other"):
+        Row.of_runs("a", [mine, other])
+    assert len(grouped([mine, other])) == 2
+    other.environment["method_file"] = "mine.py aaaa"
+    assert len(grouped([mine, other])) == 1
+    changed = {"after_round": 1, "environment": {"method_file": "mine.py bbbb"}}
+    other.environment["resumed"] = [changed]
+    assert len(grouped([mine, other])) == 2
 
 
 def seeds(accuracies: tuple[float, ...], spread: float = 0.1) -> list[Run]:
@@ -188,7 +218,7 @@ def test_rows_of_other_episodes_are_marked():
 def test_the_table_shows_percent_and_megabytes():
     head, _, line, *_ = as_text([Row.of_runs("m", [run((0.5, 0.6))])], 80).splitlines()
     assert "MB down" in head
-    assert line.split() == ["m", "55.00", "±", "9.80", "2", "1", "3.00", "0.50", "4.50"]
+    assert line.split() == ["m", "55.00", "±", "63.53", "2", "1", "3.00", "0.50", "4.50"]
 
 
 def test_markup_and_escape_sequences_in_a_label_are_shown_not_obeyed():

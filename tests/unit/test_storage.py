@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +189,21 @@ def test_a_process_that_dies_while_writing_leaves_the_old_file(
     with pytest.raises(KeyboardInterrupt):
         storage.write(path, {"w": torch.zeros(2)}, {"round": 2}, sync=True)
     monkeypatch.undo()
-    assert path.with_name(f"{path.name}.partial").exists()
     assert storage.read(path)[1] == {"round": 1}
-    storage.write(path, {"w": torch.zeros(2)}, {"round": 3}, sync=True)
-    assert storage.read(path)[1] == {"round": 3}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_processes_may_write_one_file_at_a_time(path: Path) -> None:
+    """Each of them writes beside the file under a name of its own; who is last has it."""
+    with ThreadPoolExecutor(8) as pool:
+        done = [
+            pool.submit(storage.write_bytes, path, bytes([n]) * 100_000, sync=False)
+            for n in range(64)
+        ]
+        held = [path.read_bytes() for _ in range(200) if path.exists()]
+    for one in done:
+        one.result()
+    assert all(len(data) == 100_000 and len(set(data)) == 1 for data in held)
     assert list(path.parent.iterdir()) == [path]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class Augment:
         if self.crop_padding or self.flip:
             x = self._moved(x, key)
         if self.jitter > 0:
-            x = self._coloured(x, key.at("jitter").torch())
+            x = self._coloured(x, key.at("jitter").numpy())
         return x
 
     def _moved(self, x: Tensor, key: Key) -> Tensor:
@@ -63,19 +64,20 @@ class Augment:
         rows = torch.arange(h).expand(n, h)
         columns = torch.arange(w).expand(n, w)
         if self.flip:
-            mirrored = torch.rand(n, 1, generator=key.at("flip").torch()) < 0.5
+            mirrored = torch.from_numpy(key.at("flip").numpy().random((n, 1)) < 0.5)
             columns = torch.where(mirrored, columns.flip(1), columns)
         if pad:
-            shift = torch.randint(-pad, pad + 1, (2, n, 1), generator=key.at("crop").torch())
+            shift = torch.from_numpy(key.at("crop").numpy().integers(-pad, pad + 1, (2, n, 1)))
             rows, columns = rows + shift[0], columns + shift[1]
         inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None]
         images = torch.arange(n)[:, None, None]
         picked = x[images, rows.clamp(0, h - 1)[:, :, None], columns.clamp(0, w - 1)[:, None]]
         return picked * inside[..., None]
 
-    def _coloured(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _coloured(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         n, _, _, c = x.shape
-        factors = 1 + self.jitter * (2 * torch.rand(3, n, 1, 1, 1, generator=generator) - 1)
+        draws = torch.from_numpy(rng.random((3, n, 1, 1, 1), dtype=np.float32))
+        factors = 1 + self.jitter * (2 * draws - 1)
         pixels = x.float() * factors[0]
         grey = self._grey(pixels).mean(dim=(1, 2), keepdim=True)
         pixels = grey + factors[1] * (pixels - grey)

@@ -87,12 +87,19 @@ class ClientData:
             query_x=spec.augment.apply(episode.query_x, key.at("query")),
         )
 
-    def hand(self, spec: EpisodeSpec, key: Key) -> tuple[Ints, Hand]:
+    def hand(
+        self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
+    ) -> tuple[Ints, Hand]:
         """Return all rows divided in support and queries, and the classes: none, for no episode.
 
         Where clients hold what they hold, an episode's classes are those of whoever takes part.
+
+        Args:
+            spec: of an episode.
+            key: of the episode, the same for all its clients.
+            whose: what names the client below it, so that clients divide independently.
         """
-        rng = key.at("halves").numpy()
+        rng = key.at("halves", *whose).numpy()
         return np.zeros(0, dtype=np.int64), halves(self.dataset, self.indices, spec, rng)
 
     def rows_of_episode(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations, islice
 from typing import Literal
+
+import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes import ClientData, Hand
@@ -13,7 +17,9 @@ from fedshot.data.partition import Deal, Partition, check_deal, check_least
 from fedshot.data.spec import EpisodeSpec
 from fedshot.errors import DataError
 from fedshot.keys import Key
+from fedshot.words import count
 
+_TRIED = 10_000  # sets of shards, to find one that holds no support
 _HELD = 8  # episodes whose hands are remembered, so that a client's next exchange finds its own
 
 
@@ -56,8 +62,33 @@ class Redealt:
                 "count the images of a class that all clients hold together; raise them, or lower "
                 "`clients`."
             )
+        for way in range(spec.min_way, spec.max_way + 1):
+            if self._may_lack_support(spec, way):
+                raise DataError(
+                    f"in an episode of {count(way, 'class', 'classes')} a client may get images and"
+                    f" no support: too few of each class to divide {spec.shot} to {spec.query}. "
+                    "Raise episode.shot and episode.query, or lower `clients` or `per_client`."
+                )
         self.gathering.gather(ClientData(dataset, indices), spec, key.at("trial"))
         return Deal(Pool.shared(dataset, indices, self.gathering))
+
+    def _may_lack_support(self, spec: EpisodeSpec, way: int) -> bool:
+        """Whether some deal of an episode leaves a client without a support."""
+        each = spec.shot + spec.query
+        classes = np.repeat(np.arange(way), each)
+
+        def supports(mine: Ints) -> int:
+            held = np.bincount(classes[mine], minlength=way)
+            return int((held * spec.shot // each).sum())
+
+        images = np.arange(len(classes))
+        if self.by == "iid":
+            return not all(supports(images[k :: self.clients]) for k in range(self.clients))
+        total = self.shards or self.clients * self.per_client
+        shards = np.split(images, np.arange(1, total) * len(images) // total)
+        bare = [one for one in shards if not supports(one)]
+        together = islice(combinations(bare, self.per_client), _TRIED)
+        return any(not supports(np.concatenate(some)) for some in together)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +127,10 @@ class PoolData(ClientData):
         super().__init__(table.pool.dataset, table.pool.indices)
         self._table, self._client = table, client
 
-    def hand(self, spec: EpisodeSpec, key: Key) -> tuple[Ints, Hand]:
+    def hand(
+        self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
+    ) -> tuple[Ints, Hand]:
         """Return the classes of the episode, and this client's share of their images."""
+        del whose
         classes, hands = self._table.episode(spec, key)
         return classes, hands[self._client]

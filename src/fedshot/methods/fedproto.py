@@ -56,6 +56,8 @@ from fedshot.protocol import (
 )
 from fedshot.tree import Tree
 
+_LARGEST = 2.0**20  # of a class's summed features, and of its examples
+
 
 class Server(NamedTuple):
     """What the server remembers."""
@@ -168,8 +170,8 @@ class FedProto(AmongBaseClasses):
             server._asdict(),
             to=clients.sample(key),
             reduce={
-                "sums": Sum(server.prototypes),
-                "counts": Sum(torch.zeros(len(self.classes), dtype=torch.int64)),
+                "sums": Sum(server.prototypes, _LARGEST),
+                "counts": Sum(torch.zeros(len(self.classes), dtype=torch.int64), _LARGEST),
             },
             key=key,
         )

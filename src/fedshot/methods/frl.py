@@ -88,7 +88,7 @@ _BY_MODE: dict[str, dict[str, Any]] = {
     "strict": {"prototypes": "exact", "refresh": True, "positions": "mean",
                "query_prototypes": "global", "uploaded": "before", "weights": "examples"},
     "paper": {"prototypes": "shrunk", "refresh": False, "positions": "sum",
-              "query_prototypes": "global", "uploaded": "before", "weights": "examples"},
+              "query_prototypes": "global", "uploaded": "last", "weights": "examples"},
     "official": {"prototypes": "unweighted", "refresh": False, "positions": "pooled",
                  "query_prototypes": "local", "uploaded": "after", "weights": "equal"},
 }  # fmt: skip
@@ -118,8 +118,9 @@ class FRL:
             local models near the global prototypes (L_aux).
         mode: what holds where an option is null. "strict": prototypes "exact", refresh, positions
             "mean", query_prototypes "global", uploaded "before", weights "examples". "paper" as
-            printed: prototypes "shrunk", no refresh, positions "sum", else the same. "official", as
-            the authors' later code: "unweighted", no refresh, "pooled", "local", "after", "equal".
+            printed: prototypes "shrunk", no refresh, positions "sum", uploaded "last", else the
+            same. "official", as the authors' later code: "unweighted", no refresh, "pooled",
+            "local", "after", "equal".
         inner_rounds: R in training.
         test_rounds: R at test; null for that of training.
         inner_lr: alpha.
@@ -144,7 +145,8 @@ class FRL:
         head: "learned", or "fresh" for every episode.
         distance: squared and "plain"; its "mean" over the features; "unit" features.
         one_class: a client with one class takes part in the "meta" step, or is left out: "skip".
-        uploaded: prototypes are of the model "before" the local steps, or "after" them.
+        uploaded: prototypes are of the model "before" the local steps, before the "last" of them,
+            or "after" them.
         weights: of the clients' models and gradients: their "examples", or all "equal".
         order: "first": the gradient at theta_R counts as that at phi; "exact": back through the
             rounds, for small models.
@@ -180,7 +182,7 @@ class FRL:
     head: Literal["learned", "fresh"] = "learned"
     distance: Literal["plain", "mean", "unit"] = "plain"
     one_class: Literal["meta", "skip"] = "meta"
-    uploaded: Literal["before", "after"] | None = None
+    uploaded: Literal["before", "last", "after"] | None = None
     weights: Literal["examples", "equal"] | None = None
     order: Literal["first", "exact"] = "first"
     optimizer: Optimizer = Optimizer("adam", 0.01)
@@ -235,12 +237,17 @@ class FRL:
         return "transductive" if options["mode"] == "official" else "group"
 
     @property
+    def _gamma(self) -> float:
+        """What weighs a global loss that is no sum over positions."""
+        return _GAMMA if self.gamma is None else self.gamma
+
+    @property
     def local(self) -> Local:
         """How a client learns."""
         local = Local(
             self.model,
             self.variant,
-            _GAMMA if self.gamma is None else self.gamma,
+            self._gamma,
             self.inner_lr,
             self.local_steps,
             self.inner_batch,
@@ -371,7 +378,7 @@ class FRL:
             support, _ = local.maps(theta, {}, share.support_x, learning_mode(share).layer(-3))
             own, _ = local.prototypes_of(local.rows(support), share.support_y, len(told.held))
             by_own = contrast(local.logits(f, own), y, own.held, self.loss)
-            loss = by_own + local.gamma * loss if self.variant == "gpal" else by_own
+            loss = by_own + self._gamma * loss if self.variant == "gpal" else by_own
         return loss, (accuracy(logits.detach(), y), stats)
 
     def start(self, phi: Tree, key: Key) -> Tree:

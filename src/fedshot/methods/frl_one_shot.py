@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedshot import tree
-from fedshot.data import EpisodeSpec
+from fedshot.data import EpisodeSpec, Gathering
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn import (
@@ -139,6 +139,10 @@ class FRLOneShot(Prepares):
         """The width of the head."""
         return self.local.slots(0)
 
+    def check_group(self, group: Gathering) -> None:
+        """Raise ConfigError for a test whose questions cannot have so many candidates."""
+        _check_candidates(self.candidates, (group.clients or 1) + group.spare)
+
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: Share) -> Reply:
         """Fine-tune on a part of the supports; send the change, and the accuracy on the rest."""
@@ -220,17 +224,21 @@ def set_aside(y: Tensor, holdout: float) -> Tensor:
     return rank >= count - (count * holdout).floor()
 
 
+def _check_candidates(candidates: int, clients: int) -> None:
+    if candidates > clients and candidates % clients:
+        raise ConfigError(
+            f"candidates is {candidates}, and a question has {clients} clients: its supports "
+            "cannot be split evenly. Set a multiple, or test.group.spare for more clients."
+        )
+
+
 def split_among(shares: Sequence[Share], candidates: int) -> list[Share]:
     """Return the shares of so many candidates, each client's dealt to several where it must be."""
     if candidates in (0, len(shares)):
         return list(shares)
     if candidates < len(shares):
         return list(shares[:candidates])
-    if candidates % len(shares):
-        raise ConfigError(
-            f"candidates is {candidates}, and a question has {len(shares)} clients: its supports "
-            "cannot be split evenly. Set a multiple, or test.group.spare for more clients."
-        )
+    _check_candidates(candidates, len(shares))
     times, found = candidates // len(shares), []
     for share in shares:
         y = share.support_y

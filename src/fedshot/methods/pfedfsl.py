@@ -123,9 +123,9 @@ class PFedFSL:
             zeros; these are left out of what is sent.
         penalise_norms: whether the penalty is on batch norm, too.
         start: first models, "common" or each client's "own".
-        noise: standard deviation of Gaussian noise on the weights that are uploaded; batch-norm
-            statistics and the m + 1 numbers go as they are. Nothing is clipped and no privacy
-            accounted for.
+        noise: standard deviation of Gaussian noise on the weights that are uploaded, from which the
+            client goes on and by which it answers; batch-norm statistics and the m + 1 numbers go
+            as they are. Nothing is clipped and no privacy accounted for.
     """
 
     name: ClassVar[str] = "pfedfsl"

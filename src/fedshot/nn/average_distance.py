@@ -16,6 +16,7 @@ from torch import Tensor
 from fedshot.errors import check_word
 from fedshot.keys import Key
 from fedshot.nn.classification import Batch
+from fedshot.nn.contrast import shut
 from fedshot.nn.learners import Lesson, Question, check_body, question_features, test_modes
 from fedshot.nn.losses import accuracy
 from fedshot.nn.mode import Mode
@@ -70,7 +71,7 @@ def _member(y: Tensor, way: int, dtype: torch.dtype) -> Tensor:
 
 
 def _negative_means(sums: Tensor, counts: Tensor) -> Tensor:
-    return torch.where(counts > 0, -sums / counts.clamp_min(1.0), -torch.inf)
+    return shut(-sums / counts.clamp_min(1.0), counts > 0)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from torch import Tensor
 def shut(logits: Tensor, used: Tensor) -> Tensor:
     """Return logits [n, numbers] that no number out of use can win, and that give it no gradient.
 
-    `used` is bool, [numbers] or of the logits' shape.
+    `used` is bool, [numbers] or of the logits' shape. They stay finite, as float32, too: what is
+    not finite has diverged.
     """
-    return logits.masked_fill(~used, torch.finfo(logits.dtype).min)
+    least = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))
+    return logits.masked_fill(~used, least)
 
 
 def contrast(logits: Tensor, y: Tensor, used: Tensor, loss: str) -> Tensor:

@@ -72,7 +72,7 @@ class Local:
     positions: Literal["mean", "sum", "pooled"] = "mean"
     distance: Literal["plain", "mean", "unit"] = "plain"
     prototypes: Literal["exact", "shrunk", "unweighted"] = "exact"
-    uploaded: Literal["before", "after"] = "before"
+    uploaded: Literal["before", "last", "after"] = "before"
 
     def __post_init__(self) -> None:
         check_body(self.model, "few-round learning")
@@ -86,7 +86,7 @@ class Local:
         check_word("positions", self.positions, ("mean", "sum", "pooled"))
         check_word("distance", self.distance, ("plain", "mean", "unit"))
         check_word("prototypes", self.prototypes, ("exact", "shrunk", "unweighted"))
-        check_word("uploaded", self.uploaded, ("before", "after"))
+        check_word("uploaded", self.uploaded, ("before", "last", "after"))
         if not 0 <= self.lr < float("inf"):
             raise ConfigError(f"inner_lr is {self.lr}; expected a finite number from 0.")
         if not 0 <= self.gamma < float("inf"):
@@ -231,6 +231,7 @@ class Local:
         first: Learnt | None = None
         start = theta
         for step in range(self.steps):
+            start = theta if self.uploaded == "last" else start
             for i, at in enumerate(pieces(len(y), self.batch)):
                 noise = mode.layer(step * len(y) + i)
                 _, found, grads = value_and_grad(
@@ -246,6 +247,8 @@ class Local:
             at_theta = theta if self.uploaded == "after" else start
             sums, counts = self.census(at_theta, share)
             first = first._replace(sums=sums, counts=counts)
+        elif self.uploaded == "last":
+            first = first._replace(sums=found.sums, counts=found.counts)
         if not differentiable:
             first = tree.detach(first)
         return first._replace(theta=theta)

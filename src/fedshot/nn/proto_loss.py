@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshot.nn.kernels import empty, followed, library, plain_floats, shared
 from fedshot.nn.losses import accuracy, cross_entropy
-from fedshot.nn.prototypes import nearest_prototypes
+from fedshot.nn.prototypes import class_means, prototype_logits
 
 
 def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor]:
@@ -33,12 +33,12 @@ def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tens
     if plain_floats(h) and not followed():
         loss, right, _ = _Loss.apply(h, y, n, way)  # type: ignore[no-untyped-call]
         return loss, right
-    logits = nearest_prototypes(h[:n], y[:n], h[n:], way)
+    logits = prototype_logits(h[n:], class_means(h[:n], y[:n], way))
     return cross_entropy(logits, y[n:]), accuracy(logits.detach(), y[n:])
 
 
 def _plain_loss(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
-    return cross_entropy(nearest_prototypes(h[:n], y[:n], h[n:], way), y[n:])
+    return cross_entropy(prototype_logits(h[n:], class_means(h[:n], y[:n], way)), y[n:])
 
 
 class _Loss(torch.autograd.Function):

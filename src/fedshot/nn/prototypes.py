@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedshot.nn.contrast import shut
+
 _TINY = 1e-8  # floor of a squared norm, so that a zero row has a finite gradient
 
 
@@ -34,8 +36,12 @@ def prototype_logits(h: Tensor, means: Tensor) -> Tensor:
 
 
 def nearest_prototypes(support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
-    """Return logits [n, way] of query features [n, d] by the means of support features."""
-    return prototype_logits(query, class_means(support, y, way))
+    """Return logits [n, way] of query features [n, d] by the means of support features.
+
+    A class without support is never the nearest.
+    """
+    held = (y[None, :] == torch.arange(way, device=y.device)[:, None]).any(1)
+    return shut(prototype_logits(query, class_means(support, y, way)), held)
 
 
 def cosine_logits(h: Tensor, means: Tensor, scale: float | Tensor) -> Tensor:

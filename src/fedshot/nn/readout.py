@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
 from fedshot.errors import ConfigError, check_word
+from fedshot.nn.contrast import shut
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
 from fedshot.nn.prototypes import class_means, cosine_logits, unit_rows
@@ -64,7 +65,18 @@ class Readout:
         return self.probe in ("mean", "ridge")
 
     def __call__(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
-        """Return logits [queries, way]; support is [n, d], y int64 [n], query [queries, d]."""
+        """Return logits [queries, way]; support is [n, d], y int64 [n], query [queries, d].
+
+        A class without support is told apart by nothing and never answered.
+        """
+        held = torch.unique(y)
+        if len(held) == way:
+            return self._read(support, y, query, way)
+        found = self._read(support, torch.searchsorted(held, y), query, len(held))
+        spread = found.new_zeros(len(query), way).index_copy(1, held, found)
+        return shut(spread, torch.isin(torch.arange(way, device=y.device), held))
+
+    def _read(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
         support, query = unit_rows(support), unit_rows(query)
         if self.probe == "mean":
             return cosine_logits(query, class_means(support, y, way), 1.0)

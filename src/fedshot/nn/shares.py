@@ -41,13 +41,15 @@ def draw_share(
         spec: of an episode; the proportion of shots and queries, where clients hold what they hold.
         known: numbers of the base classes, by which those clients label.
         slots: numbers that there are for classes.
-        key: of one client, in one exchange, below a "step". What lies above the step is the
-            episode's: in each of its exchanges a client has the same share, the noise apart.
+        key: of one client, whom its last two parts name, in one exchange, below a "step". What lies
+            above the step is the episode's: in each of its exchanges a client has the same share,
+            the noise apart.
 
     Raises DataError for a class without a number.
     """
     episode = key.above("step").at("episode")
-    classes, hand = data.hand(spec, episode)
+    whose = key.path[-2:]
+    classes, hand = data.hand(spec, episode, whose)
     named = classes if len(classes) else sorted(known)
     dataset = data.dataset
 
@@ -64,7 +66,7 @@ def draw_share(
     if spec.augment.active:
         if dataset.is_text:
             raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
-        own = key.above("step").at("augment", *key.path[-2:])
+        own = key.above("step").at("augment", *whose)
         x = spec.augment.apply(x, own.at("support"))
         query = spec.augment.apply(query, own.at("query"))
     used = torch.arange(slots) < len(named)

@@ -16,7 +16,8 @@ from typing import Any
 
 from fedshot import settings as trees
 from fedshot import storage
-from fedshot.experiment import Experiment, better
+from fedshot.evaluation import Look
+from fedshot.experiment import Experiment
 from fedshot.recipes.recipe import ROW_MAY_SET
 
 _FILE = "looks.json"
@@ -51,11 +52,12 @@ def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]
         "test" and "round", as `result.json` of a run has them, and "validation": [round, accuracy,
         interval] of every look.
     """
-    best, chosen = -1.0, 0
+    best, chosen = None, 0
     validation = []
     for round, look in _answered(run, lead):
-        if better(look["accuracy"], look["unanswered"], best):
-            best, chosen = look["accuracy"], round
+        seen_now = Look.from_json(look)
+        if seen_now.beats(best):
+            best, chosen = seen_now, round
         validation.append([round, look["accuracy"], look["interval"]])
         seen(round, look["accuracy"])
     test = run.sit(run.setting.test, _server(lead, chosen), chosen)
@@ -81,12 +83,13 @@ def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str
     assert run.setting.validation is not None
     for round in _looks(lead):
         place, of = str(round), asked | {"model": lead.checkpoints.hash(round)}
-        if held.get(place, {}).get("of") != of:
+        if held.get(place, {}).get("of") != of or "missing" not in held[place]:
             found = run.sit(run.setting.validation, _server(lead, round), round)
             held[place] = {
                 "accuracy": found.accuracy,
                 "interval": found.interval,
-                "unanswered": found.unanswered,
+                "per_episode": found.per_episode,
+                "missing": found.missing,
                 "of": of,
             }
             storage.write_bytes(path, json.dumps(held).encode(), sync=True)

@@ -150,7 +150,13 @@ def _curve(seed: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _traffic(seed: Mapping[str, Any], round: int) -> float:
-    """Return the megabytes until the end of a round; every round of a cell has as many."""
+    """Return the megabytes until the end of a round with a look.
+
+    A cell of before they were kept for each look has as many in every round.
+    """
+    if "traffic" in seed:
+        sent = dict(zip(_curve(seed), seed["traffic"], strict=True))
+        return float(sent[round]) / _MB
     return float(seed["bytes_down"] + seed["bytes_up"]) / _MB * round / float(seed["rounds"])
 
 

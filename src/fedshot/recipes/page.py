@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ def markdown(
     if len(parts) == 1:
         parts.append("Nothing is finished yet.\n")
     if left:
-        parts.append("\n".join(["## Left out", "", *(f"- {text}" for text in left), ""]))
+        parts.append("\n".join(["## Left out", "", *(f"- {plain(text)}" for text in left), ""]))
     return "\n".join(parts)
 
 
@@ -66,9 +67,9 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str
     letters = Marks()
     lines = [_line(state, letters) for state in states]
     said = [
-        f"## {printable(recipe.title)} ({variant})",
+        f"## {plain(recipe.title)} ({plain(variant)})",
         "",
-        f"{printable(recipe.source)}. Published: {printable(recipe.measure)}.",
+        f"{plain(recipe.source)}. Published: {plain(recipe.measure)}.",
         "",
         "| method | setting | published | ours | difference | seeds | over seeds | validation | MB "
         "| seconds | |",
@@ -76,9 +77,9 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str
         *lines,
         "",
         *_clients(states),
-        *[f"- {letter}: {printable(text)}" for letter, text in letters.told()],
-        *[f"- **{printable(text)}**" for text in unfair(states)],
-        *[f"- {text}" for text in floors(states)],
+        *[f"- {letter}: {plain(text)}" for letter, text in letters.told()],
+        *[f"- **{plain(text)}**" for text in unfair(states)],
+        *[f"- {plain(text)}" for text in floors(states)],
         *_figures(recipe, variant, states, figures),
         "",
         *_commands(recipe, states),
@@ -88,14 +89,14 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str
     ]
     if recipe.open:
         said += ["What the paper leaves open:", ""]
-        said += [f"- {key}: {printable(text)}" for key, text in recipe.open.items()]
+        said += [f"- {plain(key)}: {plain(text)}" for key, text in recipe.open.items()]
         said.append("")
     return "\n".join(said)
 
 
 def _figures(recipe: Recipe, variant: str, states: Sequence[State], folder: str) -> list[str]:
     """Return links to the figures that are drawn beside the files, if any, and what they show."""
-    title, link = printable(recipe.title), f"{folder}/{recipe.name}/{variant}"
+    title, link = plain(recipe.title), f"{folder}/{recipe.name}/{variant}"
     if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
         return ["", f"![{title}]({link}.svg)"]
     said = []
@@ -120,8 +121,8 @@ def _line(state: State, letters: Marks) -> str:
     spread = f"{statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else "-"
     traffic = mean([one["bytes_down"] + one["bytes_up"] for one in every])
     cells = (
-        printable(state.cell.row.label),
-        printable(state.cell.column.label),
+        state.cell.row.label,
+        state.cell.column.label,
         published(state),
         ours(state),
         difference(state),
@@ -132,7 +133,16 @@ def _line(state: State, letters: Marks) -> str:
         seconds(mean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     )
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return _row(cells)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(plain(cell) for cell in cells)} |"
+
+
+def plain(text: str) -> str:
+    """Return text that a page shows as it is: nothing in it is a tag, a link or a table's bar."""
+    return html.escape(printable(text), quote=False).replace("|", r"\|").replace("](", r"]\(")
 
 
 def _clients(states: Sequence[State]) -> list[str]:
@@ -145,7 +155,7 @@ def _clients(states: Sequence[State]) -> list[str]:
         tests = [one["test"] for one in result.seeds.values()]
         spread, worst = (100 * mean([t[name] for t in tests]) for name in ("spread", "worst_tenth"))
         cells = (state.cell.row.label, state.cell.column.label, f"{spread:.2f}", f"{worst:.2f}")
-        lines.append(f"| {' | '.join(printable(c).replace('|', chr(92) + '|') for c in cells)} |")
+        lines.append(_row(cells))
     if not lines:
         return []
     head = "| method | setting | standard deviation over clients | worst tenth of the clients |"
@@ -203,7 +213,7 @@ def _made(states: Sequence[State]) -> str:
     parts = [part for one in seeds for part in one["made"]]
     commits = sorted({part["commit"] for part in parts})
     machines = sorted({provenance.kind(part["machine"]) for part in parts})
-    return (
+    return plain(
         f"{count(len(commits), 'commit')}: {', '.join(commits)}. Made on {'; '.join(machines)}. "
         f"Test episodes: {', '.join(sorted({one['test']['tasks'][:12] for one in seeds}))}."
     )

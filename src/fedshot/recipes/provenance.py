@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,22 @@ from fedshot import __version__, own, recorder, storage
 
 def revision(method: str = "") -> str:
     """Return the commit of the code; before it the file of a method of one's own, and its hash."""
-    name, _, digest = own.fingerprint(method).rpartition(" ")
-    return f"{name} {digest[:12]} on {_commit()}" if name else _commit()
+    return _with_file(method, _commit())
+
+
+def code(method: str = "") -> str:
+    """Return what names the code itself: commits that change other files have the same."""
+    return _with_file(method, _code())
+
+
+def version(part: Mapping[str, Any]) -> str:
+    """Return which code a part of a run's history is by: its commit where it tells no more."""
+    return str(part.get("code", part["commit"]))
+
+
+def _with_file(method: str, name: str) -> str:
+    file, _, digest = own.fingerprint(method).rpartition(" ")
+    return f"{file} {digest[:12]} on {name}" if file else name
 
 
 @cache
@@ -29,6 +44,16 @@ def _commit() -> str:
         return f"version {__version__}"
     changed = _git(folder, "status", "--porcelain", "--", "src")
     return commit[:12] + ("" if changed == "" else "+")  # unknown counts as changed
+
+
+@cache
+def _code() -> str:
+    """Return the hash of the package's folder as of the commit, "+" behind it as `_commit` has."""
+    commit = _commit()
+    if commit.startswith("version "):
+        return commit
+    tree = _git(Path(__file__).resolve().parents[3], "rev-parse", "HEAD:src")
+    return commit if tree is None else tree[:12] + ("+" if commit.endswith("+") else "")
 
 
 def machine() -> dict[str, Any]:
@@ -52,11 +77,15 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
         held = [{"after_round": 0, "commit": "unknown", "machine": here["machine"]}]
     if not held and round >= 0:
         held = [{"after_round": -1, "commit": "unknown", "machine": here["machine"]}]
-    if not held or {k: held[-1][k] for k in here} != here:
+    if not held or _hand(held[-1]) != _hand(here):
         held.append({"after_round": round, **here})
         folder.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(path, f"{json.dumps(held, indent=1)}\n".encode(), sync=True)
     return held
+
+
+def _hand(part: Mapping[str, Any]) -> tuple[str, Any]:
+    return version(part), part["machine"]
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

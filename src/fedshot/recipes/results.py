@@ -20,8 +20,9 @@ from fedshot.errors import CheckpointError, ConfigError
 from fedshot.kinds import defaults
 from fedshot.methods import METHODS
 from fedshot.recipes.recipe import Cell
-from fedshot.reports.verdict import combined
+from fedshot.reports.verdict import Row, combined
 from fedshot.settings import Settings, difference
+from fedshot.tested import Terms
 
 _NOT_THE_CELL = ("name", "seed")
 _FACTS = {
@@ -193,6 +194,15 @@ def score_of(one: Mapping[str, Any]) -> dict[str, Any]:
     if "right" not in one:
         return dict(one["test"])
     return {**one["test"], "per_episode": [n / one["queries"] for n in one["right"]]}
+
+
+def row_of(result: Result) -> Row:
+    """Return the row of a cell in a comparison: its seeds, as those of runs are."""
+    every = [one for _, one in sorted(result.seeds.items())]
+    spent = [(one["bytes_down"], one["bytes_up"], one["seconds"]) for one in every]
+    own_tests = not every[0]["queries"]
+    terms = Terms.of(result.settings, {"own": own_tests, **({"shape": {}} if own_tests else {})})
+    return Row.of_tests(result.key, [score_of(one) for one in every], spent, terms)
 
 
 def write(path: Path, result: Result) -> None:

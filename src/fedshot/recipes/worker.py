@@ -117,7 +117,11 @@ def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[s
 def _here(run: Experiment) -> dict[str, Any]:
     """Return which code trains a run, and where."""
     method = run.config.settings["method"]["name"]
-    return {"commit": provenance.revision(method), "machine": provenance.machine()}
+    return {
+        "commit": provenance.revision(method),
+        "code": provenance.code(method),
+        "machine": provenance.machine(),
+    }
 
 
 def _to_the_end(run: Experiment) -> None:
@@ -176,9 +180,12 @@ def _seen(record: Record, rounds: int) -> dict[str, Any]:
 
 def _history(run: Experiment) -> dict[str, Any]:
     records = run.recorder.records()
-    marks = [(r["round"], r["validation"]) for r in records if r["validation"]]
+    looks = [r for r in records if r["validation"]]
     return {
-        "validation": [[round, v["accuracy"], v["interval"]] for round, v in marks],
+        "validation": [
+            [r["round"], r["validation"]["accuracy"], r["validation"]["interval"]] for r in looks
+        ],
+        "traffic": [r["bytes_down"] + r["bytes_up"] for r in looks],
         "seconds": sum(r["seconds"] for r in records),
         "rounds": records[-1]["round"],
         "exchanges": max(r.get("exchanges", 0) for r in records),

@@ -82,7 +82,9 @@ def ledger(groups: Groups) -> Iterator[str]:
             name=f"Ledger of {label}",
         )
         one = f" in one run, seed {run.seed}" if others else ""
-        yield folded(label, f"{megabytes(total)} MB{one}, tests included", inside)
+        asked = any(line["phase"] == "test" for line in run.ledger)
+        looks = "looks and the test included" if asked else "looks included, the test not"
+        yield folded(label, f"{megabytes(total)} MB{one}, {looks}", inside)
 
 
 def episodes(rows: Sequence[Row]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
 from fedshot.recorder import Recorder
 from fedshot.tested import Terms
+from fedshot.words import joined, printable
 
 _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 
@@ -31,7 +32,8 @@ class Run:
         records: one for each round, as in metrics.jsonl.
         result: as in result.json; None while the run is unfinished.
         environment: the versions and the machine.
-        ledger: bytes and messages by phase, work, direction and part, as in ledger.json.
+        ledger: bytes and messages by phase, work, direction and part, as in ledger.json; those of
+            the test, which result.json has, are of phase "test".
     """
 
     label: str
@@ -56,16 +58,16 @@ class Run:
                 "`fedshot run` wrote."
             )
         settings = _parsed(folder / "config.yaml")
-        result = folder / "result.json"
+        result = _result(folder / "result.json", settings)
         environment = folder / "environment.json"
         return cls(
             label=label or str(settings.get("name", folder.name)),
             folder=folder,
             settings=settings,
             records=_records(folder),
-            result=_parsed(result) if result.exists() else None,
+            result=result,
             environment=_parsed(environment) if environment.exists() else {},
-            ledger=_ledger(folder / "ledger.json"),
+            ledger=_ledger(folder / "ledger.json", result),
         )
 
     @property
@@ -109,8 +111,22 @@ class Run:
         return Terms.of(self.settings, self.result)
 
     def differs(self, other: Run) -> str | None:
-        """Say in which settings two runs differ, names and seeds aside; None in none."""
-        return difference(_shared(self.settings), _shared(other.settings))
+        """Say in what two runs differ, names and seeds aside; None in nothing.
+
+        That is a setting, or the file of a method of one's own: another file is another method.
+        """
+        changed = difference(_shared(self.settings), _shared(other.settings))
+        if changed is None and self._method_files != other._method_files:
+            files = (printable(joined(run._method_files) or "no file") for run in (self, other))
+            changed = f"the file of their method was {' in one and '.join(files)} in the other"
+        return changed
+
+    @property
+    def _method_files(self) -> list[str]:
+        """The names and hashes of the method's files that trained the run, each once."""
+        later = [one.get("environment", {}) for one in self.environment.get("resumed", [])]
+        every = [one.get("method_file", "") for one in (self.environment, *later)]
+        return list(dict.fromkeys(filter(None, every)))
 
 
 Groups: TypeAlias = Mapping[str, Sequence[Run]]
@@ -181,13 +197,23 @@ def _parsed(path: Path) -> dict[str, Any]:
     return found
 
 
-def _ledger(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ledger, in order; none when there is no file."""
+def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
+    """Return what result.json holds; None where there is none, or of fewer rounds than planned."""
+    if not path.exists():
+        return None
+    found = _parsed(path)
+    planned = settings.get("run", {}).get("rounds", 0)
+    return found if found.get("rounds", planned) >= planned else None
+
+
+def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the lines of a ledger and those of the test, in order; none when there is no file."""
     if not path.exists():
         return []
     try:
         lines = json.loads(path.read_text(encoding="utf-8"))
-        return [{key: line[key] for key in _LEDGER} for line in lines]
+        asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]
+        return [{key: line[key] for key in _LEDGER} for line in [*lines, *asked]]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 

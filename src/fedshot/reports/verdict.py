@@ -8,15 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scipy.special import stdtrit  # type: ignore[import-untyped]  # it has no types
-
 from fedshot.errors import ConfigError
-from fedshot.evaluation import Score
+from fedshot.evaluation import Score, half_width, quantile
 from fedshot.reports.runs import Run
 from fedshot.tested import Terms, alike
 from fedshot.words import points, printable
-
-_Z = 1.96  # of a score's interval
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,29 @@ class Row:
             ConfigError: the runs are not seeds of one thing.
         """
         _check_seeds(label, runs)
-        tests = [run.test for run in runs]
+        spent = [(run.bytes("down"), run.bytes("up"), run.seconds) for run in runs]
         tested = alike([run.tested for run in runs])
+        return cls.of_tests(label, [run.test for run in runs], spent, tested, floor=floor)
+
+    @classmethod
+    def of_tests(
+        cls,
+        label: str,
+        tests: Sequence[Mapping[str, Any]],
+        spent: Sequence[tuple[int, int, float]],
+        tested: Terms,
+        *,
+        floor: bool = False,
+    ) -> Row:
+        """Return the row of several seeds' scores on one test.
+
+        Args:
+            label: the method's name for people.
+            tests: their scores, as `Score.to_json` has them.
+            spent: of each the bytes down and up, and the seconds, of its training.
+            tested: what the test asked.
+            floor: as for `Row`.
+        """
         notes = list(tested.marks)
         notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
         if len(tests) > 1:
@@ -73,10 +90,10 @@ class Row:
         return cls(
             label=label,
             score=combined(tests),
-            seeds=len(runs),
-            bytes_down=round(statistics.fmean(run.bytes("down") for run in runs)),
-            bytes_up=round(statistics.fmean(run.bytes("up") for run in runs)),
-            seconds=statistics.fmean(run.seconds for run in runs),
+            seeds=len(tests),
+            bytes_down=round(statistics.fmean(down for down, _, _ in spent)),
+            bytes_up=round(statistics.fmean(up for _, up, _ in spent)),
+            seconds=statistics.fmean(seconds for _, _, seconds in spent),
             note="; ".join(notes),
             floor=floor,
             tested=tested,
@@ -156,13 +173,14 @@ def compare(row: Row, other: Row) -> Verdict:
     f = v^2 / sum(v_i^2 / f_i); with few clients or seeds t is much above 1.96.
     """
     mine, theirs = row.per_episode, other.per_episode
-    paired = row.tasks == other.tasks and len(mine) == len(theirs) > 1
+    known = bool(row.tasks) and row.tasks == other.tasks
+    paired = known and len(mine) == len(theirs) > 1
     if paired:
         gains = [a - b for a, b in zip(mine, theirs, strict=True)]
         difference, parts = statistics.fmean(gains), [_part(gains)]
     else:
         difference = row.accuracy - other.accuracy
-        parts = [((one.interval / _Z) ** 2, max(1, one.episodes - 1)) for one in (row, other)]
+        parts = [_part_of(one) for one in (row, other)]
     seeds = len(row.by_seed) > 1 and len(other.by_seed) > 1
     if seeds:
         parts += [_part(row.by_seed), _part(other.by_seed)]
@@ -174,13 +192,19 @@ def _part(values: Sequence[float]) -> tuple[float, int]:
     return statistics.variance(values) / len(values), len(values) - 1
 
 
+def _part_of(row: Row) -> tuple[float, int]:
+    """Return what a row's interval says of the variance of its accuracy, and its freedom."""
+    freedom = max(1, row.episodes - 1)
+    return (row.interval / quantile(freedom)) ** 2, freedom
+
+
 def _joint(parts: Sequence[tuple[float, int]]) -> float:
     """Return the half-width of the 95 % interval of a sum of independent (variance, freedom)."""
     v = sum(variance for variance, _ in parts)
     if not 0 < v < math.inf:
         return 0.0 if v == 0 else v
     freedom = 1 / sum((variance / v) ** 2 / f for variance, f in parts)
-    return float(stdtrit(freedom, 0.975)) * math.sqrt(v)
+    return quantile(freedom) * math.sqrt(v)
 
 
 def told(row: Row, verdict: Verdict) -> str:
@@ -218,15 +242,11 @@ def against_floor(row: Row, rows: Sequence[Row]) -> Verdict | None:
     return compare(row, max(floors, key=lambda floor: floor.accuracy))
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Return the half-width of the 95 % interval of a mean, 1.96 s / sqrt(n), as of a score."""
-    return _Z * statistics.stdev(values) / math.sqrt(len(values))
-
-
 def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return one score for several seeds on the same episodes."""
     if len(tests) == 1:
-        return tests[0]
+        marks = tests[0].get("per_episode", ())
+        return {**tests[0], "interval": half_width(marks)} if len(marks) > 1 else tests[0]
     score: dict[str, Any] = {
         "accuracy": statistics.fmean(t["accuracy"] for t in tests),
         # Where episodes cannot be matched: no mean of correlated values spreads wider than this.
