@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -35,13 +37,18 @@ _FIXES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0, 2 for a refused request, 130 for Ctrl-C."""
-    options, rest = _parser().parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
+        tell(f"fedshot: error: {words[0]} stands before the command; write it behind, as in "
+             f"`fedshot run {words[0]}`.")  # fmt: skip
+        return REFUSED
+    options, rest = _parser().parse_known_args(words)
     options.run_folder = None  # set by the commands that can be gone on with
     stopping.asked.clear()
     try:
         _replace_handler(signal.default_int_handler, stopping.stop)
         if rest and not options.takes_settings:
-            raise ConfigError(f"{options.command} does not take {' '.join(rest)!r}.")
+            raise ConfigError(_not_taken(options, rest))
         options.settings = rest
         if os.environ.get("FEDSHOT_METHODS") or "fedshot.methods" in sys.modules:
             importlib.import_module("fedshot.own").load()
@@ -62,6 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return REFUSED
     finally:
         _replace_handler(stopping.stop, signal.default_int_handler)
+
+
+def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
+    """Say that a command does not take some words, and which of its options is meant."""
+    known = sorted(set(re.findall(r"--[a-z][a-z-]*", options.parser.format_help())))
+    option = next((word.partition("=")[0] for word in rest if word.startswith("--")), "")
+    near = difflib.get_close_matches(option, known, 1)
+    hint = f"Did you mean {near[0]}?" if near else f"Its options: {', '.join(known)}."
+    return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:
@@ -98,7 +114,14 @@ def _os_words(error: OSError) -> str:
     places = [str(name) for name in (error.filename, error.filename2) if name is not None]
     fix = _FIXES.get(error.errno or 0, "Try again, or use another disk")
     reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in (errno.EACCES, errno.EPERM) and places and _is_unreadable(places[0]):
+        fix = "Ask for the right to read it"
     return f"{' and '.join(places)}{': ' if places else ''}{reason}. {fix}"
+
+
+def _is_unreadable(place: str) -> bool:
+    """Whether a path is there and may not be read."""
+    return Path(place).exists() and not os.access(place, os.R_OK)
 
 
 def _is_memory(error: Exception) -> bool:
@@ -274,6 +297,7 @@ def _add(
         module=f"{module}_commands" if module else "commands",
         function=_FUNCTIONS.get(name, name),
         takes_settings=settings,
+        parser=made,
     )
     return made
 

@@ -88,6 +88,12 @@ class ExamOptions:
                 "test.pool is 'clients' and test.first_client_only is true: the first client would "
                 "answer what was drawn from the examples of others. Leave one of them out."
             )
+        least = self.way if isinstance(self.way, int) else self.way[0]
+        if least < 2:
+            raise ConfigError(
+                f"test.way is {self.way}; among fewer than 2 classes every answer is right. "
+                "Expected at least 2."
+            )
         for name in ("episodes", "validation_episodes"):
             if getattr(self, name) < 2:
                 raise ConfigError(

@@ -40,6 +40,7 @@ from fedshot.recorder import Record, Recorder
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
 from fedshot.tree import Tree
+from fedshot.words import count
 
 # What may differ between a run and its resumption: how long and how strict, not what is learnt.
 MAY_CHANGE = (
@@ -97,6 +98,8 @@ class Experiment:
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
+        else:
+            self._check_nothing_lost()
 
     def run(self) -> Iterator[Record]:
         """Train the rounds that are left, yielding a record for each.
@@ -269,6 +272,16 @@ class Experiment:
         if due or round == self.best_round or (validation and self._keep_looks):
             self._save()
         return done
+
+    def _check_nothing_lost(self) -> None:
+        """Raise CheckpointError where rounds were trained and their checkpoints are gone."""
+        trained = max((r["round"] for r in self.recorder.records()), default=0)
+        if trained:
+            raise CheckpointError(
+                f"{self.folder} has records of {count(trained, 'round')} and no checkpoint: "
+                f"{self.checkpoints.folder} is gone or empty. Put it back from a copy, or start a "
+                "new run under another name."
+            )
 
     def _begin(self) -> None:
         """Take the folder over: drop what lies after the last complete round."""

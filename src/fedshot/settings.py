@@ -100,6 +100,8 @@ class _Reading:
 
     def __init__(self, origin: str, is_text: IsText) -> None:
         self._origin, self._is_text, self._seen = origin, is_text, 0
+        self._values: set[str] = set()  # places that hold one, however they are written
+        self._merging = 0
 
     def settle(self, node: yaml.Node, place: str, above: tuple[yaml.Node, ...]) -> None:
         """Refuse what is unclear, and mark as text what belongs to an option of text."""
@@ -123,12 +125,18 @@ class _Reading:
             if not isinstance(key, yaml.ScalarNode):
                 self._refuse(key, "a key is a list or a tree. Expected a word")
             if key.tag == f"{_PREFIX}merge":
+                self._merging += 1  # what is merged in gives way to what is written here
                 self.settle(value, place, below)
+                self._merging -= 1
                 continue
             key.tag = f"{_PREFIX}str"
-            if key.value in found:
-                self._refuse(key, f"{joined(place, key.value)!r} is given twice. Keep one of them")
+            whole = joined(place, key.value)
+            twice = whole in self._values and not self._merging
+            if key.value in found or twice:
+                self._refuse(key, f"{whole!r} is given twice. Keep one of them")
             found.add(key.value)
+            if not self._merging and not isinstance(value, yaml.MappingNode):
+                self._values.add(whole)
             self.settle(value, joined(place, key.value), below)
 
     def _refuse(self, node: yaml.Node, text: str) -> None:

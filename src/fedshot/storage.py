@@ -49,7 +49,15 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
 
 
 def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace the file at `path` by `data` in one step, whoever else is at it."""
+    """Replace the file at `path` by `data` in one step, whoever else is at it.
+
+    What is no file, such as a pipe or a device, is written to; a link keeps its name.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as place:
+            place.write(data)
+        return
+    path = path.resolve() if path.is_symlink() else path
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:
@@ -58,8 +66,10 @@ def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:  # a full disk, an interrupt
+    except BaseException as error:  # a full disk, an interrupt
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename != str(path):
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     if sync:
         flush(path.parent)

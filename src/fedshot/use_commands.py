@@ -177,8 +177,11 @@ def share(option: str, text: str | None) -> float | None:
 def _check_writable(path: Path | None) -> None:
     """Refuse a place that cannot be written to before anything is answered."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        wrong = "is a folder" if path.is_dir() else f"is in {path.parent}, which is no folder"
-        raise ConfigError(f"--to is {path}, and {wrong}. Make the folder, or correct the path.")
+        if path.is_dir():
+            raise ConfigError(f"--to is {path}, which is a folder. Name a file in it.")
+        raise ConfigError(
+            f"--to is {path}, and {path.parent} is no folder. Make it, or correct the path."
+        )
 
 
 def _passed(skipped: Sequence[Skipped]) -> str:

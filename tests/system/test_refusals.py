@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,21 @@ def refusal(
         ({"model": {"backbone": {"hidden": [10**14]}}}, ["hidden is 1", "expected 65536 at most"]),
         ({"model": {"pixel_std": float("inf")}}, ["pixel_std is inf", "finite"]),
         ({"run": {"cohort": 100}}, ["run.cohort is 100", "6 clients"]),
+        ({"test": {"way": 1}}, ["test.way is 1", "Expected at least 2"]),
+        ({"episode": {"way": 1}}, ["episode.way is 1", "Expected at least 2"]),
+        (
+            {"episode": {"augment": {"crop_padding": 8}}},
+            ["crop_padding is 8, and images are 8 pixels", "such as 1"],
+        ),
+        (
+            {
+                "split": {"base": ["0-9"]},
+                "partition": {"name": "pathological", "clients": 6, "way": 3, "shot": 4},
+                "episode": {"way": 2, "shot": 1, "query": 5, "queries": "up_to"},
+                "method": {"name": "frl"},
+            },
+            ["of 6 clients have no support", "divided 1 to 5", "lower episode.query"],
+        ),
         ({"run": {"threads": 10**20}}, ["run.threads is 1", "expected 1024 at most"]),
         ({"method": {"name": ["fl_proto"]}}, ["method.name is ['fl_proto']"]),
         (
@@ -108,6 +124,14 @@ def test_an_option_of_the_command_line_is_checked_like_one_of_the_file(
     assert "there is no option 'method.optimiser.lr'" in text
     assert "method.optimizer.lr" in text
     assert "Did you mean --config?" in refusal(capsys, tmp_path, extra=["--confg", "x"])
+    for words, told in (
+        (["--quiet", "run"], "--quiet stands before the command; write it behind"),
+        (["evaluate", "x", "--epsiodes", "5"], "Did you mean --episodes?"),
+        (["compare", "x", "y", "--jsn"], "Did you mean --json?"),
+        (["report", "x", "--test.shot", "5"], "Its options: "),
+    ):
+        assert main(words) == 2
+        assert told in capsys.readouterr().err
     assert "has no value" in refusal(capsys, tmp_path, extra=["--seed"])
 
 
@@ -167,6 +191,20 @@ def test_a_damaged_checkpoint_is_named_with_the_way_on(
     assert "Delete it, and the run resumes from round 3" in text
     last.unlink()
     assert main(["resume", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    finished(tmp_path / "run")
+    records = (tmp_path / "run" / "metrics.jsonl").read_text()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert main([command, str(tmp_path / "run")]) == 2
+    text = capsys.readouterr().err
+    assert "has records of 4 rounds and no checkpoint" in text
+    assert "Put it back from a copy" in text
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 
 
 def test_a_config_edited_between_run_and_resume_is_refused(

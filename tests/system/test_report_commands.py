@@ -219,7 +219,8 @@ def test_only_a_trained_encoder_of_the_server_is_drawn(
 
 def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
     data = tmp_path / "words.jsonl"
-    rows = [{"text": "good bad", "label": f"c{i % 4}", "who": f"secret{i % 8}"} for i in range(160)]
+    rows = [{"text": "good bad", "label": f"c{i % 4}", "who": f"secret{i // 4 % 8}"}
+            for i in range(160)]  # fmt: skip
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("good 1 2\nbad 3 4\n")
@@ -228,7 +229,7 @@ def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
                  "user": "who"},
         "split": {"base": ["c0", "c1"], "novel": ["c2", "c3"]},
         "partition": {"name": "users"},
-        "episode": {"way": 1, "shot": 1, "query": 2},
+        "episode": {"way": 2, "shot": 1, "query": 2},
         "model": {"backbone": {"name": "gru", "hidden": 4}},
         "method": {"name": "fl_proto", "local_steps": 1},
         "test": {"episodes": 5, "way": 2, "query": 3},

@@ -21,7 +21,7 @@ from fedshot.errors import CheckpointError, ConfigError
 from fedshot.keys import Key
 from fedshot.protocol import Answer
 from fedshot.use import FewShotClassifier, TrainedRun, measure, store, stored
-from fedshot.use.calibration import FILE
+from fedshot.use.calibration import FILE, calibration_of
 from fedshot.use.confidence import (
     Marked,
     error_interval,
@@ -281,3 +281,20 @@ def test_clients_are_measured_together_or_one_by_one(tmp_path: Path) -> None:
         classifier = FewShotClassifier.from_run(tmp_path / "run", client=client)
         classifier.fit(data.pixels[rows], data.y[rows])
         assert classifier.calibration_.client == own  # type: ignore[union-attr]
+
+
+def test_none_of_these_takes_the_nearest_measurement_that_has_thresholds(tmp_path: Path) -> None:
+    """With three validation classes a 3-way measurement has none, whatever is asked for."""
+    finished(tmp_path / "run", PROTO, {"test": {"way": 3}, "split": {"validation": ["5", "6", "7"],
+                                                                      "novel": ["8", "9", "4"],
+                                                                      "base": ["0-3"]},
+                                       "episode": {"way": 4}})  # fmt: skip
+    run = TrainedRun(tmp_path / "run")
+    wide = measure(run, way=3, shot=1, episodes=8)
+    assert not wide.unknown
+    store(run.folder, wide)
+    assert calibration_of(run, 3, 1, None, thresholds=True) == wide
+    narrow = measure(run, way=2, shot=1, episodes=8)
+    store(run.folder, narrow)
+    assert calibration_of(run, 3, 1, None) == wide
+    assert calibration_of(run, 3, 1, None, thresholds=True) == narrow

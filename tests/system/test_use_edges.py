@@ -212,7 +212,7 @@ def test_numbers_of_nothing_are_refused_and_places_are_checked_first(
     )
     monkeypatch.setattr("fedshot.use_commands.replies", lambda *_: pytest.fail("answered first"))
     assert predict(run, folders, "--to", folders[0] / "missing" / "out.csv") == 2
-    assert "missing, which is no folder. Make the folder" in capsys.readouterr().err
+    assert "missing is no folder. Make it" in capsys.readouterr().err
     assert len(opened) == 1
 
 

@@ -231,3 +231,16 @@ def test_a_program_that_answers_otherwise_is_not_written(
     with pytest.raises(DataError, match=r"other features, by 0\.001 of the largest"):
         export(run, "torch-export", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_readme_that_is_no_card_stays(tmp_path: Path) -> None:
+    finished(tmp_path / "run", *KINDS["conv4"], SHORT)
+    run, project = TrainedRun(tmp_path / "run"), tmp_path / "project"
+    project.mkdir()
+    (project / "README.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"README.md is there and is no model card"):
+        export(run, "safetensors", project)
+    assert [path.name for path in project.iterdir()] == ["README.md"]
+    assert (project / "README.md").read_text(encoding="utf-8") == "mine"
+    for _ in range(2):  # an earlier card gives way
+        export(run, "safetensors", tmp_path / "card")

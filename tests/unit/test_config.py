@@ -60,11 +60,20 @@ def test_yaml_is_read_as_people_mean_it(tmp_path: Path, text: str, value: object
     assert read(tmp_path, f"a: {text}") == {"a": value}
 
 
+def test_what_is_merged_in_gives_way_and_is_not_given_twice(tmp_path: Path) -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nb.z: 4\nc: *a"
+    assert read(tmp_path, text) == {
+        "a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "b.z": 4, "c": {"x": 1, "y": 2},
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("seed: 1\nseed: 2", "line 2: 'seed' is given twice. Keep one of them."),
         ("run:\n  rounds: 1\n  rounds: 2", "line 3: 'run.rounds' is given twice"),
+        ("run:\n  rounds: 1\nrun.rounds: 2", "line 3: 'run.rounds' is given twice"),
+        ("run.rounds: 2\nrun:\n  rounds: 1", "line 3: 'run.rounds' is given twice"),
         ("a: &x {b: *x}", "an anchor holds itself"),
         ("a: &x [*x]", "an anchor holds itself"),
         ("[1]: 2", "a key is a list or a tree"),

@@ -149,6 +149,12 @@ def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
         ImageFolder(str(tmp_path / "nowhere")).load(None)
     with pytest.raises(DataError, match="holds no folders"):
         ImageFolder(str(tmp_path)).load(None)
+    with pytest.raises(DataError, match=r"is not a folder \(below .*, from where"):
+        ImageFolder("nowhere").load(None)
+    (tmp_path / "base" / "cat").mkdir(parents=True)
+    (tmp_path / "val" / "dog").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"holds folders and no picture.* base, validation"):
+        ImageFolder(str(tmp_path)).load(None)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +218,12 @@ def test_a_member_that_is_no_array_is_refused(tmp_path):
     with zipfile.ZipFile(source.path, "a") as archive:
         archive.writestr("y", "hello")
     with pytest.raises(DataError, match="y is no numpy array"):
+        source.load(None)
+
+
+def test_channels_first_are_told_from_pixels(tmp_path):
+    source = saved(tmp_path, x=np.zeros((6, 3, 8, 8), np.uint8), y=np.arange(6) % 2)
+    with pytest.raises(DataError, match=r"channels first; .* Write x.transpose\(0, 2, 3, 1\)"):
         source.load(None)
 
 

@@ -70,7 +70,11 @@ def test_a_byte_order_mark_and_labels_that_are_numbers_are_fine(tmp_path, vector
         ("m.csv", "text,label\ncat,a,b\n", "line 2: 3 cells; expected 2"),
         ("m.csv", "text,label\n", "holds no texts"),
         ("m.csv", "", "holds no texts"),
-        ("m.csv", b"text,label\ncaf\xe9,a\n", "not a csv in utf-8"),
+        (
+            "m.csv",
+            b"text,label\ncaf\xe9,a\n",
+            "is not text in UTF-8: .* at byte 14. Save it as UTF-8",
+        ),
         ("m.csv", "text,label\n" + "x" * 200_000 + ",a\n", "not a csv in utf-8-sig .Error"),
         ("m.jsonl", '{"text": "cat", "label": "a"}\n{"text": ', "line 2: not JSON"),
         ("m.jsonl", "[1]\n", "line 1: list; expected an object"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -216,3 +217,31 @@ def test_names_that_look_alike_are_kept_apart_by_the_hash(path: Path) -> None:
     }
     assert len(hashes) == 4
     storage.read(path)
+
+
+def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
+    pipe, target, link = (tmp_path / name for name in ("pipe", "target", "link"))
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        storage.write_bytes(pipe, b"through", sync=False)
+        assert read.result(timeout=10) == b"through"
+    assert pipe.is_fifo()
+    target.write_bytes(b"old")
+    storage.write_bytes(link, b"new", sync=True)
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_a_disk_that_fails_is_named_and_nothing_is_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        storage.write_bytes(path, b"data", sync=True)
+    assert raised.value.filename == str(path)
+    assert list(path.parent.iterdir()) == []

@@ -45,7 +45,10 @@ class ImageFolder:
         del data_dir
         root = Path(self.path).expanduser()
         if not root.is_dir():
-            raise DataError(f"{root} is not a folder; expected one with a folder for each class")
+            raise DataError(
+                f"{root} is not a folder{_seen_from(root)}; expected one with a folder for each "
+                "class"
+            )
         root = root.resolve()
         classes, parts = _classes(root)
         names = tuple(folder.name for folder in classes)
@@ -118,12 +121,23 @@ def _pictures(root: Path, folder: Path) -> list[Path]:
         for p in sorted(folder.iterdir(), key=lambda p: p.name)
         if not p.name.startswith(".") and p.suffix.lower() in SUFFIXES and not p.is_dir()
     ]
-    if not found:
+    if found:
+        return found
+    if _folders(root, folder):
         raise DataError(
-            f"class folder {folder} holds no picture ({', '.join(sorted(SUFFIXES))}). Add some, "
-            "or remove the folder."
+            f"class folder {folder} holds folders and no picture. Expected a folder of pictures "
+            "for each class; or three folders of such folders, by the names base, validation "
+            "(which may be left out) and novel, and no other beside them."
         )
-    return found
+    raise DataError(
+        f"class folder {folder} holds no picture ({', '.join(sorted(SUFFIXES))}). Add some, or "
+        "remove the folder."
+    )
+
+
+def _seen_from(path: Path) -> str:
+    """Say where a relative path was looked for."""
+    return "" if path.is_absolute() else f" (below {Path.cwd()}, from where the command is given)"
 
 
 def _inside(root: Path, path: Path) -> Path:

@@ -36,7 +36,7 @@ class HF:
         size: squeezes every image to a square of that many pixels.
         channels: 1 (grey) or 3 (colour).
         vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors.
+        dim: length of those vectors; a file in `vectors` has its own.
         cut: words kept of a text.
         keep: "known" drops words without a vector.
         unknown: vector of words without one: "zeros", or that of the word "unk".

@@ -32,7 +32,7 @@ class HuffPost:
 
     Args:
         vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors.
+        dim: length of those vectors; a file in `vectors` has its own.
         cut: words kept of a headline.
         keep: "known" drops words without a vector.
         unknown: vector of words without one: "zeros", or that of the word "unk".

@@ -65,7 +65,7 @@ class News20:
 
     Args:
         vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors.
+        dim: length of those vectors; a file in `vectors` has its own.
         cut: words kept of a message.
         headers: "subject" puts the subject before the body, "none" leaves the body, "all" keeps
             everything. The other headers name the group (`Newsgroups:`) or its regulars (`From:`).

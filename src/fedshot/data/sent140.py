@@ -45,7 +45,7 @@ class Sent140:
         min_tweets: users with fewer are left out.
         users: how many of the others take part, the same ones always; null for all.
         vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors.
+        dim: length of those vectors; a file in `vectors` has its own.
         cut: words kept of a tweet.
         keep: "known" drops words without a vector, as FedFSL does; "all" keeps them.
         unknown: vector of words without one: "zeros", or that of the word "unk".

@@ -83,6 +83,11 @@ class Npz:
             )
         if x.ndim == 3:
             x = x[..., None]
+        if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
+            raise DataError(
+                f"{self.path}: images are {list(x.shape)}, channels first; expected [n, height, "
+                "width, channels]. Write x.transpose(0, 2, 3, 1)."
+            )
         y = self._ints("y", arrays["y"])
         names = arrays.get("class_names")
         if names is None:

@@ -33,7 +33,7 @@ class Texts:
         label: that of the class, a word or a number.
         user: that of who wrote it, if known; only a number from 0 on is kept.
         vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors.
+        dim: length of those vectors; a file in `vectors` has its own.
         cut: words kept of a text.
         keep: "known" drops words without a vector.
         unknown: vector of words without one: "zeros", or that of the word "unk".
@@ -125,6 +125,10 @@ def csv_rows(path: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
                     yield n, cells
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not text in UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
+        ) from error
     except (ValueError, csv.Error) as error:
         raise DataError(
             f"{path}, after line {n}: not a csv in {encoding} ({type(error).__name__}). Write it "

@@ -191,9 +191,9 @@ def _parsed(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         found = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
+        raise _damaged(path, error) from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}; expected keys and values.")
+        raise _damaged(path, f"it holds {type(found).__name__}, no keys and values")
     return found
 
 
@@ -215,11 +215,21 @@ def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]
         asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]
         return [{key: line[key] for key in _LEDGER} for line in [*lines, *asked]]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
+        raise _damaged(path, error) from None
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
     try:
         return Recorder(folder).records()
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'metrics.jsonl'} cannot be read: {error}") from None
+        raise _damaged(folder / "metrics.jsonl", error) from None
+
+
+def _damaged(path: Path, why: object) -> CheckpointError:
+    """Return what says that a run's file cannot be read, and where it may come from again."""
+    fix = {
+        "result.json": f"`fedshot resume {path.parent}` writes it anew",
+        "ledger.json": f"`fedshot resume {path.parent}` writes it anew where rounds are left; else "
+        "remove it, and the report does without",
+    }.get(path.name, "Restore it from a copy, or leave the run out")
+    return CheckpointError(f"{path} cannot be read: {printable(why)}. {fix}.")

@@ -123,12 +123,17 @@ def stored(folder: Path) -> list[Calibration]:
         ) from None
 
 
-def calibration_of(run: TrainedRun, way: int, shot: int, client: int | None) -> Calibration | None:
+def calibration_of(
+    run: TrainedRun, way: int, shot: int, client: int | None, *, thresholds: bool = False
+) -> Calibration | None:
     """Return the measurement nearest to a shape, of the round that answers; None if there is none.
 
-    Temperatures differ between shapes, more with the shots than with the ways.
+    Temperatures differ between shapes, more with the shots than with the ways. With `thresholds`
+    one that has none for what is none of the classes is taken only where no other is there.
     """
     fit = [one for one in stored(run.folder) if one.round == run.round]
+    if thresholds:
+        fit = [one for one in fit if one.unknown] or fit
     own = [one for one in fit if one.client == client] or [one for one in fit if one.client is None]
 
     def far(one: Calibration) -> float:

@@ -15,6 +15,7 @@ from fedshot.tested import Terms
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
 
+CARD = "Exported by fedshot"  # by which a card is known
 _MANY = 40  # names of classes that a card lists
 
 
@@ -65,7 +66,7 @@ def card_text(
         f"# {code(settings['name'])}: an encoder for few-shot recognition",
         "",
         f"Turns {'texts' if facts.is_text else 'images'} into features by which classes are told "
-        f"apart from a few examples each. Exported by fedshot {__version__}; the files: "
+        f"apart from a few examples each. {CARD} {__version__}; the files: "
         f"{', '.join(files)}.",
         *(f"\n**{mark}.**" for mark in tested_of(run).marks),
         "",

@@ -240,7 +240,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             return
         counts = np.bincount(codes)
         shot = int(np.median(counts))
-        found = calibration_of(run, len(classes), shot, self.client) if self.calibrated else None
+        found = None
+        if self.calibrated:
+            asked = self.accept_unknown is not None
+            found = calibration_of(run, len(classes), shot, self.client, thresholds=asked)
         self.calibration_ = found
         self._check_threshold(found)
         if self.accept_unknown is not None and found is not None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedshot import storage, tree
 from fedshot.errors import ConfigError, DataError
 from fedshot.nn.learners import test_modes
-from fedshot.use.card import card_text
+from fedshot.use.card import CARD, card_text
 from fedshot.use.encoder import encoder_of
 from fedshot.use.plain import Encoder, TaskEncoder, encoder_module, example
 from fedshot.use.trained import TrainedRun
@@ -66,6 +66,7 @@ def export(
         data = _weights(run, module)
     else:
         data = _checked(run, module, _torch_export if to == "torch-export" else _onnx)
+    _check_card(folder / "README.md")
     folder.mkdir(parents=True, exist_ok=True)
     made = {FILES[to]: data, "encoder.json": _described(run, module), "README.md": b""}
     if run.facts.is_text:
@@ -74,6 +75,15 @@ def export(
     for name, content in made.items():
         storage.write_bytes(folder / name, content, sync=False)
     return [folder / name for name in made]
+
+
+def _check_card(path: Path) -> None:
+    """Raise ConfigError where another README stands in the place of the model card."""
+    if path.exists() and CARD not in path.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(
+            f"{path} is there and is no model card of an earlier export, which would replace it. "
+            "Name a folder of its own with --out."
+        )
 
 
 def _described(run: TrainedRun, module: Encoder) -> bytes:
