@@ -331,13 +331,16 @@ class Look:
         """Whether this round is ahead of the best so far, over the episodes that both answered.
 
         Accuracies over different episodes say nothing about which round is better: where a client
-        is lost, so are its episodes. Looks without an episode in common are not compared.
+        is lost, so are its episodes. Where less than half of this look's episodes are in both, the
+        look with more of them is the better known, and goes on.
         """
         if best is None:
             return True
         mine, theirs = self._by_episode(), best._by_episode()
         common = [u for u in mine if u in theirs]
-        return bool(common) and (
+        if 2 * len(common) < len(mine):
+            return len(mine) > len(theirs)
+        return bool(
             statistics.fmean(mine[u] for u in common) > statistics.fmean(theirs[u] for u in common)
         )
 

@@ -299,11 +299,17 @@ class Experiment:
         self.recorder.note_environment(last, mine | method)
 
     def _best_look(self) -> Look | None:
-        """Return the look at the chosen round; None where none was made, or chose."""
+        """Return the look at the chosen round; None where none was made, or chose.
+
+        Also of an older record that does not say which episodes were answered.
+        """
         if self._judge is None or self.config.run.choose == "last":
             return None
         looks = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
-        return Look.from_json(looks[self.best_round]) if self.best_round in looks else None
+        best = looks.get(self.best_round)
+        if best is None or ("missing" not in best and best["unanswered"]):
+            return None
+        return Look.from_json(best)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()

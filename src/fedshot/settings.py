@@ -114,8 +114,11 @@ class _Reading:
         if isinstance(node, yaml.MappingNode):
             self._keys(node, place, below)
         elif isinstance(node, yaml.SequenceNode):
+            values = self._values
             for item in node.value:
+                self._values = set()  # each has places of its own
                 self.settle(item, place, below)
+            self._values = values
         elif _is_bare(node) and self._is_text(place):
             node.tag = f"{_PREFIX}str"
 

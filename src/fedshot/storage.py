@@ -7,6 +7,7 @@ stands in the header and is checked on every read. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -51,13 +52,18 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
 def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
     """Replace the file at `path` by `data` in one step, whoever else is at it.
 
-    What is no file, such as a pipe or a device, is written to; a link keeps its name.
+    What is no file, such as a pipe, a device or a standard stream, is written to; a link keeps its
+    name.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as place:
+    stream = path.is_absolute() and path.parts[1] in ("dev", "proc")
+    if stream or (path.exists() and not path.is_file() and not path.is_dir()):
+        with path.open("ab") as place:  # after what was written there before
             place.write(data)
         return
-    path = path.resolve() if path.is_symlink() else path
+    try:
+        path = path.resolve() if path.is_symlink() else path
+    except RuntimeError:
+        raise OSError(errno.ELOOP, "Links that lead in a circle", str(path)) from None
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:

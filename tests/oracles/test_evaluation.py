@@ -290,9 +290,13 @@ def test_a_look_beats_another_over_the_episodes_that_both_answered() -> None:
     assert better.beats(whole)  # 0.4 against 0.3, though 0.5 is the mean of all three
     assert not whole.beats(better)
     assert not Look((0.2, 0.4), missing=(2,)).beats(whole)  # a tie keeps the earlier round
-    early, late = Look((0.1,), missing=(1, 2)), Look((0.9, 0.9), missing=(0,))
-    assert not late.beats(early)  # nothing in common
+    early, late = Look((0.9,), missing=(1, 2)), Look((0.1, 0.1), missing=(0,))
+    assert late.beats(early)  # nothing in common: the better known goes on
     assert not early.beats(late)
+    few = Look((0.9, 0.9), missing=tuple(range(2, 10)))
+    assert Look((0.5,) * 10).beats(few)  # of which two episodes tell little
+    assert not few.beats(Look((0.95,) * 10))
+    assert few.beats(Look((0.5,) * 10))
 
 
 def test_a_score_names_the_episodes_that_nobody_answered() -> None:

@@ -629,6 +629,8 @@ def test_commits_that_leave_the_code_alone_are_one_version_of_it(tmp_path: Path)
     assert marks(cell, found) == []
     found = results.add(cell, "paper", None, 2, facts(made=[made("89ab") | {"code": "d"}]))
     assert marks(cell, found) == ["seeds by several versions of the code"]
+    assert len(provenance.versions([made("0123"), *same])) == 1  # an older part of that commit
+    assert len(provenance.versions([made("ffff"), *same])) == 2
     assert provenance.note(tmp_path / "run", -1, same[0])[-1]["commit"] == "0123"
     assert len(provenance.note(tmp_path / "run", 5, same[1])) == 1
 

@@ -61,9 +61,10 @@ def test_yaml_is_read_as_people_mean_it(tmp_path: Path, text: str, value: object
 
 
 def test_what_is_merged_in_gives_way_and_is_not_given_twice(tmp_path: Path) -> None:
-    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nb.z: 4\nc: *a"
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nb.z: 4\nc: [*a, *a, {x: 5}]"
+    same = {"x": 1, "y": 2}
     assert read(tmp_path, text) == {
-        "a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "b.z": 4, "c": {"x": 1, "y": 2},
+        "a": same, "b": {"x": 3, "y": 2}, "b.z": 4, "c": [same, same, {"x": 5}],
     }  # fmt: skip
 
 

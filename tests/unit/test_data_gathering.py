@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedshot.data import (
     Tasks,
     unable,
 )
+from fedshot.data.redealt import _bare_together
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam
 from fedshot.keys import Key
@@ -212,6 +214,29 @@ def test_the_key_above_a_part() -> None:
     assert Key(0).at("step", "step", 1).above("step") == Key(0).at("step")
     with pytest.raises(ValueError, match="there is no 'step' in the path"):
         Key(0).at("round").above("step")
+
+
+@pytest.mark.parametrize("per_client", [1, 2, 3])
+@pytest.mark.parametrize("total", [5, 6, 9])
+@pytest.mark.parametrize(("way", "each"), [(2, 6), (3, 5), (4, 4), (5, 2)])
+def test_hands_without_a_support_are_found_by_trying_all(
+    way: int, each: int, total: int, per_client: int
+) -> None:
+    classes = np.repeat(np.arange(way), each)
+    shards = np.split(classes, np.arange(1, total) * len(classes) // total)
+    for most in range(each):
+
+        def bare(some: Any, most: int = most) -> bool:
+            return not some or np.bincount(np.concatenate(some)).max() <= most
+
+        sizes = range(total + 1)
+        want = max(n for n in sizes if any(map(bare, combinations(shards, n))))
+        assert _bare_together(shards, most) == want
+
+
+def test_a_rare_hand_without_a_support_is_refused() -> None:
+    with pytest.raises(DataError, match="a client may get images and no support"):
+        Redealt(2, "shards", 3, 12).deal(DATA, POOL.indices, Key(0), EpisodeSpec(6, 1, 1))
 
 
 @pytest.mark.parametrize("by", ["iid", "shards"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -228,6 +230,10 @@ def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path: Path) -> N
         storage.write_bytes(pipe, b"through", sync=False)
         assert read.result(timeout=10) == b"through"
     assert pipe.is_fifo()
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="circle"):
+        storage.write_bytes(loop, b"data", sync=False)
     target.write_bytes(b"old")
     storage.write_bytes(link, b"new", sync=True)
     assert link.is_symlink()
@@ -245,3 +251,16 @@ def test_a_disk_that_fails_is_named_and_nothing_is_left(
         storage.write_bytes(path, b"data", sync=True)
     assert raised.value.filename == str(path)
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) -> None:
+    """It may be a file that the shell has opened to be added to."""
+    code = (
+        "from pathlib import Path; from fedshot import storage;"
+        "storage.write_bytes(Path('/dev/stdout'), b'table\\n', sync=False); print('told')"
+    )
+    log = tmp_path / "log"
+    log.write_text("precious\n", encoding="utf-8")
+    with log.open("ab") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert log.read_text(encoding="utf-8") == "precious\ntable\ntold\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, islice
 from typing import Literal
 
 import numpy as np
@@ -19,7 +18,6 @@ from fedshot.errors import DataError
 from fedshot.keys import Key
 from fedshot.words import count
 
-_TRIED = 10_000  # sets of shards, to find one that holds no support
 _HELD = 8  # episodes whose hands are remembered, so that a client's next exchange finds its own
 
 
@@ -76,19 +74,36 @@ class Redealt:
         """Whether some deal of an episode leaves a client without a support."""
         each = spec.shot + spec.query
         classes = np.repeat(np.arange(way), each)
-
-        def supports(mine: Ints) -> int:
-            held = np.bincount(classes[mine], minlength=way)
-            return int((held * spec.shot // each).sum())
-
-        images = np.arange(len(classes))
+        most = (each - 1) // spec.shot  # images of a class that give none
         if self.by == "iid":
-            return not all(supports(images[k :: self.clients]) for k in range(self.clients))
+            hands = (np.bincount(classes[k :: self.clients]) for k in range(self.clients))
+            return any(bool((held <= most).all()) for held in hands)
         total = self.shards or self.clients * self.per_client
-        shards = np.split(images, np.arange(1, total) * len(images) // total)
-        bare = [one for one in shards if not supports(one)]
-        together = islice(combinations(bare, self.per_client), _TRIED)
-        return any(not supports(np.concatenate(some)) for some in together)
+        shards = np.split(classes, np.arange(1, total) * len(classes) // total)
+        return _bare_together(shards, most) >= self.per_client
+
+
+def _bare_together(shards: Sequence[Ints], most: int) -> int:
+    """Return how many shards can lie in one hand with no more than `most` images of any class.
+
+    Shards are labels in rising order, so two of them share at most the class where one ends and the
+    next begins: what counts of a choice so far is its size and what it has of that class.
+    """
+    best, at = {0: 0}, 0  # images of class `at` in a hand: the most shards of such a hand
+    for labels in shards:
+        first, last = int(labels[0]), int(labels[-1])
+        if first != at:
+            best, at = {0: max(best.values())}, first
+        held = np.bincount(labels - first)
+        grown: dict[int, int] = {}
+        for used, n in best.items():
+            choices = [(used if last == at else 0, n)]
+            if used + held[0] <= most and bool((held[1:] <= most).all()):
+                choices.append((used * (last == at) + int(held[-1]), n + 1))
+            for now, size in choices:
+                grown[now] = max(size, grown.get(now, 0))
+        best, at = grown, last
+    return max(best.values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 def average_distance_logits(query: Tensor, support: Tensor, y: Tensor, way: int) -> Tensor:
     """Return minus the mean distances [queries, way] to the support of each class, eq. (3).
 
-    A class without support has minus infinity.
+    A class without support is never the nearest.
     """
     member = _member(y, way, query.dtype)
     return _negative_means(distances(query, support) @ member.T, member.sum(1))

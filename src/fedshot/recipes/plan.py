@@ -18,7 +18,7 @@ from fedshot.errors import ConfigError, DataError
 from fedshot.kinds import defaults
 from fedshot.methods import METHODS
 from fedshot.own import FILES
-from fedshot.recipes.provenance import kind, version
+from fedshot.recipes.provenance import kinds, versions
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import Result, split
 from fedshot.sections import not_honest
@@ -163,14 +163,14 @@ def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
     # Who trained, and who answered with models that were trained before.
     hands = [hand for one in every for hand in (one["made"], one.get("answered", []))]
-    if any(len({(version(p), kind(p["machine"])) for p in hand}) > 1 for hand in hands):
+    if any(len(versions(hand)) > 1 or len(kinds(hand)) > 1 for hand in hands):
         found.append("stopped, and gone on with under other code or on another machine")
-    elif len({version(part) for one in every for part in one["made"]}) > 1:
+    elif len(versions(part for one in every for part in one["made"])) > 1:
         found.append("seeds by several versions of the code")
     parts = [part for hand in hands for part in hand]
     if any(part["commit"].endswith("+") or part["commit"] == "unknown" for part in parts):
         found.append("made with code that was not committed")
-    if len({kind(part["machine"]) for part in parts}) > 1:
+    if len(kinds(parts)) > 1:
         found.append("seeds of several kinds of machine")
     return found
 

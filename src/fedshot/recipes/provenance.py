@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,15 @@ def code(method: str = "") -> str:
     return _with_file(method, _code())
 
 
-def version(part: Mapping[str, Any]) -> str:
-    """Return which code a part of a run's history is by: its commit where it tells no more."""
-    return str(part.get("code", part["commit"]))
+def versions(parts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return by which versions of the code some parts of runs' histories are.
+
+    Older parts tell the commit alone, which is a version of its own unless another part tells its
+    code.
+    """
+    held = list(parts)
+    codes = {part["commit"]: part["code"] for part in held if "code" in part}
+    return {str(codes.get(part["commit"], part["commit"])) for part in held}
 
 
 def _with_file(method: str, name: str) -> str:
@@ -68,6 +74,11 @@ def kind(found: dict[str, Any]) -> str:
     return f"{found['cores']} cores of {processor}, torch {found['torch']}{kernels}"
 
 
+def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the kinds of machine of some parts of runs' histories."""
+    return {kind(part["machine"]) for part in parts}
+
+
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
     """Keep in a run's folder who trains it from a round on; return all who ever did."""
     path = folder / "trained_by.json"
@@ -77,15 +88,11 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
         held = [{"after_round": 0, "commit": "unknown", "machine": here["machine"]}]
     if not held and round >= 0:
         held = [{"after_round": -1, "commit": "unknown", "machine": here["machine"]}]
-    if not held or _hand(held[-1]) != _hand(here):
+    if not held or len(versions([held[-1], here])) > 1 or held[-1]["machine"] != here["machine"]:
         held.append({"after_round": round, **here})
         folder.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(path, f"{json.dumps(held, indent=1)}\n".encode(), sync=True)
     return held
-
-
-def _hand(part: Mapping[str, Any]) -> tuple[str, Any]:
-    return version(part), part["machine"]
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

@@ -221,6 +221,11 @@ def write(path: Path, result: Result) -> None:
 
 def read(path: Path) -> Result:
     """Read a cell's file. Raises CheckpointError when it is no such file."""
+    path = path.absolute()  # its folders' names are a part of what it says
+    if path.name.endswith(".tune.json"):
+        raise CheckpointError(
+            f"{path} is how a method was tuned, not a cell. Name ROW.COLUMN.json."
+        )
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         row, column = tree["cell"].split("/")
