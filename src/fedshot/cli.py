@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from fedshot import __version__, stopping
 from fedshot.deploy.flower.arguments import add_flower
-from fedshot.errors import ConfigError, FedshotError
+from fedshot.errors import ConfigError, FedshotError, nearest
 from fedshot.printing import tell
 
 REFUSED, INTERRUPTED = 2, 130
@@ -75,9 +74,7 @@ def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
     """Say that a command does not take some words, and which of its options is meant."""
     known = sorted(set(re.findall(r"--[a-z][a-z-]*", options.parser.format_help())))
     option = next((word.partition("=")[0] for word in rest if word.startswith("--")), "")
-    near = difflib.get_close_matches(option, known, 1)
-    hint = f"Did you mean {near[0]}?" if near else f"Its options: {', '.join(known)}."
-    return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
+    return f"{options.command} does not take {' '.join(rest)!r}. {nearest(option, known)}"
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:

@@ -90,6 +90,12 @@ class Config:
         """
         return _read(settings)
 
+    @property
+    def divides(self) -> bool:
+        """Whether clients divide all that they hold in support and queries, by themselves."""
+        asks = {field.name for field in fields(METHODS[self.settings["method"]["name"]])}
+        return "redealt" in asks and not isinstance(self.partition, Redealt)
+
     def with_threads(self, threads: int) -> Config:
         """Return the configuration with the number of intra-op threads said."""
         if self.run.threads == threads:

@@ -20,7 +20,6 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-from scipy.special import stdtrit  # type: ignore[import-untyped]  # it has no types
 from torch import Tensor
 
 from fedshot.data import (
@@ -88,8 +87,7 @@ class ExamOptions:
                 "test.pool is 'clients' and test.first_client_only is true: the first client would "
                 "answer what was drawn from the examples of others. Leave one of them out."
             )
-        least = self.way if isinstance(self.way, int) else self.way[0]
-        if least < 2:
+        if self.spec.min_way < 2:
             raise ConfigError(
                 f"test.way is {self.way}; among fewer than 2 classes every answer is right. "
                 "Expected at least 2."
@@ -340,9 +338,8 @@ class Look:
         common = [u for u in mine if u in theirs]
         if 2 * len(common) < len(mine):
             return len(mine) > len(theirs)
-        return bool(
-            statistics.fmean(mine[u] for u in common) > statistics.fmean(theirs[u] for u in common)
-        )
+        ours, best_of = (statistics.fmean(held[u] for u in common) for held in (mine, theirs))
+        return ours > best_of
 
     def _by_episode(self) -> dict[int, float]:
         lost = set(self.missing)
@@ -361,6 +358,8 @@ def half_width(values: Sequence[float]) -> float:
 
 def quantile(freedom: float) -> float:
     """Return the 97.5 % point of Student's t."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # no types; a quarter second
+
     return float(stdtrit(freedom, 0.975))
 
 

@@ -62,8 +62,8 @@ class Experiment:
             of the chosen and the last rounds alone.
 
     Raises:
-        CheckpointError: the folder holds a run of another configuration or other data, or a
-            damaged checkpoint.
+        CheckpointError: the folder holds a run of another configuration or other data, a damaged
+            checkpoint, or records of rounds whose checkpoints are gone.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Experiment:
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
-        else:
-            self._check_nothing_lost()
+        elif trained := max((r["round"] for r in self.recorder.records()), default=0):
+            raise self._lost(f", and records of {count(trained, 'round')}")
 
     def run(self) -> Iterator[Record]:
         """Train the rounds that are left, yielding a record for each.
@@ -129,10 +129,7 @@ class Experiment:
         """
         held = self.checkpoints.rounds()
         if self._started and not held:
-            raise CheckpointError(
-                f"{self.checkpoints.folder} holds no checkpoint any more. Put the folder back, or "
-                "start a new run."
-            )
+            raise self._lost()
         if held and (not self._started or held[-1] != self.round):
             self._read()
             self._started = True
@@ -273,19 +270,15 @@ class Experiment:
             self._save()
         return done
 
-    def _check_nothing_lost(self) -> None:
-        """Raise CheckpointError where rounds were trained and their checkpoints are gone."""
-        trained = max((r["round"] for r in self.recorder.records()), default=0)
-        if trained:
-            raise CheckpointError(
-                f"{self.folder} has records of {count(trained, 'round')} and no checkpoint: "
-                f"{self.checkpoints.folder} is gone or empty. Put it back from a copy, or start a "
-                "new run under another name."
-            )
+    def _lost(self, besides: str = "") -> CheckpointError:
+        return CheckpointError(
+            f"{self.checkpoints.folder} holds no checkpoint any more{besides}. Put it back from a "
+            "copy, or start a new run under another name."
+        )
 
     def _begin(self) -> None:
         """Take the folder over: drop what lies after the last complete round."""
-        if self.round < self.config.run.rounds or not self._started:
+        if self.round < self.config.run.rounds:
             (self.folder / _RESULT).unlink(missing_ok=True)  # of fewer rounds
         self.config.write(self.folder / "config.yaml")
         if not (self.folder / facts.FILE).exists():

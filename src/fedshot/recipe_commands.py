@@ -174,7 +174,7 @@ def _results(options: argparse.Namespace) -> int:
         say(text)
         return 0
     options.to.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_bytes(options.to, text.encode(), sync=False)
+    storage.deliver(options.to, text.encode())
     tell(f"wrote {options.to}")
     for name, variant in sorted({(result.recipe, result.variant) for result in every}):
         if name in recipes and split(variant)[0] in recipes[name].budgets:

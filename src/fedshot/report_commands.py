@@ -20,7 +20,8 @@ from fedshot.words import joined, printable
 
 def report(options: argparse.Namespace) -> int:
     """Write the page of some runs."""
-    groups = reports.grouped(_runs(options.folders))
+    _once(options.folders)
+    groups = reports.grouped([reports.Run.read(folder) for folder in options.folders])
     rows = [
         reports.Row.of_runs(label, runs)
         for label, runs in groups.items()
@@ -45,7 +46,7 @@ def compare(options: argparse.Namespace) -> int:
     """Print the comparison of some runs or cells, and what the first is to each of the others."""
     _once(options.folders)
     if len(options.folders) < 2:
-        raise ConfigError(f"{options.folders[0]} is one run; a comparison needs two.")
+        raise ConfigError(f"{options.folders[0]} is one; a comparison needs two.")
     files = [path for path in options.folders if path.is_file()]
     if files and len(files) < len(options.folders):
         raise ConfigError(
@@ -68,7 +69,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _rows(folders: Sequence[Path]) -> list[reports.Row]:
-    runs = _runs(folders)
+    runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
     if len(groups) == 1:  # seeds of one thing, which their reader wants apart
         groups = reports.apart(runs)
@@ -87,12 +88,8 @@ def _cells(files: Sequence[Path]) -> list[reports.Row]:
     ]
 
 
-def _runs(folders: Sequence[Path]) -> list[reports.Run]:
-    _once(folders)
-    return [reports.Run.read(folder) for folder in folders]
-
-
 def _once(folders: Sequence[Path]) -> None:
+    """Raise ConfigError where a place is named twice."""
     twice = {str(folder) for folder in folders if list(folders).count(folder) > 1}
     if twice:
         raise ConfigError(f"{', '.join(sorted(twice))} is named twice. Name each once.")

@@ -76,7 +76,9 @@ class Arrangement:
         )
         if self.own_tests:
             self._check_own_tests()
-        self.left_out = unable(self.dataset, self.deal.train, config.episode)
+        self.left_out = unable(
+            self.dataset, self.deal.train, config.episode, divides=config.divides
+        )
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
 
     @property
@@ -155,7 +157,7 @@ class Setting(Arrangement):
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
         self.method: Method[Any] = config.method(model, self.base_classes, len(self.deal.train))
-        self._check_augment()
+        spec.augment.check(self.dataset)
         if spec.min_way < 2:
             raise ConfigError(
                 f"episode.way is {spec.way}; with one class every answer is right, and nothing is "
@@ -198,23 +200,6 @@ class Setting(Arrangement):
         if len(self.rows.validation):
             self.validation = self._exam("validation")
         self.test = self._exam("novel")
-
-    def _check_augment(self) -> None:
-        """Raise ConfigError where examples cannot be changed as episode.augment says."""
-        augment = self.config.episode.augment
-        if not augment.active:
-            return
-        if self.dataset.is_text:
-            raise ConfigError(
-                "episode.augment changes images, and this dataset has texts. Leave it out."
-            )
-        side = min(self.dataset.shape[:2])
-        if augment.crop_padding >= side:
-            raise ConfigError(
-                f"episode.augment.crop_padding is {augment.crop_padding}, and images are {side} "
-                f"pixels: a crop may hold nothing of the picture. Expected less than {side}, such "
-                f"as {max(1, side // 8)}."
-            )
 
     def _asks_for_novel(self) -> bool:
         """Whether a test asks for classes that nobody trains on; of held-out users, it may not."""
@@ -333,14 +318,6 @@ class Setting(Arrangement):
                 f"{len(self.left_out)} of {n} clients cannot form a {spec} episode: "
                 f"{_first(self.left_out)}. {fix}{without if self.clients else ''}"
             )
-        if getattr(self.method, "redealt", None) is False:
-            bare = [c for c in self.clients if not self._supports(c)]
-            if bare:
-                raise DataError(
-                    f"{len(bare)} of {n} clients have no support when their images are divided "
-                    f"{spec.shot} to {spec.query}, class by class: client {bare[0]} is the first. "
-                    "Raise episode.shot, lower episode.query, or use fewer clients."
-                )
         if run.cohort is not None and run.cohort > len(self.clients):
             raise ConfigError(
                 f"run.cohort is {run.cohort}; {len(self.clients)} clients take part. Lower it, or "
@@ -352,12 +329,6 @@ class Setting(Arrangement):
                 f"episode to {n} clients: those of the clients that are not asked would be lost. "
                 f"Set partition.clients to {run.cohort}, or leave run.cohort out."
             )
-
-    def _supports(self, client: int) -> int:
-        """Return how many supports a client has where it divides all that it holds."""
-        spec, rows = self.config.episode, self.deal.train[client]
-        held = np.unique(self.dataset.y[rows], return_counts=True)[1]
-        return int((held * spec.shot // (spec.shot + spec.query)).sum())
 
 
 def threads_for(flops: int, asked: int | None) -> int:

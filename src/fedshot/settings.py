@@ -140,7 +140,7 @@ class _Reading:
             found.add(key.value)
             if not self._merging and not isinstance(value, yaml.MappingNode):
                 self._values.add(whole)
-            self.settle(value, joined(place, key.value), below)
+            self.settle(value, whole, below)
 
     def _refuse(self, node: yaml.Node, text: str) -> None:
         raise ConfigError(f"{self._origin}, line {node.start_mark.line + 1}: {text}.")

@@ -50,20 +50,7 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
 
 
 def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace the file at `path` by `data` in one step, whoever else is at it.
-
-    What is no file, such as a pipe, a device or a standard stream, is written to; a link keeps its
-    name.
-    """
-    stream = path.is_absolute() and path.parts[1] in ("dev", "proc")
-    if stream or (path.exists() and not path.is_file() and not path.is_dir()):
-        with path.open("ab") as place:  # after what was written there before
-            place.write(data)
-        return
-    try:
-        path = path.resolve() if path.is_symlink() else path
-    except RuntimeError:
-        raise OSError(errno.ELOOP, "Links that lead in a circle", str(path)) from None
+    """Replace the file at `path` by `data` in one step, whoever else is at it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:
@@ -74,11 +61,28 @@ def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
         partial.replace(path)
     except BaseException as error:  # a full disk, an interrupt
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename != str(path):
+        if isinstance(error, OSError) and error.errno:  # which names the partial file, or none
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     if sync:
         flush(path.parent)
+
+
+def deliver(path: Path, data: bytes) -> None:
+    """Write `data` to a place that a person has named.
+
+    What is no file, such as a pipe, a device or a standard stream, is written to; a link keeps its
+    name, and what it leads to is replaced.
+    """
+    stream = path.is_absolute() and path.parts[1] in ("dev", "proc")
+    if stream or (path.exists() and not path.is_file() and not path.is_dir()):
+        with path.open("ab") as place:  # after what was written there before
+            place.write(data)
+        return
+    try:
+        write_bytes(path.resolve(), data, sync=False)
+    except RuntimeError:
+        raise OSError(errno.ELOOP, "Links that lead in a circle", str(path)) from None
 
 
 def flush(path: Path) -> None:

@@ -64,7 +64,7 @@ def predict(options: argparse.Namespace) -> int:
     text = WRITERS["json" if options.json else "csv"](found, classes)
     text = text.encode("utf-8", "replace").decode()  # a file's name may be no text
     if options.to:
-        storage.write_bytes(options.to, text.encode(), sync=False)
+        storage.deliver(options.to, text.encode())
     else:
         say(text.rstrip("\n"))
     if options.page:

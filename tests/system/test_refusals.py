@@ -85,7 +85,12 @@ def refusal(
                 "episode": {"way": 2, "shot": 1, "query": 5, "queries": "up_to"},
                 "method": {"name": "frl"},
             },
-            ["of 6 clients have no support", "divided 1 to 5", "lower episode.query"],
+            [
+                "of 6 clients cannot form",
+                "client 0 has no support",
+                "divided 1 to 5",
+                "Lower episode.way, episode.shot or episode.query",
+            ],
         ),
         ({"run": {"threads": 10**20}}, ["run.threads is 1", "expected 1024 at most"]),
         ({"method": {"name": ["fl_proto"]}}, ["method.name is ['fl_proto']"]),
@@ -126,9 +131,12 @@ def test_an_option_of_the_command_line_is_checked_like_one_of_the_file(
     assert "Did you mean --config?" in refusal(capsys, tmp_path, extra=["--confg", "x"])
     for words, told in (
         (["--quiet", "run"], "--quiet stands before the command; write it behind"),
-        (["evaluate", "x", "--epsiodes", "5"], "Did you mean --episodes?"),
-        (["compare", "x", "y", "--jsn"], "Did you mean --json?"),
-        (["report", "x", "--test.shot", "5"], "Its options: "),
+        (["evaluate", "x", "--epsiodes", "5"], "Did you mean '--episodes'?"),
+        (["compare", "x", "y", "--jsn"], "Did you mean '--json'?"),
+        (
+            ["report", "x", "--test.shot", "5"],
+            "Valid: --data-dir, --help, --title, --to, --without-data.",
+        ),
     ):
         assert main(words) == 2
         assert told in capsys.readouterr().err
@@ -202,7 +210,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert main([command, str(tmp_path / "run")]) == 2
     text = capsys.readouterr().err
-    assert "has records of 4 rounds and no checkpoint" in text
+    assert "checkpoints holds no checkpoint any more, and records of 4 rounds" in text
     assert "Put it back from a copy" in text
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_compared_is_refused(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folders, said in (
-        ([runs["local"]], "is one run; a comparison needs two."),
+        ([runs["local"]], "is one; a comparison needs two."),
         ([runs["local"], runs["local"]], "is named twice"),
         ([runs["local"], tmp_path], "holds no run"),
     ):

@@ -15,10 +15,12 @@ from fedshot.data import (
     EpisodeSpec,
     GatheredTasks,
     Gathering,
+    Partition,
     Redealt,
     Tasks,
     unable,
 )
+from fedshot.data.episodes import halves
 from fedshot.data.redealt import _bare_together
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam
@@ -263,3 +265,26 @@ def test_clients_that_hold_what_they_hold_divide_it_independently() -> None:
     first, same, other = (POOL.hand(PAPER, key, ("client", k))[1].support for k in (0, 0, 1))
     assert np.array_equal(first, same)
     assert not np.array_equal(np.sort(first), np.sort(other))
+
+
+def test_who_would_have_no_support_is_unable_to_take_part() -> None:
+    """As the clients themselves would find when they divide what they hold."""
+    rng = np.random.default_rng(0)
+    spec = EpisodeSpec(2, 2, 5, queries="up_to", classes="up_to")
+    bare = 0
+    for _ in range(40):
+        rows = rng.permutation(POOL.indices)[: rng.integers(6, 40)]
+        parts = np.array_split(rows, rng.integers(1, 6))
+        partition = Partition.of(parts)
+        reasons = unable(DATA, partition, spec, divides=True)
+        told = {k for k, text in reasons.items() if "has no support when" in text}
+        found = set()
+        for k, part in enumerate(parts):
+            try:
+                halves(DATA, part, spec, rng)
+            except DataError:
+                found.add(k)
+        assert told == found
+        assert reasons.keys() - told == unable(DATA, partition, spec).keys() - told
+        bare += len(found)
+    assert bare > 10

@@ -92,8 +92,15 @@ def test_clients_are_numbers_and_ranges() -> None:
         {},
         {"split": {"random": [6, 2, 2]}, "test": {"way": 2}},
         {"partition": {"name": "iid", "clients": 4}},
+        {"method": {"name": "frl"}, "model": {"head": {"name": "linear", "way": 5}}},
+        {
+            "method": {"name": "frl"},
+            "partition": {"name": "dirichlet", "clients": 12, "alpha": 0.3},
+            "episode": {"way": 2, "query": 20, "queries": "up_to", "classes": "up_to"},
+            "run": {"unable": "leave_out", "cohort": None},
+        },
     ],
-    ids=["named classes", "drawn classes", "iid"],
+    ids=["named classes", "drawn classes", "iid", "few-round", "few-round, some left out"],
 )
 def test_a_server_without_the_training_data_sets_the_same_tests(
     tmp_path: Path, change: dict[str, Any]
@@ -104,6 +111,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     part = ExamSetting(config, str(tmp_path))
     assert part.base_classes == whole.base_classes
     assert part.clients == whole.clients
+    assert bool(whole.left_out) == ("unable" in change.get("run", {}))
     assert part.method == whole.method
     assert part.config.settings == whole.config.settings
     assert part.notes == notes_of(whole.dataset, whole.deal.train)

@@ -227,15 +227,15 @@ def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path: Path) -> N
     link.symlink_to(target)
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit(pipe.read_bytes)
-        storage.write_bytes(pipe, b"through", sync=False)
+        storage.deliver(pipe, b"through")
         assert read.result(timeout=10) == b"through"
     assert pipe.is_fifo()
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(OSError, match="circle"):
-        storage.write_bytes(loop, b"data", sync=False)
+        storage.deliver(loop, b"data")
     target.write_bytes(b"old")
-    storage.write_bytes(link, b"new", sync=True)
+    storage.deliver(link, b"new")
     assert link.is_symlink()
     assert target.read_bytes() == b"new"
 
@@ -257,7 +257,7 @@ def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) ->
     """It may be a file that the shell has opened to be added to."""
     code = (
         "from pathlib import Path; from fedshot import storage;"
-        "storage.write_bytes(Path('/dev/stdout'), b'table\\n', sync=False); print('told')"
+        "storage.deliver(Path('/dev/stdout'), b'table\\n'); print('told')"
     )
     log = tmp_path / "log"
     log.write_text("precious\n", encoding="utf-8")

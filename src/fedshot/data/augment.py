@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshot.data.dataset import Dataset
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
@@ -44,6 +45,20 @@ class Augment:
     def active(self) -> bool:
         """Whether anything is changed at all."""
         return self.crop_padding > 0 or self.flip or self.jitter > 0
+
+    def check(self, dataset: Dataset) -> None:
+        """Raise DataError for examples that cannot be changed so."""
+        if not self.active:
+            return
+        if dataset.is_text:
+            raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+        side = min(dataset.shape[:2])
+        if self.crop_padding >= side:
+            raise DataError(
+                f"episode.augment.crop_padding is {self.crop_padding}, and images are {side} "
+                f"pixels: a crop may hold nothing of the picture. Expected less than {side}, such "
+                f"as {max(1, side // 8)}."
+            )
 
     def apply(self, x: Tensor, key: Key) -> Tensor:
         """Return uint8 images [n, H, W, C] as changed under `key`; the input stays as it is."""

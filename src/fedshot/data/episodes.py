@@ -75,8 +75,7 @@ class ClientData:
         """Draw n episodes: those that n calls of `episode` would draw, and quicker."""
         if not spec.augment.active:
             return _gather_all(self.dataset, self._shelf.draw(spec, rng, n))
-        if self.dataset.is_text:
-            raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+        spec.augment.check(self.dataset)
         return [self._augmented(spec, rng) for _ in range(n)]
 
     def _augmented(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:

@@ -105,10 +105,20 @@ def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
     return np.bincount(owners, minlength=len(partition)).astype(np.int64, copy=False)
 
 
-def unable(dataset: Dataset, partition: Partition, spec: EpisodeSpec) -> dict[int, str]:
-    """Return the clients that cannot form every episode of `spec`, each with the reason."""
+def unable(
+    dataset: Dataset, partition: Partition, spec: EpisodeSpec, *, divides: bool = False
+) -> dict[int, str]:
+    """Return the clients that cannot form every episode of `spec`, each with the reason.
+
+    With `divides` each divides all that it holds, and needs a support at least.
+    """
     able = able_classes(dataset, partition, spec.needed)
-    return {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.fewest)}
+    found = {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.fewest)}
+    if divides:
+        bare = np.flatnonzero(able_classes(dataset, partition, spec.divided) == 0)
+        reason = f"has no support when its images are divided {spec.shot} to {spec.query}"
+        found |= {int(k): f"{reason}, class by class" for k in bare}
+    return found
 
 
 def shuffled_classes(

@@ -74,7 +74,7 @@ class Redealt:
         """Whether some deal of an episode leaves a client without a support."""
         each = spec.shot + spec.query
         classes = np.repeat(np.arange(way), each)
-        most = (each - 1) // spec.shot  # images of a class that give none
+        most = spec.divided - 1  # images of a class that give none
         if self.by == "iid":
             hands = (np.bincount(classes[k :: self.clients]) for k in range(self.clients))
             return any(bool((held <= most).all()) for held in hands)

@@ -85,6 +85,11 @@ class EpisodeSpec:
         return self.shot + (self.query if self.queries == "exact" else 1)
 
     @property
+    def divided(self) -> int:
+        """Images of a class of which one is a support, where all are divided shot to query."""
+        return -(-(self.shot + self.query) // self.shot)
+
+    @property
     def is_random_way(self) -> bool:
         """Whether episodes differ in their number of classes."""
         return self.min_way != self.max_way

@@ -46,6 +46,7 @@ from fedshot.nn import (
     question_features,
 )
 from fedshot.protocol import (
+    OF_FEATURES,
     Answer,
     Clients,
     Reply,
@@ -55,8 +56,6 @@ from fedshot.protocol import (
     client_work,
 )
 from fedshot.tree import Tree
-
-_LARGEST = 2.0**20  # of a class's summed features, and of its examples
 
 
 class Server(NamedTuple):
@@ -170,8 +169,8 @@ class FedProto(AmongBaseClasses):
             server._asdict(),
             to=clients.sample(key),
             reduce={
-                "sums": Sum(server.prototypes, _LARGEST),
-                "counts": Sum(torch.zeros(len(self.classes), dtype=torch.int64), _LARGEST),
+                "sums": Sum(server.prototypes, OF_FEATURES),
+                "counts": Sum(torch.zeros(len(self.classes), dtype=torch.int64), OF_FEATURES),
             },
             key=key,
         )

@@ -21,6 +21,7 @@ from fedshot.nn.learners import Lesson, Question, check_body, question_features,
 from fedshot.nn.losses import accuracy
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model
+from fedshot.nn.prototypes import members
 from fedshot.tree import Tree
 
 OwnSample = Literal["with", "without"]
@@ -46,7 +47,7 @@ def average_distance_logits(query: Tensor, support: Tensor, y: Tensor, way: int)
 
     A class without support is never the nearest.
     """
-    member = _member(y, way, query.dtype)
+    member = members(y, way).to(query.dtype)
     return _negative_means(distances(query, support) @ member.T, member.sum(1))
 
 
@@ -56,7 +57,7 @@ def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
     "with" counts an example among those of its class, at a distance of 0; "without" leaves it out.
     An example that is alone in its class stays in either way, so its own class is 0 away.
     """
-    member = _member(y, way, h.dtype)
+    member = members(y, way).to(h.dtype)
     # The way to itself is no way: exactly 0, and no gradient comes through the root there.
     itself = torch.eye(len(h), dtype=torch.bool, device=h.device)
     sums = distances(h, h).masked_fill(itself, 0.0) @ member.T
@@ -64,10 +65,6 @@ def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
     if own_sample == "without":
         counts = torch.where(counts > 0, (counts - member.T).clamp_min(1.0), counts)
     return _negative_means(sums, counts)
-
-
-def _member(y: Tensor, way: int, dtype: torch.dtype) -> Tensor:
-    return (y[None, :] == torch.arange(way, device=y.device)[:, None]).to(dtype)
 
 
 def _negative_means(sums: Tensor, counts: Tensor) -> Tensor:

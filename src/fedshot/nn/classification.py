@@ -106,8 +106,7 @@ def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
 def _augmented(x: Tensor, data: ClientData, augment: Augment, key: Key) -> Tensor:
     if not augment.active:
         return x
-    if data.dataset.is_text:
-        raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+    augment.check(data.dataset)
     return augment.apply(x, key)
 
 

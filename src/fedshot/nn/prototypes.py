@@ -10,13 +10,20 @@ from fedshot.nn.contrast import shut
 _TINY = 1e-8  # floor of a squared norm, so that a zero row has a finite gradient
 
 
+def members(y: Tensor, way: int) -> Tensor:
+    """Return which of the labels y [n] are of which class, bool [way, n].
+
+    No shape depends on the labels; one outside [0, way) belongs to no class, so -1 is a mask.
+    """
+    return y[None, :] == torch.arange(way, device=y.device)[:, None]
+
+
 def class_means(h: Tensor, y: Tensor, way: int) -> Tensor:
     """Return the mean feature of each class, [way, d]; zeros for a class without examples.
 
-    `h` is [n, d], `y` int64 [n]. A one-hot product, so no shape depends on the labels; a label
-    outside [0, way) belongs to no class, which makes -1 a mask.
+    `h` is [n, d], `y` int64 [n] as `members` takes them.
     """
-    member = (y[None, :] == torch.arange(way, device=y.device)[:, None]).to(h.dtype)
+    member = members(y, way).to(h.dtype)
     count = member.sum(1, keepdim=True).clamp_min(1.0)
     return (member @ h) / count
 
@@ -40,8 +47,7 @@ def nearest_prototypes(support: Tensor, y: Tensor, query: Tensor, way: int) -> T
 
     A class without support is never the nearest.
     """
-    held = (y[None, :] == torch.arange(way, device=y.device)[:, None]).any(1)
-    return shut(prototype_logits(query, class_means(support, y, way)), held)
+    return shut(prototype_logits(query, class_means(support, y, way)), members(y, way).any(1))
 
 
 def cosine_logits(h: Tensor, means: Tensor, scale: float | Tensor) -> Tensor:

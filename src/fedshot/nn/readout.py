@@ -21,7 +21,7 @@ from fedshot.errors import ConfigError, check_word
 from fedshot.nn.contrast import shut
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
-from fedshot.nn.prototypes import class_means, cosine_logits, unit_rows
+from fedshot.nn.prototypes import class_means, cosine_logits, members, unit_rows
 from fedshot.tree import Tree
 
 Probe = Literal["mean", "logistic", "ridge"]
@@ -69,7 +69,7 @@ class Readout:
 
         A class without support is told apart by nothing and never answered.
         """
-        held = (y[None, :] == torch.arange(way, device=y.device)[:, None]).any(1)
+        held = members(y, way).any(1)
         if self.adds_examples:  # class by class, so what another lacks does not matter
             return shut(self._read(support, y, query, way), held)
         if bool(held.all()):

@@ -64,8 +64,7 @@ def draw_share(
 
     x, query = examples(dataset, hand.support), examples(dataset, hand.query)
     if spec.augment.active:
-        if dataset.is_text:
-            raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+        spec.augment.check(dataset)
         own = key.above("step").at("augment", *whose)
         x = spec.augment.apply(x, own.at("support"))
         query = spec.augment.apply(query, own.at("query"))

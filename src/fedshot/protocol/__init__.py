@@ -1,6 +1,6 @@
 """How a method and a fleet meet: `exchange`, and the values around it."""
 
-from fedshot.protocol.averaging import OF_EXAMPLES, average, changes, local_reply
+from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES, average, changes, local_reply
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import (
     Arrival,
@@ -50,6 +50,7 @@ from fedshot.protocol.through_rounds import (
 __all__ = [
     "LIGHTEST",
     "OF_EXAMPLES",
+    "OF_FEATURES",
     "Accumulator",
     "Adapted",
     "Answer",

@@ -33,6 +33,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 # What a mean admits of n_k times a change where n_k is a number of examples, not of episodes.
 OF_EXAMPLES = 2.0**26
+OF_FEATURES = 2.0**20  # limit of a class's summed features, and of its examples
 
 
 def changes(new: Mapping[str, Tree], old: Tree) -> dict[str, Tree]:

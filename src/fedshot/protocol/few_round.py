@@ -16,7 +16,7 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.keys import Key
 from fedshot.nn import Local, Prototypes, Share
-from fedshot.protocol.averaging import OF_EXAMPLES
+from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Outcome, Reply
 from fedshot.protocol.group import Group
@@ -27,8 +27,6 @@ Asked: TypeAlias = Clients | Group
 Work: TypeAlias = Callable[..., Reply]
 Norms: TypeAlias = Callable[[Tree], Tree | None]
 """From a model to the statistics of its batch norm for everyone; None for each client's own."""
-
-_LARGEST = 2.0**20  # of a class's summed features
 
 
 def own_norms(theta: Tree) -> None:
@@ -143,7 +141,7 @@ def _sums(local: Local, numbers: int, theta: Tree) -> dict[str, Sum]:
     if local.linear:
         return {}
     like = tree.leaves(theta)[0].new_zeros(numbers, local.d)
-    return {"sums": Sum(like, _LARGEST), "counts": Sum(like[:, 0], _LARGEST)}
+    return {"sums": Sum(like, OF_FEATURES), "counts": Sum(like[:, 0], OF_FEATURES)}
 
 
 def _joined(local: Local, got: Outcome, numbers: int) -> tuple[Prototypes | None, Tensor]:

@@ -55,9 +55,9 @@ def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]
     best, chosen = None, 0
     validation = []
     for round, look in _answered(run, lead):
-        seen_now = Look.from_json(look)
-        if seen_now.beats(best):
-            best, chosen = seen_now, round
+        found = Look.from_json(look)
+        if found.beats(best):
+            best, chosen = found, round
         validation.append([round, look["accuracy"], look["interval"]])
         seen(round, look["accuracy"])
     test = run.sit(run.setting.test, _server(lead, chosen), chosen)

@@ -212,7 +212,7 @@ def _made(states: Sequence[State]) -> str:
     seeds = [one for state in states if state.result for one in state.result.seeds.values()]
     parts = [part for one in seeds for part in one["made"]]
     commits = sorted({part["commit"] for part in parts})
-    machines = sorted({provenance.kind(part["machine"]) for part in parts})
+    machines = sorted(provenance.kinds(parts))
     return plain(
         f"{count(len(commits), 'commit')}: {', '.join(commits)}. Made on {'; '.join(machines)}. "
         f"Test episodes: {', '.join(sorted({one['test']['tasks'][:12] for one in seeds}))}."

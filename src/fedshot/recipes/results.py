@@ -200,8 +200,7 @@ def row_of(result: Result) -> Row:
     """Return the row of a cell in a comparison: its seeds, as those of runs are."""
     every = [one for _, one in sorted(result.seeds.items())]
     spent = [(one["bytes_down"], one["bytes_up"], one["seconds"]) for one in every]
-    own_tests = not every[0]["queries"]
-    terms = Terms.of(result.settings, {"own": own_tests, **({"shape": {}} if own_tests else {})})
+    terms = Terms.of(result.settings, {"own": not every[0]["queries"]})
     return Row.of_tests(result.key, [score_of(one) for one in every], spent, terms)
 
 

@@ -79,7 +79,7 @@ def write_answers(path: Path, sheet: Sheet) -> None:
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     page = document(sheet.title, "\n".join(parts), style)
-    storage.write_bytes(path, page.encode("utf-8", "replace"), sync=False)
+    storage.deliver(path, page.encode("utf-8", "replace"))
 
 
 def _summary(sheet: Sheet) -> str:

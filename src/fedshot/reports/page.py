@@ -77,7 +77,7 @@ def write_page(
     parts = "\n".join([*head, *filter(None, body), foot])
     text = document(title, parts, figures=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_bytes(path, text.encode("utf-8"), sync=False)
+    storage.deliver(path, text.encode("utf-8"))
 
 
 def document(title: str, body: str, extra_style: str = "", *, figures: bool = False) -> str:
