@@ -92,6 +92,13 @@ def swept(value: Any) -> dict[str, Any]:
     return tree
 
 
+def of_row(key: str, own: Any) -> dict[str, Any]:
+    """A recipe whose small budget sets options of one row."""
+    tree = changed()
+    tree["budgets"]["small"]["rows"] = {key: own}
+    return tree
+
+
 def made(commit: str, cores: int = 2, after: int = -1) -> dict[str, Any]:
     """Who trained a seed, from which round on."""
     machine = {"cores": cores, "machine": "x86", "torch": "2"}
@@ -227,6 +234,27 @@ def test_layers_lie_over_each_other_and_a_null_takes_away() -> None:
     assert (settings["seed"], settings["name"]) == (7, "t.proto.one")
 
 
+def test_a_budget_sets_options_of_single_rows_over_theirs() -> None:
+    tree = changed()
+    tree["rows"]["local"]["settings"]["method"]["local_steps"] = 4
+    tree["budgets"]["small"]["rows"] = {"local": {"method": {"local_steps": 2}}}
+    found = {
+        (row, budget): read("t", tree).cells(budget, [f"{row}/one"])[0].settings()["method"]
+        for row in ("proto", "local")
+        for budget in ("small", "paper")
+    }
+    assert found["local", "small"]["local_steps"] == 2
+    assert found["local", "paper"]["local_steps"] == 4
+    assert found["proto", "small"] == found["proto", "paper"], "the other row's are its own"
+
+
+def test_half_of_the_rounds_are_half_of_them_in_every_budget() -> None:
+    """Meta-Baseline classifies in the first half, says the recipe."""
+    for budget in (recipe := load("cifar-fs")).budgets:
+        settings = recipe.cells(budget, ["meta-baseline/iid-1"])[0].settings()
+        assert settings["method"]["classify_rounds"] * 2 == settings["run"]["rounds"]
+
+
 def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
     recipe = read("t", changed())
     assert [c.key for c in recipe.cells("small", ["proto/*"])] == ["proto/one", "proto/five"]
@@ -257,6 +285,11 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
         (changed(kind="sweep"), "is a sweep, and row proto has no at"),
         (swept("1e-5"), "row proto: at is {'m': '1e-5'}; expected axes and numbers"),
         (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),
+        (of_row("locla", {}), "budget small sets options of row 'locla', .* Did you mean 'local'"),
+        (of_row("local", {"episode": {"way": 2}}), "row local sets episode.way; a row may set"),
+        (of_row("local", {"method": "fl_proto"}), "row local names a method; a row is one"),
+        (of_row("local", {"method": {"name": "fl_proto"}}), "row local names a method; a row is"),
+        (of_row("local", None), "rows is {'local': None}; expected keys of rows"),
         ([], "expected keys and values"),
     ],
 )

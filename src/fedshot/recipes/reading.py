@@ -45,7 +45,10 @@ _RECIPE = {
     "settings": _TREE, "columns": _TREE, "rows": _TREE, "budgets": _TREE,
 }  # fmt: skip
 _COLUMN = {"label": _TEXT, "settings": _TREE, "x": _Part((int, float), "a number")}
-_BUDGET = {"exchanges": _COUNT, "settings": _TREE}
+_BUDGET = {
+    "exchanges": _COUNT, "settings": _TREE,
+    "rows": _Part((dict,), "keys of rows and their settings", (dict,)),
+}  # fmt: skip
 _ROW = {
     "label": _TEXT, "settings": _TREE, "exchanges": _COUNT, "stops_after": _COUNT, "tune": _TUNE,
     "departs": _TEXTS, "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
@@ -161,7 +164,14 @@ def _budget(what: str, key: str, tree: Any) -> Budget:
     if "exchanges" not in parts:
         raise ConfigError(f"{what} has no exchanges, the number of communication rounds.")
     _check_layer(what, parts.get("settings", {}))
-    return Budget(key, parts["exchanges"], parts.get("settings", {}))
+    rows = parts.get("rows", {})
+    for row, own in rows.items():
+        _check_places(f"{what}, row {row}", [place for place, _ in trees.flat(own)], searched=False)
+        if not isinstance(own.get("method", {}), dict) or "name" in own.get("method", {}):
+            raise ConfigError(
+                f"{what}, row {row} names a method; a row is one method. Set options of it alone."
+            )
+    return Budget(key, parts["exchanges"], parts.get("settings", {}), rows)
 
 
 def _row(what: str, key: str, tree: Any, n: int) -> Row:
@@ -249,6 +259,12 @@ def _check(recipe: Recipe) -> None:
     _check_against(recipe)
     for row in recipe.rows.values():
         _check_fair(recipe, row)
+    for budget in recipe.budgets.values():
+        for key in budget.rows.keys() - recipe.rows.keys():
+            raise ConfigError(
+                f"recipe {name}, budget {budget.name} sets options of row {key!r:.60}, which is "
+                f"not there. {nearest(str(key), recipe.rows)}"
+            )
     for row in (row for row in recipe.rows.values() if row.trained_as):
         lead = recipe.rows.get(str(row.trained_as))
         pace = (row.exchanges, row.stops_after)

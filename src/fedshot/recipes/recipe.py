@@ -81,11 +81,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much work: communication rounds for every method alike, and settings that go with it."""
+    """How much work: communication rounds for every method alike, and settings that go with it.
+
+    Args:
+        name: its name in commands and files.
+        exchanges: communication rounds.
+        settings: of all cells.
+        rows: settings of single rows, by key, such as the round in which a second phase begins.
+    """
 
     name: str
     exchanges: int
     settings: Settings
+    rows: Mapping[str, Settings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -220,8 +228,9 @@ class Cell:
             chosen: what tuning found, by dotted place.
         """
         tree = layered(
-            self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings
-        )
+            self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings,
+            self.budget.rows.get(self.row.key, {}),
+        )  # fmt: skip
         for place, value in (chosen or {}).items():
             trees.put(tree, place, value)
         trees.put(tree, "run.rounds", max(1, self.exchanges // self.row.exchanges))
