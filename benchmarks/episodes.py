@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from case import Case, Options, Result
 from timing import Contestant, interleave, rows, timed
 from torch import Tensor
@@ -80,8 +81,11 @@ class Bench:
             for work, down, drawn in self.visits:
                 work(down, {}, drawn)
 
-    def bare(self) -> None:
-        """Pass the same images forward and back, R + 1 times for each client."""
+    def bare(self, *, forward: bool = False) -> None:
+        """Pass the same images forward and back, R + 1 times for each client.
+
+        With `forward` also those forward alone that make new prototypes.
+        """
         phi = self.server.phi
 
         def loss(x: Tensor, w: Tree) -> tuple[Tensor, None]:
@@ -90,6 +94,9 @@ class Bench:
         with arithmetic(1):
             for x in self.images:
                 value_and_grad(partial(loss, x), phi)
+            with torch.no_grad():
+                for x in self.images[:CLIENTS] if forward else ():
+                    loss(x, phi)
 
 
 def few_rounds(by: str, variant: str, refresh: bool, options: Options) -> Result:
@@ -103,12 +110,17 @@ def few_rounds(by: str, variant: str, refresh: bool, options: Options) -> Result
     bench = Bench(by, variant, refresh, options.folder)
     everyone = [
         Contestant("bare passes forward and back", timed(bench.bare)),
+        *(
+            [Contestant("and forward for prototypes", timed(partial(bench.bare, forward=True)))]
+            if refresh
+            else []
+        ),
         Contestant("the clients' work alone", timed(bench.work)),
         Contestant("the episode, as a run plays it", timed(bench.episode)),
     ]
     interleave(everyone, options.repeats)
     result.rows = rows(everyone, everyone[0].name)
-    work, whole = (min(one.seconds) for one in everyone[1:])
+    work, whole = (min(one.seconds) for one in everyone[-2:])
     result.notes.append(
         f"federated bookkeeping: {100 * (whole - work) / whole:.0f} % of an episode"
     )

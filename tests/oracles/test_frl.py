@@ -31,7 +31,7 @@ from fedshot.nn import (
     shares_of,
 )
 from fedshot.nn.few_round import pieces
-from fedshot.protocol import Group
+from fedshot.protocol import ClientWork, Group
 from fedshot.protocol.group_answers import GroupNorms
 from oracles.fedfsl import beside, direction, dot, slope
 from oracles.frl import (
@@ -488,6 +488,26 @@ def test_an_episode_has_one_deal_in_all_its_exchanges(tmp_path: Path) -> None:
     other = Key(3).at("round", ROUND_AFTER).at("step", 0, "work", "update", "client", 0)
     fresh = run.m.draw(run.host.data(0), other)
     assert tree.digest(fresh._replace(seed=())) != tree.digest(shares[0]._replace(seed=()))
+
+
+@pytest.mark.parametrize("prototypes", ["global", "local"])
+def test_an_exchange_reads_the_part_that_it_works_on(prototypes: str, tmp_path: Path) -> None:
+    """Supports where clients learn, queries for the gradient; of the one episode, as ever."""
+    m = method(variant="proto", order="exact", query_prototypes=prototypes)
+    run = Run(m, tmp_path)
+    whole = run.shares()
+    for work in (m.update, m.census, m.meta_gradient, m.pull_update, m.pull_census):
+        asked = ClientWork.of(work)
+        for k in range(K):
+            at = run.key.at("step", 1, "work", asked.name, "client", k)
+            drawn = asked.draw(run.host.data(k), at)
+            read = {"support": asked.name != "meta_gradient" or prototypes == "local",
+                    "query": asked.name == "meta_gradient"}  # fmt: skip
+            for part, wanted in read.items():
+                x, all_x = (getattr(share, f"{part}_x") for share in (drawn, whole[k]))
+                assert torch.equal(x, all_x if wanted else all_x[:0])
+                y, all_y = (getattr(share, f"{part}_y") for share in (drawn, whole[k]))
+                assert torch.equal(y, all_y), "labels tell how many there are"
 
 
 ROUND_AFTER = 8

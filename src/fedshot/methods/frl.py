@@ -306,17 +306,27 @@ class FRL:
         """Draw a client's supports and queries, the same in every exchange of an episode."""
         return draw_share(data, self.episode, self.classes, self.slots, key)
 
+    def draw_supports(self, data: ClientData, key: Key) -> Share:
+        """Draw the same, and read the supports alone."""
+        return draw_share(data, self.episode, self.classes, self.slots, key, ["support"])
+
+    def draw_queries(self, data: ClientData, key: Key) -> Share:
+        """Draw the same, and read the queries alone, where the supports are not asked again."""
+        if self._of("query_prototypes") == "local":
+            return self.draw(data, key)
+        return draw_share(data, self.episode, self.classes, self.slots, key, ["query"])
+
     def redraw(self, data: ClientData, key: Key) -> Share:
         """Draw what a client has drawn on the way there, noise included, for the way back."""
-        return self.draw(data, there(key))
+        return self.draw_supports(data, there(key))
 
-    @client_work(draw="draw")
+    @client_work(draw="draw_supports")
     def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
         """Take the local steps of a round from theta_r; send the change, and P_r's sums."""
         equal = self._of("weights") == "equal"
         return update_reply(self.local, down, private, drawn, equal=equal)
 
-    @client_work(draw="draw")
+    @client_work(draw="draw_supports")
     def census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
         """Send the sums of prototypes under theta_R."""
         return census_reply(self.local, down, private, drawn)
@@ -332,7 +342,7 @@ class FRL:
         """Send the derivative back through the prototypes of theta_R."""
         return pull_census_reply(self.local, down, private, drawn)
 
-    @client_work(draw="draw")
+    @client_work(draw="draw_queries")
     def meta_gradient(self, down: Tree, private: Tree, drawn: Share) -> Reply:
         """Send g_k, the gradient at theta_R of the queries' loss by P, line 24."""
         told, stats = told_by(down), down.get("stats", {})

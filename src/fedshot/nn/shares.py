@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,12 @@ class Share(NamedTuple):
 
 
 def draw_share(
-    data: ClientData, spec: EpisodeSpec, known: Sequence[int], slots: int, key: Key
+    data: ClientData,
+    spec: EpisodeSpec,
+    known: Sequence[int],
+    slots: int,
+    key: Key,
+    needed: Sequence[Literal["support", "query"]] = ("support", "query"),
 ) -> Share:
     """Draw a client's share of an episode.
 
@@ -44,6 +49,7 @@ def draw_share(
         key: of one client, whom its last two parts name, in one exchange, below a "step". What lies
             above the step is the episode's: in each of its exchanges a client has the same share,
             the noise apart.
+        needed: whose images or texts to read; the others' are [0, ...], while labels are all there.
 
     Raises DataError for a class without a number.
     """
@@ -62,15 +68,24 @@ def draw_share(
             )
         return at.long().argmax(1)
 
-    x, query = examples(dataset, hand.support), examples(dataset, hand.query)
-    if spec.augment.active:
+    def read(part: Literal["support", "query"], rows: Ints) -> Tensor:
+        if part not in needed:
+            return examples(dataset, rows[:0])
+        x = examples(dataset, rows)
+        if not spec.augment.active:
+            return x
         spec.augment.check(dataset)
-        own = key.above("step").at("augment", *whose)
-        x = spec.augment.apply(x, own.at("support"))
-        query = spec.augment.apply(query, own.at("query"))
+        return spec.augment.apply(x, key.above("step").at("augment", *whose, part))
+
     used = torch.arange(slots) < len(named)
-    noise = key.at("noise").tensor()
-    return Share(x, labels(hand.support), query, labels(hand.query), used, noise)
+    return Share(
+        support_x=read("support", hand.support),
+        support_y=labels(hand.support),
+        query_x=read("query", hand.query),
+        query_y=labels(hand.query),
+        open=used,
+        seed=key.at("noise").tensor(),
+    )
 
 
 def shares_of(question: Question, slots: int | None = None) -> list[Share]:
