@@ -18,6 +18,7 @@ from fedshot.experiment import Experiment, Setting
 from fedshot.methods import METHODS
 from fedshot.recipes import load, names, page, provenance, read, tables, timing, tuning
 from fedshot.recipes.bench import Bench, Request, State
+from fedshot.recipes.current import current
 from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
 from fedshot.recipes.results import Results, score_of
 
@@ -450,6 +451,33 @@ def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
     now = tuning.cell_of(read("t", tree), "small", row)
     assert tuning.read(file, now, wanted) is None, "the recipe has changed since"
     assert [t["best_validation"] for t in json.loads(file.read_text())["trials"]] == [0.4, 0.6, 0.6]
+
+
+def test_a_long_budget_may_be_tuned_in_a_short_one(tmp_path: Path) -> None:
+    tree = changed()
+    tree["budgets"]["paper"]["trials_as"] = "small"
+    request = Request(read("t", tree), budget="paper", tune=2, runs=tmp_path, results=tmp_path)
+    bench = Bench(request)
+    bench.check()
+    jobs = {e.job.key: e.job for e in bench.run()}
+    rounds = {(job.do, job.settings["run"]["rounds"]) for job in jobs.values()}
+    assert rounds == {("tune", 2), ("train", 10)}
+    assert all(state.result for state in bench.states.values())
+    shown, left = current("t", "paper-tune2", Results(tmp_path).readable("t"), request.recipe)
+    assert (len(shown), left) == (4, [])
+    told = marks(shown[0].cell, shown[0].result)
+    assert any(mark.startswith("tuned with 2 trials of budget small: ") for mark in told)
+    small = tuning.cell_of(request.recipe, "small", request.recipe.rows["proto"])
+    assert tuning.cell_of(request.recipe, "paper", request.recipe.rows["proto"]) == small
+
+
+@pytest.mark.parametrize("there", ["nowhere", "paper"])
+def test_trials_in_a_budget_that_is_none_are_refused(there: str) -> None:
+    tree = changed()
+    tree["budgets"]["paper"]["trials_as"] = "small"
+    tree["budgets"]["small"]["trials_as"] = there
+    with pytest.raises(ConfigError, match=f"has its trials as '{there}'; expected|as 'small'; exp"):
+        read("t", tree)
 
 
 def test_the_table_tells_the_data_the_budget_and_the_difference(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def marks(
         options = ", ".join(f"{place.rpartition('.')[2]} {value}"
                             for place, value in result.tuned.items())  # fmt: skip
         trials = split(result.variant)[1]
-        found.append(f"tuned with {trials} trials: {options or 'the recipe as it stands'}")
+        where = cell.budget.trials_as
+        length = f" of budget {where}" if where else ""
+        found.append(f"tuned with {trials} trials{length}: {options or 'the recipe as it stands'}")
     found += data_marks(every)
     for name, text in (("unanswered", "test episodes without an answer"),
                        ("diverged", "answers that are not finite, counted as wrong")):  # fmt: skip

@@ -46,7 +46,7 @@ _RECIPE = {
 }  # fmt: skip
 _COLUMN = {"label": _TEXT, "settings": _TREE, "x": _Part((int, float), "a number")}
 _BUDGET = {
-    "exchanges": _COUNT, "settings": _TREE,
+    "exchanges": _COUNT, "settings": _TREE, "trials_as": _TEXT,
     "rows": _Part((dict,), "keys of rows and their settings", (dict,)),
 }  # fmt: skip
 _ROW = {
@@ -171,7 +171,7 @@ def _budget(what: str, key: str, tree: Any) -> Budget:
             raise ConfigError(
                 f"{what}, row {row} names a method; a row is one method. Set options of it alone."
             )
-    return Budget(key, parts["exchanges"], parts.get("settings", {}), rows)
+    return Budget(key, parts["exchanges"], parts.get("settings", {}), rows, parts.get("trials_as"))
 
 
 def _row(what: str, key: str, tree: Any, n: int) -> Row:
@@ -259,12 +259,7 @@ def _check(recipe: Recipe) -> None:
     _check_against(recipe)
     for row in recipe.rows.values():
         _check_fair(recipe, row)
-    for budget in recipe.budgets.values():
-        for key in budget.rows.keys() - recipe.rows.keys():
-            raise ConfigError(
-                f"recipe {name}, budget {budget.name} sets options of row {key!r:.60}, which is "
-                f"not there. {nearest(str(key), recipe.rows)}"
-            )
+    _check_budgets(recipe)
     for row in (row for row in recipe.rows.values() if row.trained_as):
         lead = recipe.rows.get(str(row.trained_as))
         pace = (row.exchanges, row.stops_after)
@@ -309,6 +304,23 @@ def _check_fair(recipe: Recipe, row: Row) -> None:
             f"{what} takes {row.exchanges} exchanges for one round, and stops_after is "
             f"{row.stops_after}. Let it go on for one round at least."
         )
+
+
+def _check_budgets(recipe: Recipe) -> None:
+    """Raise ConfigError for a budget that names rows or another budget that are not there."""
+    for budget in recipe.budgets.values():
+        what = f"recipe {recipe.name}, budget {budget.name}"
+        for key in budget.rows.keys() - recipe.rows.keys():
+            raise ConfigError(
+                f"{what} sets options of row {key!r:.60}, which is not there. "
+                f"{nearest(str(key), recipe.rows)}"
+            )
+        there = recipe.budgets.get(budget.trials_as or budget.name)
+        if there is None or (there is not budget and there.trials_as):
+            raise ConfigError(
+                f"{what} has its trials as {budget.trials_as!r:.60}; expected another budget that "
+                "is tuned in itself."
+            )
 
 
 def _check_against(recipe: Recipe) -> None:

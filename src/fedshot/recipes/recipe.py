@@ -88,12 +88,14 @@ class Budget:
         exchanges: communication rounds.
         settings: of all cells.
         rows: settings of single rows, by key, such as the round in which a second phase begins.
+        trials_as: the budget in which it is tuned, such as a shorter one; None for itself.
     """
 
     name: str
     exchanges: int
     settings: Settings
     rows: Mapping[str, Settings] = field(default_factory=dict)
+    trials_as: str | None = None
 
 
 @dataclass(frozen=True)
