@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from fedshot import __version__, stopping
 from fedshot.deploy.flower.arguments import add_flower
@@ -125,8 +126,24 @@ def _is_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says which word is a slip where an option that it needs is not given."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._asked = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if "arguments are required" in message:
+            known = self._option_string_actions
+            given = (word.partition("=")[0] for word in self._asked)
+            slip = next((w for w in given if w.startswith("--") and w not in known), "")
+            message += f". There is no {slip}. {nearest(slip, known)}" if slip else ""
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         "fedshot",
         description="Federated few-shot learning: train across clients, recognise new classes "
         "from a few examples.",

@@ -190,6 +190,24 @@ def test_data_show_takes_a_name_and_needs_no_model_that_fits(
     assert "30 devices: clients is 30, but there are only 2 classes" in devices
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("predict --suport a --query b --run c", "There is no --suport. Did you mean '--support'"),
+        ("export --too=a --run b", "required: --to. There is no --too. Did you mean '--to'"),
+        ("export --run b", "required: --to\n"),
+        ("export --run b --to", "argument --to: expected one argument\n"),
+    ],
+)
+def test_a_slip_in_an_option_that_is_needed_is_named(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 def test_data_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "omniglot").mkdir()
     (tmp_path / "omniglot" / "images_background.zip").write_bytes(b"x")
