@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,9 +135,9 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        if "arguments are required" in message:
+        if "arguments are required" in message and not self.get_default("takes_settings"):
             known = self._option_string_actions
-            given = (word.partition("=")[0] for word in self._asked)
+            given = [w.partition("=")[0] for w in takewhile(lambda w: w != "--", self._asked)]
             slip = next((w for w in given if w.startswith("--") and w not in known), "")
             message += f". There is no {slip}. {nearest(slip, known)}" if slip else ""
         super().error(message)

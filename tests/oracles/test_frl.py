@@ -490,10 +490,15 @@ def test_an_episode_has_one_deal_in_all_its_exchanges(tmp_path: Path) -> None:
     assert tree.digest(fresh._replace(seed=())) != tree.digest(shares[0]._replace(seed=()))
 
 
-@pytest.mark.parametrize("prototypes", ["global", "local"])
-def test_an_exchange_reads_the_part_that_it_works_on(prototypes: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "prototypes"), [("proto", "global"), ("proto", "local"), ("linear", "local")]
+)
+def test_an_exchange_reads_the_part_that_it_works_on(
+    variant: Any, prototypes: Any, tmp_path: Path
+) -> None:
     """Supports where clients learn, queries for the gradient; of the one episode, as ever."""
-    m = method(variant="proto", order="exact", query_prototypes=prototypes)
+    m = method(variant=variant, order="exact", query_prototypes=prototypes)
+    both = (variant, prototypes) == ("proto", "local")
     run = Run(m, tmp_path)
     whole = run.shares()
     for work in (m.update, m.census, m.meta_gradient, m.pull_update, m.pull_census):
@@ -501,7 +506,7 @@ def test_an_exchange_reads_the_part_that_it_works_on(prototypes: str, tmp_path: 
         for k in range(K):
             at = run.key.at("step", 1, "work", asked.name, "client", k)
             drawn = asked.draw(run.host.data(k), at)
-            read = {"support": asked.name != "meta_gradient" or prototypes == "local",
+            read = {"support": asked.name != "meta_gradient" or both,
                     "query": asked.name == "meta_gradient"}  # fmt: skip
             for part, wanted in read.items():
                 x, all_x = (getattr(share, f"{part}_x") for share in (drawn, whole[k]))

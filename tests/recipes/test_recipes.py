@@ -237,16 +237,16 @@ def test_layers_lie_over_each_other_and_a_null_takes_away() -> None:
 
 def test_a_budget_sets_options_of_single_rows_over_theirs() -> None:
     tree = changed()
-    tree["rows"]["local"]["settings"]["method"]["local_steps"] = 4
-    tree["budgets"]["small"]["rows"] = {"local": {"method": {"local_steps": 2}}}
+    tree["rows"]["proto"]["settings"]["method"]["local_steps"] = 4
+    tree["budgets"]["small"]["rows"] = {"proto": {"method": {"local_steps": 2}}}
     found = {
         (row, budget): read("t", tree).cells(budget, [f"{row}/one"])[0].settings()["method"]
         for row in ("proto", "local")
         for budget in ("small", "paper")
     }
-    assert found["local", "small"]["local_steps"] == 2
-    assert found["local", "paper"]["local_steps"] == 4
-    assert found["proto", "small"] == found["proto", "paper"], "the other row's are its own"
+    assert found["proto", "small"]["local_steps"] == 2
+    assert found["proto", "paper"]["local_steps"] == 4
+    assert found["local", "small"] == found["local", "paper"], "the other row's are its own"
 
 
 def test_half_of_the_rounds_are_half_of_them_in_every_budget() -> None:
@@ -471,12 +471,59 @@ def test_a_long_budget_may_be_tuned_in_a_short_one(tmp_path: Path) -> None:
     assert tuning.cell_of(request.recipe, "paper", request.recipe.rows["proto"]) == small
 
 
-@pytest.mark.parametrize("there", ["nowhere", "paper"])
-def test_trials_in_a_budget_that_is_none_are_refused(there: str) -> None:
+def test_the_cell_of_trials_is_looked_at_and_not_its_like_in_the_long_budget(
+    tmp_path: Path,
+) -> None:
     tree = changed()
     tree["budgets"]["paper"]["trials_as"] = "small"
-    tree["budgets"]["small"]["trials_as"] = there
-    with pytest.raises(ConfigError, match=f"has its trials as '{there}'; expected|as 'small'; exp"):
+    tree["budgets"]["small"]["settings"]["partition"] = {"name": "iid", "clients": 4000}
+    request = Request(read("t", tree), budget="paper", tune=2, runs=tmp_path, results=tmp_path)
+    bench = Bench(request)
+    bench.check()
+    for state in bench.states.values():
+        assert state.obstacle is not None
+        assert "in which it is tuned: cannot deal" in state.obstacle.reason
+
+
+def test_trials_of_a_long_budget_live_where_those_of_the_short_one_do(tmp_path: Path) -> None:
+    tree = changed()
+    tree["budgets"]["paper"]["trials_as"] = "small"
+    recipe, found = read("t", tree), []
+    for budget in ("small", "paper"):
+        bench = Bench(Request(recipe, budget=budget, tune=2, runs=tmp_path, results=tmp_path))
+        cell = tuning.cell_of(recipe, budget, recipe.rows["proto"])
+        found.append(bench._job(cell, tuning.SEED, "tune", {}).folder)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("there", "text"),
+    [
+        ("smal", "budget paper has its trials as 'smal', which is not there. Did you mean 'small'"),
+        ("paper", "budget paper has its trials as 'paper'; expected another budget, and one"),
+    ],
+)
+def test_trials_in_a_budget_that_is_none_are_refused(there: str, text: str) -> None:
+    tree = changed()
+    tree["budgets"]["paper"]["trials_as"] = there
+    with pytest.raises(ConfigError, match=text):
+        read("t", tree)
+
+
+def test_what_a_budget_sets_for_a_row_is_that_of_rows_trained_as_it() -> None:
+    tree = changed()
+    tree["rows"]["other"] = deepcopy(tree["rows"]["proto"]) | {"trained_as": "proto"}
+    tree["budgets"]["small"]["rows"] = {"proto": {"method": {"local_steps": 2}}}
+    recipe = read("t", tree)
+    for row in ("proto", "other"):
+        assert recipe.cells("small", [f"{row}/one"])[0].settings()["method"]["local_steps"] == 2
+
+
+def test_a_search_may_not_undo_what_a_budget_sets_for_a_row() -> None:
+    tree = changed()
+    tree["budgets"]["small"]["rows"] = {"proto": {"method": {"optimizer": {"lr": 0.1}}}}
+    text = "budget small, row proto sets method.optimizer.lr, and a search for method.optimizer.lr"
+    with pytest.raises(ConfigError, match=text):
         read("t", tree)
 
 

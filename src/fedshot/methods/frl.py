@@ -312,7 +312,7 @@ class FRL:
 
     def draw_queries(self, data: ClientData, key: Key) -> Share:
         """Draw the same, and read the queries alone, where the supports are not asked again."""
-        if self._of("query_prototypes") == "local":
+        if self._of("query_prototypes") == "local" and not self.local.linear:
             return self.draw(data, key)
         return draw_share(data, self.episode, self.classes, self.slots, key, ["query"])
 

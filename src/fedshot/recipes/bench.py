@@ -187,7 +187,7 @@ class Bench:
         nameless = {**settings, "name": ""} | own.noted(cell.row.method)
         text = json.dumps(nameless, sort_keys=True)
         name = f"{cell.stem}.s{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        place = self.request.runs / "recipes" / cell.recipe.name / self.request.budget
+        place = self.request.runs / "recipes" / cell.recipe.name / cell.budget.name
         return settings, place / name
 
     def _take(self, event: Event) -> None:
@@ -262,7 +262,8 @@ class Bench:
             return
         cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
         known = self.states.get(cell.key)  # it may be one that was asked for, and looked at
-        if known is not None and (known.seen or known.obstacle):
+        same = known is not None and known.cell.budget.name == cell.budget.name
+        if known is not None and same and (known.seen or known.obstacle):
             obstacle, seen = known.obstacle, known.seen
         else:
             obstacle, seen = look(cell, self.request.data_dir)

@@ -285,11 +285,16 @@ def _check(recipe: Recipe) -> None:
             )
 
 
+def _overlap(a: str, b: str) -> bool:
+    """Whether one dotted place is the other, or lies below it."""
+    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
+
+
 def _check_fair(recipe: Recipe, row: Row) -> None:
     """Raise ConfigError for a row with a search or with rounds of its own."""
     what = f"recipe {recipe.name}, row {row.key}"
     for a, b in product(row.tune, recipe.tune):
-        if f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}."):
+        if _overlap(a, b):
             raise ConfigError(
                 f"{what} would search for {a} in its own way; the recipe says where all rows do."
             )
@@ -310,16 +315,28 @@ def _check_budgets(recipe: Recipe) -> None:
     """Raise ConfigError for a budget that names rows or another budget that are not there."""
     for budget in recipe.budgets.values():
         what = f"recipe {recipe.name}, budget {budget.name}"
-        for key in budget.rows.keys() - recipe.rows.keys():
+        for key, own in budget.rows.items():
+            if key not in recipe.rows:
+                raise ConfigError(
+                    f"{what} sets options of row {key!r:.60}, which is not there. "
+                    f"{nearest(str(key), recipe.rows)}"
+                )
+            for (a, _), b in product(trees.flat(own), [*recipe.tune, *recipe.rows[key].tune]):
+                if _overlap(a, b):
+                    raise ConfigError(
+                        f"{what}, row {key} sets {a}, and a search for {b} would set it anew. "
+                        "Leave out one of them."
+                    )
+        if budget.trials_as is not None and budget.trials_as not in recipe.budgets:
             raise ConfigError(
-                f"{what} sets options of row {key!r:.60}, which is not there. "
-                f"{nearest(str(key), recipe.rows)}"
+                f"{what} has its trials as {budget.trials_as!r:.60}, which is not there. "
+                f"{nearest(budget.trials_as, recipe.budgets)}"
             )
-        there = recipe.budgets.get(budget.trials_as or budget.name)
-        if there is None or (there is not budget and there.trials_as):
+    for budget in recipe.budgets.values():
+        if budget.trials_as is not None and recipe.budgets[budget.trials_as].trials_as is not None:
             raise ConfigError(
-                f"{what} has its trials as {budget.trials_as!r:.60}; expected another budget that "
-                "is tuned in itself."
+                f"recipe {recipe.name}, budget {budget.name} has its trials as "
+                f"{budget.trials_as!r}; expected another budget, and one without trials_as."
             )
 
 

@@ -1,10 +1,10 @@
 """A recipe: one published table or figure as cells that can be trained.
 
 A recipe is a YAML file. Its layers are merged in the order: settings of all cells, of the column,
-of the budget, of the row. Only a row names a method, and a row can set nothing else but that
-method's head and batch norm: within a column every method gets the same data, clients, test
-episodes and communication rounds, because there is no place where they could differ. A row may only
-stop early, as one that overfits, and its cells are marked.
+of the budget, of the row, of the row in the budget. Only a row names a method, and a row can set
+nothing else but that method's head and batch norm: within a column every method gets the same data,
+clients, test episodes and communication rounds, because there is no place where they could differ.
+A row may only stop early, as one that overfits, and its cells are marked.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Budget:
         name: its name in commands and files.
         exchanges: communication rounds.
         settings: of all cells.
-        rows: settings of single rows, by key, such as the round in which a second phase begins.
+        rows: settings of single rows, by key, such as the round in which a second phase begins;
+            those that are trained as such a row have them, too.
         trials_as: the budget in which it is tuned, such as a shorter one; None for itself.
     """
 
@@ -231,6 +232,7 @@ class Cell:
         """
         tree = layered(
             self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings,
+            self.budget.rows.get(self.row.trained_as or "", {}),
             self.budget.rows.get(self.row.key, {}),
         )  # fmt: skip
         for place, value in (chosen or {}).items():

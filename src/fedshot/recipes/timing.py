@@ -70,7 +70,10 @@ def key(cell: Cell) -> str:
     """Return the name of what a cell's time depends on, this machine included."""
     tree = {name: part for name, part in cell.settings().items() if name not in _FREE}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
-    tree["method"] = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
+    method = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
+    if "classify_rounds" in method:  # of all rounds, whose number does not count either
+        method["classify_rounds"] = bool(method["classify_rounds"])
+    tree["method"] = method
     dealt = cell.settings().get("partition", {})
     if own := {name: dealt[name] for name in ("way", "shot") if name in dealt}:
         tree["dealt"] = own  # all that a client holds is a few images of a few classes
