@@ -81,10 +81,10 @@ class Bench:
             for work, down, drawn in self.visits:
                 work(down, {}, drawn)
 
-    def bare(self, *, forward: bool = False) -> None:
+    def bare(self, *, census: bool) -> None:
         """Pass the same images forward and back, R + 1 times for each client.
 
-        With `forward` also those forward alone that make new prototypes.
+        With `census` also those passes that make new prototypes, which are forward alone.
         """
         phi = self.server.phi
 
@@ -95,7 +95,7 @@ class Bench:
             for x in self.images:
                 value_and_grad(partial(loss, x), phi)
             with torch.no_grad():
-                for x in self.images[:CLIENTS] if forward else ():
+                for x in self.images[:CLIENTS] if census else ():
                     loss(x, phi)
 
 
@@ -108,13 +108,11 @@ def few_rounds(by: str, variant: str, refresh: bool, options: Options) -> Result
         f"back{extra}, 1 thread, one worker"
     )
     bench = Bench(by, variant, refresh, options.folder)
-    everyone = [
-        Contestant("bare passes forward and back", timed(bench.bare)),
-        *(
-            [Contestant("and forward for prototypes", timed(partial(bench.bare, forward=True)))]
-            if refresh
-            else []
-        ),
+    everyone = [Contestant("bare passes", timed(partial(bench.bare, census=refresh)))]
+    if refresh:
+        alone = timed(partial(bench.bare, census=False))
+        everyone.append(Contestant("of these, forward and back", alone))
+    everyone += [
         Contestant("the clients' work alone", timed(bench.work)),
         Contestant("the episode, as a run plays it", timed(bench.episode)),
     ]
