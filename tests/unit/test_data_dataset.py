@@ -122,3 +122,13 @@ def test_a_random_split_is_disjoint_repeats_under_its_key_and_differs_under_anot
 def test_a_random_split_of_too_many_classes_is_refused():
     with pytest.raises(DataError, match="3 base, 1 validation and 1 novel classes; it has 4"):
         ClassSplit.at_random(made(), 3, 1, 1, Key(0))
+
+
+def test_a_random_split_draws_classes_that_have_an_example():
+    """Labels with gaps are those of a part of a larger dataset."""
+    y = np.repeat([0, 3, 4, 9, 17], 2)
+    gaps = Dataset("gaps", np.zeros((10, 2, 2, 1), np.uint8), y, tuple(map(str, range(18))))
+    split = ClassSplit.at_random(gaps, 2, 1, 2, Key(0))
+    assert sorted((*split.base, *split.validation, *split.novel)) == [0, 3, 4, 9, 17]
+    with pytest.raises(DataError, match="it has 5 classes, and 13 numbers or names without an"):
+        ClassSplit.at_random(gaps, 3, 1, 2, Key(0))

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
+
 from fedshot.data.dataset import Dataset, first_twice
 from fedshot.errors import DataError, nearest
 from fedshot.keys import Key
@@ -75,14 +77,16 @@ class ClassSplit:
     def at_random(
         cls, dataset: Dataset, n_base: int, n_validation: int, n_novel: int, key: Key
     ) -> ClassSplit:
-        """Return a split of that many classes each, drawn under `key`."""
-        asked = n_base + n_validation + n_novel
-        if min(n_base, n_validation, n_novel) < 0 or asked > dataset.n_classes:
+        """Return a split of that many classes each, of those with examples, drawn under `key`."""
+        asked, held = n_base + n_validation + n_novel, np.unique(dataset.y)
+        if min(n_base, n_validation, n_novel) < 0 or asked > len(held):
+            empty = dataset.n_classes - len(held)
+            besides = f", and {empty} numbers or names without an example" if empty else ""
             raise DataError(
                 f"cannot split {dataset.name} into {n_base} base, {n_validation} validation and "
-                f"{n_novel} novel classes; it has {dataset.n_classes} classes. Ask for fewer."
+                f"{n_novel} novel classes; it has {len(held)} classes{besides}. Ask for fewer."
             )
-        order = key.at("classes").numpy().permutation(dataset.n_classes)[:asked].tolist()
+        order = held[key.at("classes").numpy().permutation(len(held))[:asked]].tolist()
         ends = (n_base, n_base + n_validation)
         return cls(
             tuple(sorted(order[: ends[0]])),
