@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,9 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
     """Say that a command does not take some words, and which of its options is meant."""
-    known = sorted(set(re.findall(r"--[a-z][a-z-]*", options.parser.format_help())))
-    option = next((word.partition("=")[0] for word in rest if word.startswith("--")), "")
-    return f"{options.command} does not take {' '.join(rest)!r}. {nearest(option, known)}"
+    known = _options_of(options.parser)
+    hint = nearest(_first_option(rest), known)
+    return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the long names of a command's options."""
+    return sorted(set(re.findall(r"--[a-z][a-z-]*", parser.format_help())))
+
+
+def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
+    """Return the first word that is an option, and none of those known; "" without one."""
+    names = (word.partition("=")[0] for word in takewhile(lambda word: word != "--", words))
+    return next((name for name in names if name.startswith("--") and name not in known), "")
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:
@@ -136,9 +147,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if "arguments are required" in message and not self.get_default("takes_settings"):
-            known = self._option_string_actions
-            given = [w.partition("=")[0] for w in takewhile(lambda w: w != "--", self._asked)]
-            slip = next((w for w in given if w.startswith("--") and w not in known), "")
+            known = _options_of(self)
+            slip = _first_option(self._asked, known)
             message += f". There is no {slip}. {nearest(slip, known)}" if slip else ""
         super().error(message)
 

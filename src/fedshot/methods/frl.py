@@ -34,10 +34,12 @@ from fedshot.data import ClientData, EpisodeSpec
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn import (
+    PARTS,
     Local,
     Model,
     Optimizer,
     OptState,
+    Part,
     Prototypes,
     Question,
     Share,
@@ -302,19 +304,18 @@ class FRL:
         del client, key
         return {}
 
-    def draw(self, data: ClientData, key: Key) -> Share:
+    def draw(self, data: ClientData, key: Key, needed: Sequence[Part] = PARTS) -> Share:
         """Draw a client's supports and queries, the same in every exchange of an episode."""
-        return draw_share(data, self.episode, self.classes, self.slots, key)
+        return draw_share(data, self.episode, self.classes, self.slots, key, needed)
 
     def draw_supports(self, data: ClientData, key: Key) -> Share:
         """Draw the same, and read the supports alone."""
-        return draw_share(data, self.episode, self.classes, self.slots, key, ["support"])
+        return self.draw(data, key, ["support"])
 
     def draw_queries(self, data: ClientData, key: Key) -> Share:
         """Draw the same, and read the queries alone, where the supports are not asked again."""
-        if self._of("query_prototypes") == "local" and not self.local.linear:
-            return self.draw(data, key)
-        return draw_share(data, self.episode, self.classes, self.slots, key, ["query"])
+        again = self._of("query_prototypes") == "local" and not self.local.linear
+        return self.draw(data, key, PARTS if again else ["query"])
 
     def redraw(self, data: ClientData, key: Key) -> Share:
         """Draw what a client has drawn on the way there, noise included, for the way back."""

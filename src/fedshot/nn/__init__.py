@@ -101,7 +101,7 @@ from fedshot.nn.readout import PROBES, Probe, Readout
 from fedshot.nn.recurrent import GRU, BiLSTM
 from fedshot.nn.resnet import ResNet12
 from fedshot.nn.set_transformer import Queries, SetTransformer
-from fedshot.nn.shares import Share, draw_share, in_order, shares_of, spare_shares
+from fedshot.nn.shares import PARTS, Part, Share, draw_share, in_order, shares_of, spare_shares
 from fedshot.nn.sparse import (
     Packed,
     SoftThreshold,
@@ -146,6 +146,7 @@ __all__ = [
     "GRU",
     "HEADS",
     "MLP",
+    "PARTS",
     "PREDICTIONS",
     "PROBES",
     "AmongBaseClasses",
@@ -185,6 +186,7 @@ __all__ = [
     "Outlook",
     "OwnSample",
     "Packed",
+    "Part",
     "Predictions",
     "Probe",
     "Proto",

@@ -32,7 +32,7 @@ from fedshot.nn.learners import check_body
 from fedshot.nn.losses import accuracy
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model
-from fedshot.nn.prototypes import squared_distances, unit_rows
+from fedshot.nn.prototypes import members, squared_distances, unit_rows
 from fedshot.nn.shares import Share
 from fedshot.tree import Tree
 
@@ -142,7 +142,7 @@ class Local:
 
     def prototypes_of(self, f: Tensor, y: Tensor, numbers: int) -> tuple[Prototypes, Tensor]:
         """Return eq. (1), and how many examples [numbers] each prototype is the mean of."""
-        member = (y[None, :] == torch.arange(numbers, device=y.device)[:, None]).to(f.dtype)
+        member = members(y, numbers).to(f.dtype)
         counts = member.sum(1)
         means = (member @ f) / counts.clamp_min(1.0)[:, None]
         return Prototypes(means, counts > 0), counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,12 +15,16 @@ from fedshot.errors import DataError
 from fedshot.keys import Key
 from fedshot.nn.learners import Question
 
+Part: TypeAlias = Literal["support", "query"]
+PARTS: tuple[Part, ...] = ("support", "query")
+
 
 class Share(NamedTuple):
     """A client's part in an episode.
 
     Labels count the classes of the episode, which all its clients number alike; `open` says which
-    of the numbers the episode uses. At test there are no labels of queries, and no seed.
+    of the numbers the episode uses. At test there are no labels of queries, and no seed. Where an
+    exchange does not work on a part, its images or texts are [0, ...].
     """
 
     support_x: Tensor  # uint8 [supports, H, W, C], or int32 [supports, L]
@@ -37,7 +41,7 @@ def draw_share(
     known: Sequence[int],
     slots: int,
     key: Key,
-    needed: Sequence[Literal["support", "query"]] = ("support", "query"),
+    needed: Sequence[Part] = PARTS,
 ) -> Share:
     """Draw a client's share of an episode.
 
@@ -68,7 +72,7 @@ def draw_share(
             )
         return at.long().argmax(1)
 
-    def read(part: Literal["support", "query"], rows: Ints) -> Tensor:
+    def read(part: Part, rows: Ints) -> Tensor:
         if part not in needed:
             return examples(dataset, rows[:0])
         x = examples(dataset, rows)

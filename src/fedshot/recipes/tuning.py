@@ -3,9 +3,8 @@
 Trial 0 is the recipe as it stands. The others draw each option from its space; one that several
 rows search in one space is drawn alike for all of them, so no method gets luckier step sizes. The
 trials train in the recipe's first column, as long as a cell does or as those of the budget that
-`trials_as` names, with a seed of their own; the one with the highest
-validation accuracy, at the round that would be tested, is used for every column of its row. Novel
-classes are not looked at.
+`trials_as` names, with a seed of their own; the one with the highest validation accuracy, at the
+round that would be tested, is used for every column of its row. Novel classes are not looked at.
 """
 
 from __future__ import annotations
@@ -59,9 +58,8 @@ def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
 
     Raises ConfigError when its looks are no honest ones: trials are judged by them.
     """
-    asked = recipe.budget(budget)
-    asked = recipe.budget(asked.trials_as or asked.name)
-    cell = Cell(recipe, row, next(iter(recipe.columns.values())), asked)
+    shorter = recipe.budget(recipe.budget(budget).trials_as or budget)
+    cell = Cell(recipe, row, next(iter(recipe.columns.values())), shorter)
     check_honest(cell.key, cell.settings())
     return cell
 
