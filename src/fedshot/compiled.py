@@ -76,6 +76,8 @@ _SIGNATURES = {
     "fedshot_same_rows": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_add_rows": [*[_POINTER] * 2, *[_SIZE] * 4, _POINTER],
     "fedshot_prototypes": [*[_POINTER] * 2, *[_SIZE] * 6, *[_POINTER] * 5],
+    "fedshot_few_round": [*[_POINTER] * 4, *[_SIZE] * 4, _WORD, _FLOAT, *[_POINTER] * 7],
+    "fedshot_few_round_answers": [*[_POINTER] * 4, *[_SIZE] * 4, *[_POINTER] * 6],
     "fedshot_draw": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
 }

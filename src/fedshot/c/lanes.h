@@ -2,6 +2,7 @@
  * split longer vectors badly. All of them may lie anywhere in memory.
  */
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,5 @@
-/* The loss of prototypical networks, and its derivative: Snell et al. 2017, eqs. (1) and (2).
+/* The loss of prototypical networks, and its derivative: Snell et al. 2017, eqs. (1) and (2); and
+ * those of few-round learning, which are made of it.
  *
  * Of each episode `from` to `to`: n supports and then q queries, rows of `width` floats of `h`, and
  * their labels y. A prototype is the mean of its class's supports, the logit of a class minus the
@@ -49,6 +50,43 @@ static double query_loss(float *restrict logits, size way, int64_t y, size *rest
     return (double)logf(sum) - own;
 }
 
+typedef struct {
+    const float *means;   /* way rows */
+    const uint8_t *held;  /* which of them there are; NULL for all */
+    size way, width;
+    float *logits;   /* room for way numbers */
+    float *by_mean;  /* where derivatives by the means add up; NULL where nobody asks */
+} prototypes;
+
+ALONE int is_held(prototypes p, int64_t c) { return !p.held || p.held[c]; }
+
+/* What a row of class y adds to the loss: nothing where the class has no prototype. `dx` becomes
+ * `pull` times its derivative by the row, as that of a mean over `rows` of them. */
+ALONE double row_loss(const float *restrict x, int64_t y, prototypes p, float pull, float rows,
+                      float *restrict dx, size *restrict hit) {
+    for (size c = 0; c < p.way; c++)
+        p.logits[c] = is_held(p, c) ? -squares_between(x, p.means + c * p.width, p.width) : -FLT_MAX;
+    double loss = query_loss(p.logits, p.way, y, hit);
+    memset(dx, 0, sizeof(float) * (size_t)p.width);
+    if (!is_held(p, y)) return 0;
+    for (size c = 0; c < p.way; c++) {
+        if (!is_held(p, c)) continue;
+        float by = -2 * pull * p.logits[c] / rows;
+        const float *mean = p.means + c * p.width;
+        if (p.by_mean) {
+            float *restrict to_mean = p.by_mean + c * p.width;
+            for (size k = 0; k < p.width; k++) {
+                float part = by * (x[k] - mean[k]);
+                dx[k] += part;
+                to_mean[k] -= part;
+            }
+        } else {
+            for (size k = 0; k < p.width; k++) dx[k] += by * (x[k] - mean[k]);
+        }
+    }
+    return loss;
+}
+
 /* `loss` and `accuracy` have a number an episode, `dh` the derivatives of the loss by its rows. */
 void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size from, size to,
                         size n, size q, size width, size way, float *restrict room,
@@ -64,27 +102,15 @@ void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size
         size right = 0, hit;
         prototype_means(rows, labels, n, width, way, means, counts);
         memset(by_mean, 0, sizeof(float) * (size_t)(way * width));
+        prototypes all = {means, NULL, way, width, logits, by_mean};
         for (size i = 0; i < q; i++) {
-            const float *x = queries + i * width;
-            float *dx = out + (n + i) * width;
-            for (size c = 0; c < way; c++) logits[c] = -squares_between(x, means + c * width, width);
             if (labels[n + i] < 0 || labels[n + i] >= way) {
                 *wrong = 1;
                 break;
             }
-            total += query_loss(logits, way, labels[n + i], &hit);
+            total += row_loss(queries + i * width, labels[n + i], all, 1, (float)q,
+                              out + (n + i) * width, &hit);
             right += hit;
-            memset(dx, 0, sizeof(float) * (size_t)width);
-            for (size c = 0; c < way; c++) {
-                float pull = -2 * logits[c] / (float)q;
-                const float *mean = means + c * width;
-                float *restrict to_mean = by_mean + c * width;
-                for (size k = 0; k < width; k++) {
-                    float part = pull * (x[k] - mean[k]);
-                    dx[k] += part;
-                    to_mean[k] -= part;
-                }
-            }
         }
         for (size i = 0; i < n; i++) {
             float *ds = out + i * width;
@@ -95,4 +121,113 @@ void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size
         loss[e] = (float)(total / (double)q);
         accuracy[e] = (float)right / (float)q;
     }
+}
+
+/* The mean loss of n groups of `each` rows, where row i is of class y[i / each], over those whose
+ * class has a prototype; `dx` becomes `pull` times its derivative. */
+static double rows_loss(const float *restrict x, const int64_t *restrict y, size n, size each,
+                        prototypes p, float pull, float *restrict dx, size *restrict right) {
+    size known = 0, hit;
+    for (size i = 0; i < n; i++) known += is_held(p, y[i]) ? each : 0;
+    known = known ? known : 1;
+    double total = 0;
+    *right = 0;
+    for (size i = 0; i < n * each; i++) {
+        total += row_loss(x + i * p.width, y[i / each], p, pull, (float)known, dx + i * p.width, &hit);
+        *right += hit;
+    }
+    return total / (double)known;
+}
+
+/* Mean over the positions of n maps g [width, positions], and where `apart` is given, each position
+ * as a row. */
+static void pool(const float *restrict g, size n, size width, size positions, float *restrict f,
+                 float *restrict apart) {
+    for (size i = 0; i < n; i++)
+        for (size k = 0; k < width; k++) {
+            const float *at = g + (i * width + k) * positions;
+            float sum = 0;
+            for (size p = 0; p < positions; p++) {
+                sum += at[p];
+                if (apart) apart[(i * positions + p) * width + k] = at[p];
+            }
+            f[i * width + k] = sum / (float)positions;
+        }
+}
+
+/* The derivative by the maps, from that by their means and, where there is one, by each position. */
+static void unpool(const float *restrict df, const float *restrict dapart, size n, size width,
+                   size positions, float *restrict dg) {
+    for (size i = 0; i < n; i++)
+        for (size k = 0; k < width; k++) {
+            float *to = dg + (i * width + k) * positions;
+            float of_mean = df[i * width + k] / (float)positions;
+            for (size p = 0; p < positions; p++)
+                to[p] = of_mean + (dapart ? dapart[(i * positions + p) * width + k] : 0);
+        }
+}
+
+static int names_a_class(const int64_t *restrict y, size n, size way) {
+    for (size i = 0; i < n; i++)
+        if (y[i] < 0 || y[i] >= way) return 0;
+    return 1;
+}
+
+/* What a client of few-round learning descends, Park et al., eqs. (1) to (4): of n supports with maps
+ * g [width, positions] and labels y from 0 to way - 1, the loss of their means f by the means of their
+ * classes, and gamma times the loss by the prototypes `told` of every position, or with `pooled` of f;
+ * `told` is NULL for none. `means` and `counts` become those of the classes, `accuracy` the share of
+ * supports that are right by `means`, `dg` the loss's derivative. `room` has
+ * (2 n (1 + positions) + way) width + 3 way floats. Sets `wrong`, and nothing else, where a label is
+ * none. */
+void fedshot_few_round(const float *restrict g, const int64_t *restrict y, const float *told,
+                       const uint8_t *told_held, size n, size width, size positions, size way,
+                       int32_t pooled, float gamma, float *restrict room, float *restrict loss,
+                       float *restrict accuracy, float *restrict means, float *restrict counts,
+                       float *restrict dg, int64_t *wrong) {
+    if ((*wrong = !names_a_class(y, n, way))) return;
+    int by_position = told && !pooled;
+    size rows = n * width, right, unused;
+    float *f = room, *df = f + rows, *apart = df + rows, *dapart = apart + rows * positions;
+    float *by_mean = dapart + rows * positions, *logits = by_mean + way * width;
+    float *divisor = logits + way;
+    uint8_t *held = (uint8_t *)(divisor + way);
+    pool(g, n, width, positions, f, by_position ? apart : NULL);
+    memset(counts, 0, sizeof(float) * (size_t)way);
+    for (size i = 0; i < n; i++) counts[y[i]] += 1;
+    for (size c = 0; c < way; c++) held[c] = counts[c] > 0;
+    prototype_means(f, y, n, width, way, means, divisor);
+    memset(by_mean, 0, sizeof(float) * (size_t)(way * width));
+    prototypes own = {means, held, way, width, logits, by_mean};
+    double total = rows_loss(f, y, n, 1, own, 1, df, &right);
+    for (size i = 0; i < n; i++)
+        for (size k = 0; k < width; k++)
+            df[i * width + k] += by_mean[y[i] * width + k] / counts[y[i]];
+    if (told) {
+        prototypes given = {told, told_held, way, width, logits, NULL};
+        const float *x = pooled ? f : apart;
+        total += gamma * rows_loss(x, y, n, pooled ? 1 : positions, given, gamma, dapart, &unused);
+        for (size i = 0; pooled && i < rows; i++) df[i] += dapart[i];
+    }
+    unpool(df, by_position ? dapart : NULL, n, width, positions, dg);
+    *loss = (float)total;
+    *accuracy = (float)right / (float)n;
+}
+
+/* The loss of n queries by prototypes that are given: the rest as above, `dmeans` the derivative
+ * by the prototypes. `room` has 2 n width + way floats. */
+void fedshot_few_round_answers(const float *restrict g, const int64_t *restrict y,
+                               const float *restrict means, const uint8_t *restrict held, size n,
+                               size width, size positions, size way, float *restrict room,
+                               float *restrict loss, float *restrict accuracy, float *restrict dg,
+                               float *restrict dmeans, int64_t *wrong) {
+    if ((*wrong = !names_a_class(y, n, way))) return;
+    float *f = room, *df = f + n * width;
+    size right;
+    pool(g, n, width, positions, f, NULL);
+    memset(dmeans, 0, sizeof(float) * (size_t)(way * width));
+    prototypes given = {means, held, way, width, df + n * width, dmeans};
+    *loss = (float)rows_loss(f, y, n, 1, given, 1, df, &right);
+    *accuracy = (float)right / (float)n;
+    unpool(df, NULL, n, width, positions, dg);
 }

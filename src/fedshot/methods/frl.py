@@ -46,7 +46,6 @@ from fedshot.nn import (
     Variant,
     accuracy,
     check_slots,
-    contrast,
     cross_entropy,
     draw_share,
     fresh_head,
@@ -379,18 +378,17 @@ class FRL:
         if told is None:
             logits = local.head_logits(theta, g, share.open)
             return cross_entropy(logits, y), (accuracy(logits.detach(), y), stats)
-        f, told = local.rows(g), told._replace(means=at["means"])
+        told = told._replace(means=at["means"])
         if self.query_classes == "held":
             numbers = torch.arange(len(told.held), device=y.device)
             told = told._replace(held=told.held & (numbers[:, None] == y).any(1))
-        logits = local.logits(f, told)
-        loss = contrast(logits, y, told.held, self.loss)
+        loss, hits = local.query_loss(g, y, told)
         if self._of("query_prototypes") == "local":
             support, _ = local.maps(theta, {}, share.support_x, learning_mode(share).layer(-3))
             own, _ = local.prototypes_of(local.rows(support), share.support_y, len(told.held))
-            by_own = contrast(local.logits(f, own), y, own.held, self.loss)
+            by_own, _ = local.query_loss(g, y, own)
             loss = by_own + self._gamma * loss if self.variant == "gpal" else by_own
-        return loss, (accuracy(logits.detach(), y), stats)
+        return loss, (hits, stats)
 
     def start(self, phi: Tree, key: Key) -> Tree:
         """Return theta_0: phi, with a head of its own where episodes have fresh ones."""

@@ -34,7 +34,6 @@ from fedshot.nn import (
     Share,
     accuracy,
     check_slots,
-    contrast,
     cross_entropy,
     draw_share,
     learning_mode,
@@ -171,8 +170,8 @@ class FRLPersonal:
                 return cross_entropy(logits, y), (accuracy(logits.detach(), y), seen)
             support, _ = local.maps(w, {}, drawn.support_x, mode.layer(-3))
             own, _ = local.prototypes_of(local.rows(support), drawn.support_y, len(drawn.open))
-            logits = local.logits(local.rows(h), own)
-            return contrast(logits, y, own.held, "softmax"), (accuracy(logits.detach(), y), seen)
+            of_queries, hits = local.query_loss(h, y, own)
+            return of_queries, (hits, seen)
 
         value, (hits, seen), g = value_and_grad(loss, adapted)
         up = {"gradient": g, **changes({"stats": tree.detach(seen)}, down)}

@@ -26,6 +26,7 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
+from fedshot.nn import few_round_loss as quick
 from fedshot.nn.contrast import contrast, shut
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.learners import check_body
@@ -200,6 +201,44 @@ class Local:
         loss = contrast(self.logits(each, told), labels, told.held, self.loss)
         return loss * positions if self.positions == "sum" else loss
 
+    def support_loss(
+        self, g: Tensor, y: Tensor, numbers: int, told: Prototypes | None
+    ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
+        """Return (F of eq. (4), accuracy by their own prototypes, these, counts) of supports.
+
+        Args:
+            g: maps [n, d, positions].
+            y: labels [n].
+            numbers: how many there are for classes.
+            told: the global prototypes; None for no L_aux.
+        """
+        if self._plain and self.through_prototypes and quick.fits(g):
+            gamma = self.gamma * (g.shape[-1] if self.positions == "sum" else 1)
+            pooled = self.positions == "pooled"
+            loss, hits, means, counts = quick.support_loss(
+                g, y, numbers, told, gamma, pooled=pooled
+            )
+            return loss, hits, Prototypes(means, counts > 0), counts
+        f = self.rows(g)
+        own, counts = self.prototypes_of(f, y, numbers)
+        loss = self.local_loss(f, y, own, counts)
+        if told is not None:
+            loss = loss + self.gamma * self.aux_loss(g, y, told)
+        return loss, accuracy(self.logits(f, own).detach(), y), own, counts
+
+    def query_loss(self, g: Tensor, y: Tensor, told: Prototypes) -> tuple[Tensor, Tensor]:
+        """Return the (loss, accuracy) of queries by prototypes; maps g [n, d, positions], y [n]."""
+        if self._plain and quick.fits(g):
+            return quick.query_loss(g, y, *told)
+        logits = self.logits(self.rows(g), told)
+        return contrast(logits, y, told.held, self.loss), accuracy(logits.detach(), y)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether its losses are those that have kernels."""
+        own = self.own_sample == "included"
+        return self.loss == "softmax" and self.distance == "plain" and own
+
     def learn(
         self, theta: Tree, share: Share, told: Prototypes | None, *, differentiable: bool = False
     ) -> Learnt:
@@ -220,12 +259,8 @@ class Local:
                 none = g.new_zeros(0, 0), g.new_zeros(numbers)
                 loss = F.cross_entropy(logits, y)
                 return loss, Learnt(w, *none, loss, accuracy(logits.detach(), y))
-            f = self.rows(g)
-            own, counts = self.prototypes_of(f, y, numbers)
-            loss = self.local_loss(f, y, own, counts)
-            if told is not None and self.variant == "gpal":
-                loss = loss + self.gamma * self.aux_loss(g, y, told)
-            hits = accuracy(self.logits(f, own).detach(), y)
+            near = told if self.variant == "gpal" else None
+            loss, hits, own, counts = self.support_loss(g, y, numbers, near)
             return loss, Learnt(w, *self.tell(own, counts), loss, hits)
 
         first: Learnt | None = None
