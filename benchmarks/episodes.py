@@ -108,10 +108,10 @@ def few_rounds(by: str, variant: str, refresh: bool, options: Options) -> Result
         f"back{extra}, 1 thread, one worker"
     )
     bench = Bench(by, variant, refresh, options.folder)
-    everyone = [Contestant("bare passes", timed(partial(bench.bare, census=refresh)))]
+    everyone = [Contestant("bare passes", timed(partial(bench.bare, census=False)))]
     if refresh:
-        alone = timed(partial(bench.bare, census=False))
-        everyone.append(Contestant("of these, forward and back", alone))
+        every = timed(partial(bench.bare, census=True))
+        everyone.append(Contestant("these, and forward for new prototypes", every))
     everyone += [
         Contestant("the clients' work alone", timed(bench.work)),
         Contestant("the episode, as a run plays it", timed(bench.episode)),
