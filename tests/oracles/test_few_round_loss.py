@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedshot import compiled
+from fedshot import compiled, tree
 from fedshot.keys import Key
+from fedshot.methods import FRLPersonal
 from fedshot.nn import Conv4, Local, Model, Prototypes, value_and_grad
 from fedshot.nn import few_round_loss as module
+from oracles.frl import CLASSES, CONV, SGD, SPEC, Run, method
 
 pytestmark = pytest.mark.skipif(
     compiled.library() is None, reason="there are no compiled kernels: torch computes it"
@@ -97,6 +101,7 @@ def test_the_loss_of_queries_is_that_of_float64(
     wanted, right, by64 = value_and_grad(loss, (g.double(), told.means.double()))
     close(value, wanted)
     assert float(hits) == pytest.approx(float(right))
+    assert not hits.requires_grad
     for one, other in zip(by, by64, strict=True):
         close(one, other)
     none = told._replace(held=torch.zeros_like(told.held))
@@ -106,14 +111,51 @@ def test_the_loss_of_queries_is_that_of_float64(
 def test_options_that_have_no_kernel_are_torchs(calls: list[str]) -> None:
     g, y, told = case(*SHAPES[0])
     options: list[dict[str, Any]] = [
-        {"loss": "literal"}, {"distance": "mean"}, {"distance": "unit"}, {"own_sample": "left_out"}
-    ]  # fmt: skip
+        {"loss": "literal"},
+        {"distance": "mean"},
+        {"distance": "unit"},
+    ]
     for option in options:
         local = Local(MODEL, "gpal", **option)
         local.support_loss(g, y, 5, told)
         local.query_loss(g, y, told)
     Local(MODEL, "gpal", through_prototypes=False).support_loss(g, y, 5, told)
+    Local(MODEL, "gpal", own_sample="left_out").support_loss(g, y, 5, told)
+
+    def by_told(means: Tensor) -> tuple[Tensor, None]:
+        return Local(MODEL, "gpal").support_loss(g, y, 5, Prototypes(means, told.held))[0], None
+
+    assert float(value_and_grad(by_told, told.means)[2].abs().sum()) > 0
     assert calls == []
+
+
+@pytest.mark.parametrize("mode", ["strict", "official", "personal"])
+def test_an_episode_is_that_of_float64(mode: Any, calls: list[str], tmp_path: Path) -> None:
+    """The wiring: what is held, weighed and told by the methods, with and without the kernels."""
+    changes = []
+    start = None
+    for dtype in ("float32", "float64"):
+        model = replace(CONV, head=None, dtype=dtype)
+        run = Run(few_round(model, mode), tmp_path / dtype)
+        start = start or run.server
+        run.server = tree.map(lambda a, b: b.to(a.dtype), run.server, start)
+        before = run.server.phi
+        changes.append(tree.sub(run.play().phi, before))
+        if dtype == "float32":
+            assert "fedshot_few_round" in calls
+            assert "fedshot_few_round_answers" in calls
+            calls.clear()
+    assert calls == []
+    for found, wanted in zip(*map(tree.leaves, changes), strict=True):
+        scale = float(wanted.abs().max()) + 1e-4  # a bias before a norm has no gradient
+        assert float((found.double() - wanted).abs().max()) < 1e-3 * scale
+
+
+def few_round(model: Model, mode: Any) -> Any:
+    if mode != "personal":
+        return method(model, mode=mode)
+    rest = {"inner_lr": 0.02, "optimizer": SGD, "redealt": True}
+    return FRLPersonal(model, SPEC, tuple(range(CLASSES)), **rest)  # type: ignore[arg-type]
 
 
 def test_what_is_differentiated_twice_is_torchs(calls: list[str]) -> None:
@@ -139,9 +181,40 @@ def test_what_is_differentiated_twice_is_torchs(calls: list[str]) -> None:
 def test_what_is_not_finite_is_not_hidden() -> None:
     g, y, told = case(*SHAPES[0])
     local = Local(MODEL, "gpal")
-    g[3, 2, 1] = float("nan")
-    assert local.support_loss(g, y, 5, told)[0].isnan()
-    assert local.query_loss(g, y, told._replace(held=told.held | True))[0].isnan()
+    for i in (0, int((y != y[0]).nonzero()[0])):  # of a class without a prototype, and of another
+        bad = g.clone()
+        bad[i, 2, 1] = float("nan")
+        assert local.support_loss(bad, y, 5, told)[0].isnan()
+        assert local.query_loss(bad, y, told)[0].isnan()
+
+
+def test_an_exporter_follows_torchs_own_operations(calls: list[str]) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, g: Tensor, y: Tensor) -> Tensor:
+            return local.support_loss(g, y, 5, told)[0] + local.query_loss(g, y, told)[0]
+
+    g, y, told = case(*SHAPES[0])
+    local = Local(MODEL, "gpal")
+    made = torch.export.export(Net(), (g, y)).module()
+    assert calls == []
+    torch.testing.assert_close(made(g, y), Net()(g, y))
+    assert len(calls) == 2
+
+
+def test_memory_may_lie_in_any_order() -> None:
+    g, y, told = case(*SHAPES[0])
+    apart = torch.stack([y, y + 7], 1)[:, 0]
+    turned = Prototypes(told.means.T.contiguous().T, torch.stack([told.held, ~told.held], 1)[:, 0])
+    local = Local(MODEL, "gpal")
+
+    def both(g: Tensor, y: Tensor, told: Prototypes) -> tuple[Tensor, None]:
+        return local.support_loss(g, y, 5, told)[0] + local.query_loss(g, y, told)[0], None
+
+    value, _, dg = value_and_grad(lambda g: both(g, y, told), g)
+    strided = g.transpose(1, 2).contiguous().transpose(1, 2)
+    found, _, by_strided = value_and_grad(lambda g: both(g, apart, turned), strided)
+    assert torch.equal(found, value)
+    assert torch.equal(by_strided, dg)
 
 
 def test_what_c_would_misread_is_refused() -> None:
@@ -150,24 +223,19 @@ def test_what_c_would_misread_is_refused() -> None:
     for label in (-1, 5):
         wrong = y.clone()
         wrong[4] = label
-        for call in (
-            lambda wrong=wrong: local.support_loss(g, wrong, 5, told),
-            lambda wrong=wrong: local.query_loss(g, wrong, told),
-        ):
-            with pytest.raises(ValueError, match="expected 0 to 4"):
-                call()
-    for labels in (y.int(), y[1:]):
+        with pytest.raises(ValueError, match="expected 0 to 4"):
+            local.support_loss(g, wrong, 5, told)
+        with pytest.raises(ValueError, match="expected 0 to 4"):
+            local.query_loss(g, wrong, told)
+    for maps, labels in ((g, y.int()), (g, y[1:]), (g, y.to("meta")), (g[:0], y[:0])):
         with pytest.raises(ValueError, match="an int64 label for each"):
-            local.support_loss(g, labels, 5, told)
+            local.support_loss(maps, labels, 5, told)
     for bad in (
         told._replace(means=told.means[1:]),
         told._replace(means=told.means.double()),
         told._replace(held=told.held[1:]),
         told._replace(held=told.held.float()),
+        told._replace(held=told.held.to("meta")),
     ):
-        with pytest.raises(ValueError, match="bool"):
+        with pytest.raises(ValueError, match="and bool"):
             local.support_loss(g, y, 5, bad)
-    turned = g.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(
-        local.support_loss(turned, y, 5, told)[0], local.support_loss(g, y, 5, told)[0]
-    )

@@ -1,11 +1,6 @@
 /* The loss of prototypical networks, and its derivative: Snell et al. 2017, eqs. (1) and (2); and
- * those of few-round learning, which are made of it.
- *
- * Of each episode `from` to `to`: n supports and then q queries, rows of `width` floats of `h`, and
- * their labels y. A prototype is the mean of its class's supports, the logit of a class minus the
- * squared distance to it, the loss the mean cross-entropy of the queries. `room` has way * (2 width +
- * 2) floats an episode. Labels are 0 to way - 1: of others a support belongs to no class, and a query
- * sets `wrong`.
+ * those of few-round learning, which are made of it. A prototype is the mean of its class's supports,
+ * the logit of a class minus the squared distance to it, the loss the mean cross-entropy of rows.
  */
 
 ALONE float squares_between(const float *restrict a, const float *restrict b, size width) {
@@ -37,8 +32,8 @@ static void prototype_means(const float *restrict h, const int64_t *restrict y, 
     }
 }
 
-/* What one query adds to the loss; `logits` become the loss's derivatives by them, q times. */
-static double query_loss(float *restrict logits, size way, int64_t y, size *restrict hit) {
+/* The cross-entropy of a row of class y; `logits` become its derivatives by them. */
+static double cross_entropy(float *restrict logits, size way, int64_t y, size *restrict hit) {
     size best = 0;
     for (size c = 1; c < way; c++) best = logits[c] > logits[best] ? c : best;
     float most = logits[best], sum = 0;
@@ -66,9 +61,9 @@ ALONE double row_loss(const float *restrict x, int64_t y, prototypes p, float pu
                       float *restrict dx, size *restrict hit) {
     for (size c = 0; c < p.way; c++)
         p.logits[c] = is_held(p, c) ? -squares_between(x, p.means + c * p.width, p.width) : -FLT_MAX;
-    double loss = query_loss(p.logits, p.way, y, hit);
+    double loss = cross_entropy(p.logits, p.way, y, hit);
     memset(dx, 0, sizeof(float) * (size_t)p.width);
-    if (!is_held(p, y)) return 0;
+    if (!is_held(p, y)) return loss - loss; /* what is not finite stays so */
     for (size c = 0; c < p.way; c++) {
         if (!is_held(p, c)) continue;
         float by = -2 * pull * p.logits[c] / rows;
@@ -87,7 +82,10 @@ ALONE double row_loss(const float *restrict x, int64_t y, prototypes p, float pu
     return loss;
 }
 
-/* `loss` and `accuracy` have a number an episode, `dh` the derivatives of the loss by its rows. */
+/* Of each episode `from` to `to`: n supports and then q queries, rows of `width` floats of `h`, and
+ * their labels y, 0 to way - 1: of others a support belongs to no class, and a query sets `wrong`.
+ * `loss` and `accuracy` have a number an episode, `dh` the derivatives of the loss by its rows;
+ * `room` has way * (2 width + 2) floats an episode. */
 void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size from, size to,
                         size n, size q, size width, size way, float *restrict room,
                         float *restrict loss, float *restrict accuracy, float *restrict dh,
@@ -124,7 +122,8 @@ void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size
 }
 
 /* The mean loss of n groups of `each` rows, where row i is of class y[i / each], over those whose
- * class has a prototype; `dx` becomes `pull` times its derivative. */
+ * class has a prototype; `dx` becomes `pull` times its derivative, what means are to move by is added
+ * to `p.by_mean`, and `right` becomes the number of rows whose class has the largest logit. */
 static double rows_loss(const float *restrict x, const int64_t *restrict y, size n, size each,
                         prototypes p, float pull, float *restrict dx, size *restrict right) {
     size known = 0, hit;

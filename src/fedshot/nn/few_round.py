@@ -206,13 +206,17 @@ class Local:
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
         """Return (F of eq. (4), accuracy by their own prototypes, these, counts) of supports.
 
+        F alone is to be differentiated; whether the prototypes have a graph hangs on the options.
+
         Args:
             g: maps [n, d, positions].
             y: labels [n].
             numbers: how many there are for classes.
             told: the global prototypes; None for no L_aux.
         """
-        if self._plain and self.through_prototypes and quick.fits(g):
+        plain = self._plain and self.own_sample == "included" and self.through_prototypes
+        fixed = told is None or not told.means.requires_grad
+        if plain and fixed and quick.fits(g):
             gamma = self.gamma * (g.shape[-1] if self.positions == "sum" else 1)
             pooled = self.positions == "pooled"
             loss, hits, means, counts = quick.support_loss(
@@ -235,9 +239,8 @@ class Local:
 
     @property
     def _plain(self) -> bool:
-        """Whether its losses are those that have kernels."""
-        own = self.own_sample == "included"
-        return self.loss == "softmax" and self.distance == "plain" and own
+        """Whether its loss by given prototypes is the one that has a kernel."""
+        return self.loss == "softmax" and self.distance == "plain"
 
     def learn(
         self, theta: Tree, share: Share, told: Prototypes | None, *, differentiable: bool = False

@@ -123,20 +123,23 @@ class _Queries(torch.autograd.Function):
 
 def _checked(g: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
     """Return maps and labels as they lie for C, and the sizes of the maps."""
-    if g.dim() != 3 or not g.numel() or y.dtype != torch.int64 or y.shape != g.shape[:1]:
+    labels = y.dtype == torch.int64 and y.is_cpu and y.shape == g.shape[:1]
+    if g.dim() != 3 or not g.numel() or not labels:
         raise ValueError(
-            f"maps {list(g.shape)} with labels {y.dtype} {list(y.shape)}; expected maps "
-            "[n, d, positions], and an int64 label for each."
+            f"maps {list(g.shape)} with labels {y.dtype} {list(y.shape)} on {y.device}; expected "
+            "some maps [n, d, positions], and an int64 label for each, on the CPU."
         )
     return g.contiguous(), y.contiguous(), *g.shape
 
 
 def _prototypes(means: Tensor, held: Tensor, numbers: int, d: int) -> tuple[Tensor, Tensor]:
     floats = plain_floats(means) and means.shape == (numbers, d)
-    if not floats or held.dtype != torch.bool or held.shape != (numbers,):
+    flags = held.dtype == torch.bool and held.is_cpu and held.shape == (numbers,)
+    if not floats or not flags:
         raise ValueError(
-            f"prototypes {means.dtype} {list(means.shape)}, held {held.dtype} {list(held.shape)}; "
-            f"expected float32 [{numbers}, {d}] on the CPU, and bool [{numbers}]."
+            f"prototypes {means.dtype} {list(means.shape)} on {means.device}, held {held.dtype} "
+            f"{list(held.shape)} on {held.device}; expected float32 [{numbers}, {d}] and bool "
+            f"[{numbers}], on the CPU."
         )
     return means.contiguous(), held.contiguous()
 

@@ -48,10 +48,11 @@ class _Loss(torch.autograd.Function):
     def forward(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor, Tensor]:
         h, y = h.contiguous(), y.contiguous()
         *stack, rows, width = h.shape
-        if y.dtype != torch.int64 or y.shape != h.shape[:-1] or not 0 < n < rows:
+        if y.dtype != torch.int64 or not y.is_cpu or y.shape != h.shape[:-1] or not 0 < n < rows:
             raise ValueError(
-                f"features {list(h.shape)} with labels {y.dtype} {list(y.shape)}, {n} of them "
-                "supports; expected an int64 label for each row, and some queries."
+                f"features {list(h.shape)} with labels {y.dtype} {list(y.shape)} on {y.device}, "
+                f"{n} of them supports; expected an int64 label for each row, on the CPU, and "
+                "some queries."
             )
         episodes = h.numel() // (rows * width)
         room = empty(episodes, way * (2 * width + 2))
