@@ -16,6 +16,7 @@ from fedshot.methods import FRLPersonal
 from fedshot.nn import Conv4, Local, Model, Prototypes, value_and_grad
 from fedshot.nn import few_round_loss as module
 from oracles.frl import CLASSES, CONV, SGD, SPEC, Run, method
+from oracles.rounding import close
 
 pytestmark = pytest.mark.skipif(
     compiled.library() is None, reason="there are no compiled kernels: torch computes it"
@@ -35,13 +36,6 @@ def case(n: int, d: int, positions: int, numbers: int) -> tuple[Tensor, Tensor, 
 
 def doubled(told: Prototypes | None) -> Prototypes | None:
     return told and told._replace(means=told.means.double())
-
-
-def close(found: Tensor, wanted: Tensor) -> None:
-    """Of float64, to what float32 can do."""
-    assert found.shape == wanted.shape
-    scale = float(wanted.abs().max()) + 1e-6
-    assert float((found.double() - wanted).abs().max()) < 1e-5 * scale
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from fedshot.nn import proto_loss as module
 from fedshot.nn.losses import accuracy
 from fedshot.nn.proto_loss import prototype_loss
 from fedshot.nn.prototypes import nearest_prototypes
+from oracles.rounding import close
 
 pytestmark = pytest.mark.skipif(
     compiled.library() is None, reason="there are no compiled kernels: torch computes it"
@@ -33,13 +34,6 @@ def episode(way: int, shot: int, query: int, width: int, seed: int = 0) -> tuple
 
 def loss_of(n: int, way: int) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda h, y: prototype_loss(h, y, n, way)[0]
-
-
-def close(found: Tensor, wanted: Tensor) -> None:
-    """Of float64, to what float32 can do."""
-    assert found.shape == wanted.shape
-    scale = float(wanted.abs().max()) + 1e-6
-    assert float((found.double() - wanted).abs().max()) < 1e-5 * scale
 
 
 @pytest.fixture
