@@ -35,6 +35,7 @@ EXPECTED = {
     "f2l-fig6-huffpost",
     "f2l-official",
     "f2l-readings",
+    "pfedfsl-steps",
     *(f"frl-{n}" for n in ("table1", "table2", "table3", "a1", "b1", "b2", "c1", "c2", "d1")),
     *(f"frl-{n}" for n in ("e1", "e1-order", "e1-ways", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),

@@ -79,7 +79,7 @@ def test_a_row_stands_in_every_panel_that_it_names_in_the_order_of_its_values(
 
 
 @pytest.mark.parametrize(
-    ("values", "scale"), [((0, 1, 100), None), ((0, 1, 101), "symlog"), ((1, 101), "log")]
+    ("values", "scale"), [((0, 1, 99), None), ((0, 1, 100), "symlog"), ((1, 100), "log")]
 )
 def test_an_axis_is_logarithmic_where_its_values_reach_far(
     values: tuple[float, ...], scale: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

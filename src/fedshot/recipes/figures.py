@@ -43,7 +43,7 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
         _finish(axes, [(_x(state), state) for state in states])
         axes.set_xlabel(recipe.axis or "setting")
         axes.set_ylabel(_measured(recipe))
-        axes.set_xticks([column.x for column in recipe.columns.values() if column.x is not None])
+        _scale(axes, [column.x for column in recipe.columns.values() if column.x is not None])
         axes.legend(labelcolor=INK)
 
     text = picture(recipe.title, _SIZE, draw, "svg")
@@ -54,7 +54,7 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
 def sweep(recipe: Recipe, states: Sequence[State]) -> str:
     """Return the figure as SVG: a panel for each axis, in it a line for each column, as in `curve`.
 
-    An axis is logarithmic where its values, zero apart, lie further apart than a hundredfold.
+    An axis is logarithmic where its values, zero apart, lie a hundredfold apart or further.
     """
     return _sweep(recipe, states, recipe.title)
 
@@ -128,7 +128,7 @@ def _finish(axes: Axes, points: Sequence[tuple[float, State]]) -> None:
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
     least = min((x for x in values if x > 0), default=1.0)
-    if max(values) > WIDE * least:
+    if max(values) >= WIDE * least:
         if min(values) > 0:
             axes.set_xscale("log")
         else:

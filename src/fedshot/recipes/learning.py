@@ -17,7 +17,7 @@ from fedshot.sections import not_honest
 _PANEL, _LEGEND, _ABREAST = (3.6, 2.8), 0.22, 2  # inches; inches a line; panels in a row
 _LETTER, _KEY = 0.08, 0.6  # inches of a letter of the legend, and of what stands before a label
 _MB = 1e6
-WIDE = 100  # times the least value: an axis that reaches further is logarithmic
+WIDE = 100  # times the least value: an axis that reaches that far is logarithmic
 
 
 def shown(states: Sequence[State]) -> list[State]:
@@ -114,7 +114,7 @@ def _panel(
     axes.set_xlabel(label)
     axes.set_ylabel("accuracy on validation classes, %")
     ends, first = [values[-1] for values in seen if values], 0.0
-    if ends and max(ends) > WIDE * min(ends):
+    if ends and max(ends) >= WIDE * min(ends):
         first = min(values[0] for values in seen if values)
         axes.set_xscale("symlog", linthresh=first)  # linear until there, where numbers would touch
     axes.set_xlim(left=0)
