@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -117,7 +118,11 @@ def _way_on(options: argparse.Namespace) -> str:
         begun = folder is not None and (folder / "config.yaml").exists()
     except OSError:
         begun = False
-    return f" go on with `fedshot resume {folder}`" if begun else ""
+    if not begun:
+        return ""
+    data = getattr(options, "data_dir", None)  # a run does not note where its data lay
+    words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
+    return f" go on with `{shlex.join(words)}`"
 
 
 def _os_words(error: OSError) -> str:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from fedshot import config, reference
 from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import Experiment, exists
+from fedshot.kinds import SECTIONS
 from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
 from fedshot.setting import Setting
 from fedshot.settings import parse
 from fedshot.trackers import Tracker, check
 
-_OWN = ("config", "out", "data-dir", "quiet", "json", "tracker")
+_OWN = (
+    "config", "out", "data-dir", "quiet", "json", "tracker", "nodes", "deadline", "wait", "folder",
+    "tests",
+)  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
             "another --name."
         )
     options.run_folder = folder
-    return finish(Experiment(Setting(chosen, data_dir(options)), folder), options)
+    return finish(Experiment(Setting(chosen, options.data_dir), folder), options)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def resume(options: argparse.Namespace) -> int:
         check(options.tracker)
     options.run_folder = options.folder
     held = _held(options)
-    return finish(Experiment(Setting(held, data_dir(options)), options.folder), options)
+    return finish(Experiment(Setting(held, options.data_dir), options.folder), options)
 
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
@@ -76,7 +78,7 @@ def evaluate(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
     asked = Config.of(config.override(held.settings, words)[0]).test
-    experiment = Experiment(Setting(held, data_dir(options)), options.folder)
+    experiment = Experiment(Setting(held, options.data_dir), options.folder)
     if experiment.round < held.run.rounds:
         tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
     if options.rounds is not None:
@@ -115,30 +117,19 @@ def options(chosen: argparse.Namespace) -> int:
 
 def chosen_config(options: argparse.Namespace) -> Config:
     """Return the configuration of the file and of the command line, which wins."""
+    own = [one for one in _OWN if hasattr(options, one.replace("-", "_"))]
     for word in options.settings:
         option = word.removeprefix("--").partition("=")[0]
-        near = difflib.get_close_matches(option, _OWN, 1)
-        if word.startswith("--") and near and "." not in option and option not in ("data", "run"):
+        near = difflib.get_close_matches(option, own, 1)
+        if option in {"data", *SECTIONS} or "." in option:
+            continue
+        if word.startswith("--") and near:
             raise ConfigError(f"there is no option --{option}. Did you mean --{near[0]}?")
     settings: Any = config.load(options.config) if options.config else {}
     settings, notices = config.override(settings, options.settings)
     for text in notices:
         tell(text)
     return Config.of(settings)
-
-
-def default_data_dir() -> Path:
-    """Return where datasets go when nothing says where."""
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "fedshot"
-
-
-def data_dir(options: argparse.Namespace) -> str | None:
-    """Return the folder of datasets that was named, else the usual one, where it exists."""
-    if options.data_dir or os.environ.get("FEDSHOT_DATA"):
-        named: str | None = options.data_dir
-        return named
-    usual = default_data_dir()
-    return str(usual) if usual.is_dir() else None
 
 
 def _held(options: argparse.Namespace) -> Config:

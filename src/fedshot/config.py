@@ -109,9 +109,9 @@ class Config:
         storage.write_bytes(path, text.encode(), sync=True)
 
 
-def load(path: Path) -> Settings:
+def load(path: Path | str) -> Settings:
     """Read settings from a YAML file. Raises ConfigError when it is not a tree of settings."""
-    return trees.load(path, is_text)
+    return trees.load(Path(path), is_text)
 
 
 def override(

@@ -10,8 +10,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from fedshot import reports
-from fedshot.commands import chosen_config, data_dir, default_data_dir
+from fedshot.commands import chosen_config
 from fedshot.data import SOURCES, Source, checks, fetch
+from fedshot.data.places import default_data_dir
 from fedshot.data.publishers import PUBLISHERS
 from fedshot.errors import DataError
 from fedshot.printing import say
@@ -61,7 +62,7 @@ def show(options: argparse.Namespace) -> int:
     words: list[str] = options.settings
     if words and not words[0].startswith("--"):
         options.settings = ["--data.name", *words]
-    arrangement = Arrangement(chosen_config(options), data_dir(options))
+    arrangement = Arrangement(chosen_config(options), options.data_dir)
     for line in reports.facts(arrangement):
         say(line)
     for path in reports.pictures(arrangement, options.out):

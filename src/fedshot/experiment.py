@@ -69,11 +69,12 @@ class Experiment:
     def __init__(
         self,
         setting: Setting,
-        folder: Path,
+        folder: Path | str,
         elsewhere: Callable[[Fleet], Fleet] = lambda here: here,
         *,
         keep_looks: bool = False,
     ) -> None:
+        folder = Path(folder)
         self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
         self.config, self.method = setting.config, setting.method
         self.recorder = Recorder(folder)

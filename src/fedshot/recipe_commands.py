@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedshot import reports, storage
-from fedshot.commands import data_dir
 from fedshot.config import Config
 from fedshot.data import find_data_dir
 from fedshot.errors import ConfigError, DataError, nearest
@@ -58,7 +57,7 @@ def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
     others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]
     if not others or not recipe.rows:
         return usual
-    stand_in, folder = others[0], find_data_dir(data_dir(options))
+    stand_in, folder = others[0], find_data_dir(options.data_dir)
     try:
         Config.of(recipe.cells(usual)[0].settings()).data.load(folder)
     except DataError as error:
@@ -78,7 +77,7 @@ def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
         options.jobs,
         options.out,
         options.results,
-        data_dir(options),
+        options.data_dir,
     )
 
 
@@ -137,14 +136,14 @@ def _list(options: argparse.Namespace) -> int:
     lines = []
     for recipe in recipes:
         budget = options.budget or recipe.usual
-        lines.append(overview(recipe, budget, options.seeds, data_dir(options), options.jobs))
+        lines.append(overview(recipe, budget, options.seeds, options.data_dir, options.jobs))
     say(overview_json(lines) if options.json else overview_text(lines, options))
     return 0
 
 
 def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
     """Time two short rounds of everything that can be trained and has not been timed here."""
-    folder = data_dir(options)
+    folder = options.data_dir
     cells = [
         cell
         for recipe in recipes
@@ -185,7 +184,7 @@ def _results(options: argparse.Namespace) -> int:
 
 def _picture(recipe: Recipe, options: argparse.Namespace) -> int:
     """Draw what a recipe without cells shows."""
-    arrangement = Arrangement(Config.of(recipe.settings), data_dir(options))
+    arrangement = Arrangement(Config.of(recipe.settings), options.data_dir)
     folder: Path = options.results / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
     for path in reports.pictures(arrangement, folder):

@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from fedshot import reports
-from fedshot.commands import data_dir
 from fedshot.errors import ConfigError
 from fedshot.printing import say, tell
 from fedshot.recipes import results
@@ -31,7 +30,7 @@ def report(options: argparse.Namespace) -> int:
     if not options.without_data:
         for label, runs in groups.items():
             tell(f"{printable(label)}: looking at its data and model")
-            looks[label] = reports.look(runs[0].folder, data_dir(options))
+            looks[label] = reports.look(runs[0].folder, options.data_dir)
     path = options.to or (
         options.folders[0] / "report.html" if len(options.folders) == 1 else Path("report.html")
     )
@@ -46,7 +45,10 @@ def compare(options: argparse.Namespace) -> int:
     """Print the comparison of some runs or cells, and what the first is to each of the others."""
     _once(options.folders)
     if len(options.folders) < 2:
-        raise ConfigError(f"{options.folders[0]} is one; a comparison needs two.")
+        (one,) = options.folders
+        if not one.exists():
+            raise ConfigError(f"{one} does not exist. Name two runs, or two cells of recipes.")
+        raise ConfigError(f"{one} is one; a comparison needs two.")
     files = [path for path in options.folders if path.is_file()]
     if files and len(files) < len(options.folders):
         raise ConfigError(

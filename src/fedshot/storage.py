@@ -109,7 +109,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     text, sha = header.get("notes", "{}"), header.get("sha256")
-    if sha is None or _hash(flat, text) != sha:
+    if sha is None:
+        raise CheckpointError(
+            f"{path} is damaged: it holds no hash of its content, or was not written by "
+            "`fedshot.storage.write`"
+        )
+    if _hash(flat, text) != sha:
         raise CheckpointError(f"{path} is damaged: its content differs from the hash inside it")
     return flat, json.loads(text), sha
 

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedshot import storage
-from fedshot.commands import data_dir
 from fedshot.errors import ConfigError, DataError
 from fedshot.printing import say, tell
 from fedshot.reports.answers import Card, Sheet, write_answers
@@ -35,7 +34,7 @@ def predict(options: argparse.Namespace) -> int:
         options.run,
         client=whole("client", options.client),
         accept_unknown=share("none-of-these", options.none_of_these),
-        data_dir=data_dir(options),
+        data_dir=options.data_dir,
     )
     _check_writable(options.to)
     run, inputs = classifier.opened, classifier.inputs
@@ -84,7 +83,7 @@ def predict(options: argparse.Namespace) -> int:
 
 def calibrate(options: argparse.Namespace) -> int:
     """Measure a run's confidence on its validation classes, and store it with the run."""
-    run = TrainedRun(options.folder, data_dir(options))
+    run = TrainedRun(options.folder, options.data_dir)
     episodes = whole("episodes", options.episodes)
     found = measure(
         run,
@@ -142,7 +141,7 @@ def _between(interval: tuple[float, float] | None) -> str:
 
 def export_run(options: argparse.Namespace) -> int:
     """Write the encoder of a run for other programs, with a model card."""
-    run = TrainedRun(options.run, data_dir(options))
+    run = TrainedRun(options.run, options.data_dir)
     client = whole("client", options.client)
     folder = options.out or Path(options.run) / "export"
     for path in export(run, options.to, folder, client=client, licence=options.licence):

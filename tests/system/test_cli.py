@@ -276,9 +276,13 @@ def test_ctrl_c_at_any_moment_ends_in_130_without_a_traceback(
         monkeypatch.setattr(commands, "Setting", stop)
     else:
         monkeypatch.setattr(commands.Experiment, "result", stop)
-    assert main(["run", "--config", str(config), "--out", str(out)]) == 130
+    data = tmp_path / "my data"
+    data.mkdir()
+    asked = ["run", "--config", str(config), "--out", str(out), "--data-dir", str(data)]
+    assert main(asked) == 130
     err = capsys.readouterr().err
     assert ("go on with `fedshot resume" in err) == (moment == "result")
+    assert (f"--data-dir '{data}'`" in err) == (moment == "result")
     assert "stopped" in err
 
 

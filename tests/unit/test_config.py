@@ -300,6 +300,12 @@ def test_values_from_python_are_checked_too() -> None:
         (["--method.optimizer.rl", "1"], "Did you mean 'method.optimizer.lr'?"),
         (["--rounds", "5"], "Did you mean 'run.rounds'?"),
         (["--nmae", "x"], "Did you mean 'name'?"),
+        (["--methd", "fl_proto"], "there is no option 'methd'. Did you mean 'method'?"),
+        (["--dat.name", "digits"], "Did you mean 'data.name'?"),
+        (["--partitoin.name", "iid"], "Did you mean 'partition.name'?"),
+        (["--models.backbone", "mlp"], "Did you mean 'model.backbone'?"),
+        (["--methd.local_stps", "3"], "Did you mean 'method.local_steps'?"),
+        (["--method.nme", "fl_proto"], "Did you mean 'method.name'?"),
         (["--...", "3"], "there is no option '...'"),
         (["--partition.alpha", "3"],
          "'partition.alpha' belongs to partition 'dirichlet' or 'clusters', not to 'iid', which "

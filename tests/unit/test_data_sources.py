@@ -343,7 +343,9 @@ def test_omniglot_has_1623_characters_of_20_drawings_and_the_split_of_vinyals():
 # --- the folder of datasets ---
 
 
-def test_the_data_folder_is_the_option_then_the_environment_then_none(tmp_path, monkeypatch):
+def test_the_data_folder_is_the_option_then_the_environment_then_the_usual_one(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("FEDSHOT_DATA", str(tmp_path))
     (tmp_path / "other").mkdir()
     assert find_data_dir(None) == tmp_path
@@ -356,4 +358,9 @@ def test_the_data_folder_is_the_option_then_the_environment_then_none(tmp_path, 
     with pytest.raises(DataError, match=r"\$FEDSHOT_DATA is 'gone'"):
         find_data_dir(None)
     monkeypatch.delenv("FEDSHOT_DATA")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     assert find_data_dir(None) is None
+    with pytest.raises(DataError, match=r"home/fedshot, which is not there"):
+        Omniglot().load(None)
+    (tmp_path / "home" / "fedshot").mkdir(parents=True)
+    assert find_data_dir(None) == tmp_path / "home" / "fedshot"

@@ -150,7 +150,7 @@ def test_edited_notes_are_refused(path: Path) -> None:
 
 def test_a_file_of_somebody_else_is_refused(path: Path) -> None:
     save_file({"w": torch.ones(2)}, path)
-    damaged(path)
+    assert "was not written by `fedshot.storage.write`" in damaged(path)
 
 
 def test_a_pickle_is_never_opened(path: Path) -> None:

@@ -126,7 +126,7 @@ def _place(folder: Path, name: str, archive: str, file: str | None) -> Path:
         return folder
     raise DataError(
         f"{name}: {folder} holds neither {wanted} nor a zip or folders of PNG files. Put the file "
-        f"{wanted} into {folder}, or run `fedshot data get {name}`."
+        f"{wanted} into {folder}, or run `fedshot data get {name} --data-dir {folder.parent}`."
     )
 
 

@@ -86,7 +86,7 @@ def find_images(folder: Path, source: str, file: str | None) -> Path:
         return folder
     raise DataError(
         f"{source}: {folder} holds no images. Put one zip of them there, or a folder for each "
-        f"class; `fedshot data get {source}` says where they can be had."
+        f"class; `fedshot data get {source} --data-dir {folder.parent}` says where they can be had."
     )
 
 

@@ -50,12 +50,13 @@ class Mnist:
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the halves that are there, training images first."""
-        files = _files(self._home(data_dir))
+        folder = self._home(data_dir)
+        files = _files(folder)
         if not files:
             raise DataError(
-                f"{self.folder}: {self._home(data_dir)} holds no half of the set. Put "
+                f"{self.folder}: {folder} holds no half of the set. Put "
                 f"train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz there, or the two of "
-                f"t10k; `fedshot data get {self._name}` fetches them."
+                f"t10k; `fedshot data get {self._name} --data-dir {folder.parent}` fetches them."
             )
         build = partial(_build, files, self.names)
         dataset = cached(self._name, [path for pair in files.values() for path in pair], {}, build)

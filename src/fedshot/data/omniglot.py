@@ -95,7 +95,7 @@ def _place(folder: Path, half: str) -> Path:
             return path
     raise DataError(
         f"omniglot: {folder / half}.zip is missing. Put the file {half}.zip into {folder}, or run "
-        "`fedshot data get omniglot`."
+        f"`fedshot data get omniglot --data-dir {folder.parent}`."
     )
 
 

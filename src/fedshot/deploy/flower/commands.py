@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedshot import config
-from fedshot.commands import chosen_config, data_dir, finish
+from fedshot.commands import chosen_config, finish
 from fedshot.config import Config
 from fedshot.deploy.flower import require_flower
 from fedshot.errors import CheckpointError, ConfigError
@@ -59,7 +59,7 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
 
 def _setting(chosen: Config, place: Place, options: argparse.Namespace) -> Setting:
     if not place.tests:
-        return Setting(chosen, data_dir(options))
+        return Setting(chosen, options.data_dir)
     from fedshot.deploy.flower.exams import ExamSetting
 
     return ExamSetting(chosen, place.tests)
@@ -123,7 +123,7 @@ def deal(options: argparse.Namespace) -> int:
     from fedshot.deploy.flower.home import own_folder
     from fedshot.deploy.flower.shards import write_shards
 
-    arranged = Arrangement(chosen_config(options), data_dir(options))
+    arranged = Arrangement(chosen_config(options), options.data_dir)
     _check("nodes", options.nodes, 1, len(arranged.clients))
     own_folder(options.to)
     for i in range(options.nodes):
