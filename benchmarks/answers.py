@@ -66,7 +66,7 @@ def answers(options: Options) -> Result:
     result.rows = rows(everyone, everyone[0].name)
     result.notes.append(
         "fl_proto embeds the support in every call; fedfsl_naive takes its ten gradient steps on "
-        "it in every call, and in every 256 images of a call."
+        "it in every call, and in every 256 images of a call"
     )
     return result
 
