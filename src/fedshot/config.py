@@ -267,7 +267,9 @@ def _take_kind(tree: Settings, place: str) -> str:
     for part in above:
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
-            raise ConfigError(f"{part} is {section!r}; expected keys and values.")
+            raise ConfigError(
+                f"{part} is {section!r}; expected keys and values, such as {place}.name."
+            )
     value = long(place, section.get(last, {}))
     if not isinstance(value, dict):
         raise ConfigError(f"{place} is {value!r}; expected a name, or keys and values.")

@@ -62,18 +62,20 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.name not in ("sgd", "adam"):
-            raise ConfigError(f"optimizer is {self.name!r}; expected 'sgd' or 'adam'.")
+            raise ConfigError(f"optimizer.name is {self.name!r}; expected 'sgd' or 'adam'.")
         if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"lr is {self.lr}; expected a number above 0.")
+            raise ConfigError(f"optimizer.lr is {self.lr}; expected a number above 0.")
         if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum is {self.momentum}; expected a number in [0, 1).")
+            raise ConfigError(
+                f"optimizer.momentum is {self.momentum}; expected a number in [0, 1)."
+            )
         if self.name == "adam" and self.momentum:
             raise ConfigError(
-                f"momentum is {self.momentum} with adam, which has its own. Leave it at 0, or "
-                "choose sgd."
+                f"optimizer.momentum is {self.momentum} with adam, which has its own. Leave it at "
+                "0, or choose sgd."
             )
         if not 0 <= self.weight_decay < float("inf"):
-            raise ConfigError(f"weight_decay is {self.weight_decay}; expected 0 or more.")
+            raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}; expected 0 or more.")
 
     def init(self, params: Tree) -> OptState:
         """Return the state before the first step."""
