@@ -6,7 +6,6 @@ import argparse
 import errno
 import importlib
 import os
-import re
 import shlex
 import signal
 import sys
@@ -20,6 +19,7 @@ from fedshot import __version__, stopping
 from fedshot.deploy.flower.arguments import add_flower
 from fedshot.errors import ConfigError, FedshotError, nearest
 from fedshot.printing import tell
+from fedshot.words import long_names
 
 REFUSED, INTERRUPTED = 2, 130
 
@@ -75,14 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
     """Say that a command does not take some words, and which of its options is meant."""
-    known = _options_of(options.parser)
+    known = long_names(options.parser.format_help())
     hint = nearest(_first_option(rest), known)
     return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
-
-
-def _options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the long names of a command's options."""
-    return sorted(set(re.findall(r"--[a-z][a-z-]*", parser.format_help())))
 
 
 def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
@@ -152,7 +147,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if "arguments are required" in message and not self.get_default("takes_settings"):
-            known = _options_of(self)
+            known = long_names(self.format_help())
             slip = _first_option(self._asked, known)
             message += f". There is no {slip}. {nearest(slip, known)}" if slip else ""
         super().error(message)

@@ -12,17 +12,13 @@ from fedshot import config, reference
 from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.experiment import Experiment, exists
-from fedshot.kinds import SECTIONS
+from fedshot.kinds import KINDS, SECTIONS
 from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
 from fedshot.setting import Setting
 from fedshot.settings import parse
 from fedshot.trackers import Tracker, check
-
-_OWN = (
-    "config", "out", "data-dir", "quiet", "json", "tracker", "nodes", "deadline", "wait", "folder",
-    "tests",
-)  # fmt: skip
+from fedshot.words import long_names
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,14 +113,13 @@ def options(chosen: argparse.Namespace) -> int:
 
 def chosen_config(options: argparse.Namespace) -> Config:
     """Return the configuration of the file and of the command line, which wins."""
-    own = [one for one in _OWN if hasattr(options, one.replace("-", "_"))]
-    for word in options.settings:
-        option = word.removeprefix("--").partition("=")[0]
-        near = difflib.get_close_matches(option, own, 1)
-        if option in {"data", *SECTIONS} or "." in option:
-            continue
-        if word.startswith("--") and near:
-            raise ConfigError(f"there is no option --{option}. Did you mean --{near[0]}?")
+    known = long_names(options.parser.format_help())
+    for option in (word.partition("=")[0] for word in options.settings):
+        place = option.removeprefix("--")
+        if place == option or "." in place or place in {"name", "seed", *SECTIONS, *KINDS}:
+            continue  # a value, or a setting
+        if near := difflib.get_close_matches(option, known, 1, 0.75):
+            raise ConfigError(f"there is no option {option}. Did you mean {near[0]}?")
     settings: Any = config.load(options.config) if options.config else {}
     settings, notices = config.override(settings, options.settings)
     for text in notices:

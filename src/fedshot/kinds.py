@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -122,20 +121,7 @@ def _unknown(place: str, options: Mapping[str, Option], names: Mapping[str, str]
                 f"{owners[0]!r}."
             )
     places = {*options, "name", "seed", *(f"{one}.name" for one in names)}
-    return f"there is no option {place!r}. {_meant(place, places)}"
-
-
-def _meant(place: str, places: Collection[str]) -> str:
-    """Return a sentence that names what is meant: by a slip in the section's name, or below it."""
-    first, dot, below = place.partition(".")
-    sections = {one.partition(".")[0] for one in places}
-    close = difflib.get_close_matches(first, sections, 1)
-    known = first in sections or (not dot and any(o.rpartition(".")[2] == first for o in places))
-    if close and not known:
-        place = f"{close[0]}{dot}{below}"
-        if any(f"{one}.".startswith(f"{place}.") for one in places):
-            return f"Did you mean {place!r}?"
-    return nearest_options(place, places)
+    return f"there is no option {place!r}. {nearest_options(place, places)}"
 
 
 def all_options(names: Mapping[str, str]) -> Iterator[Option]:

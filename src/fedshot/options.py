@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -91,8 +92,16 @@ def settled(option: Option, value: Any) -> Any:
 def nearest_options(place: str, valid: Collection[str]) -> str:
     """Return a sentence that names the options meant by a place that is none, and its section's.
 
-    An option of the same last name counts as near, however deep it lies.
+    An option of the same last name counts as near, however deep it lies, and what is there in a
+    section of nearly the same name.
     """
+    sections = {one.partition(".")[0] for one in valid}
+    first, dot, below = place.partition(".")
+    near = difflib.get_close_matches(first, sections, 1)
+    if dot and near and first not in sections:
+        place = f"{near[0]}.{below}"
+        if any(f"{one}.".startswith(f"{place}.") for one in valid):
+            return f"Did you mean {place!r}?"
     parts = [part for part in place.split(".") if part]
     last = parts[-1] if parts else ""
     for depth in range(len(parts) - 1, -1, -1):
@@ -104,7 +113,7 @@ def nearest_options(place: str, valid: Collection[str]) -> str:
             return f"{hint} {_listed(section)}".strip()
         if section and above:
             return nearest(place, section)
-    return nearest(place, valid)
+    return nearest(place, {*valid, *sections})
 
 
 def _listed(section: Collection[str]) -> str:

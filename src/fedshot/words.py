@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -53,6 +54,15 @@ def _amount(value: float) -> str:
 def count(n: int, one: str, many: str | None = None) -> str:
     """Return e.g. "1 seed" or "3 seeds"."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def long_names(text: str) -> list[str]:
+    """Return the long options that a help text names, in order.
+
+    >>> long_names("usage: show [--out OUT] [--data-dir DIR]")
+    ['--data-dir', '--out']
+    """
+    return sorted(set(re.findall(r"--[a-z][a-z-]*", text)))
 
 
 def joined(words: Sequence[str]) -> str:

@@ -138,7 +138,8 @@ def test_an_image_of_another_size_is_refused_or_resized(tmp_path):
 
 
 def test_missing_classes_and_images_are_told(tmp_path):
-    with pytest.raises(DataError, match=r"`fedshot data get mini_imagenet .*` says where"):
+    fetch = f"`fedshot data get mini_imagenet --data-dir {tmp_path}` says where"
+    with pytest.raises(DataError, match=fetch):
         MiniImageNet().load(tmp_path)
     few = {n: d for n, d in BY_CLASS.items() if CLASSES[0] not in n}
     write(tmp_path / "miniimagenet", few)

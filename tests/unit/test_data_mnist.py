@@ -77,7 +77,8 @@ def test_wrong_contents_are_refused(tmp_path, x, y, said):
 
 
 def test_missing_files_are_named_with_their_place(tmp_path):
-    with pytest.raises(DataError, match=r"mnist holds no half.*`fedshot data get mnist .*`"):
+    fetch = f"`fedshot data get mnist --data-dir {tmp_path}` fetches them"
+    with pytest.raises(DataError, match=f"mnist holds no half.*{fetch}"):
         Mnist().load(tmp_path)
     write(tmp_path / "mnist", "train")
     (tmp_path / "mnist" / "train-labels-idx1-ubyte").unlink()

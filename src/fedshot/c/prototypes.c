@@ -177,7 +177,7 @@ static int names_a_class(const int64_t *restrict y, size n, size way) {
  * classes, and gamma times the loss by the prototypes `told` of every position, or with `pooled` of f;
  * `told` is NULL for none. `means` and `counts` become those of the classes, `accuracy` the share of
  * supports that are right by `means`, `dg` the loss's derivative. `room` has
- * (2 n (1 + positions) + way) width + 3 way floats. Sets `wrong`, and nothing else, where a label is
+ * (2 n (1 + positions) + way) width + 2 way floats. Sets `wrong`, and nothing else, where a label is
  * none. */
 void fedshot_few_round(const float *restrict g, const int64_t *restrict y, const float *told,
                        const uint8_t *told_held, size n, size width, size positions, size way,
@@ -189,13 +189,12 @@ void fedshot_few_round(const float *restrict g, const int64_t *restrict y, const
     size rows = n * width, right, unused;
     float *f = room, *df = f + rows, *apart = df + rows, *dapart = apart + rows * positions;
     float *by_mean = dapart + rows * positions, *logits = by_mean + way * width;
-    float *divisor = logits + way;
-    uint8_t *held = (uint8_t *)(divisor + way);
+    uint8_t *held = (uint8_t *)(logits + way);
     pool(g, n, width, positions, f, by_position ? apart : NULL);
-    memset(counts, 0, sizeof(float) * (size_t)way);
-    for (size i = 0; i < n; i++) counts[y[i]] += 1;
-    for (size c = 0; c < way; c++) held[c] = counts[c] > 0;
-    prototype_means(f, y, n, width, way, means, divisor);
+    memset(held, 0, (size_t)way);
+    for (size i = 0; i < n; i++) held[y[i]] = 1;
+    prototype_means(f, y, n, width, way, means, counts);
+    for (size c = 0; c < way; c++) counts[c] = held[c] ? counts[c] : 0;
     memset(by_mean, 0, sizeof(float) * (size_t)(way * width));
     prototypes own = {means, held, way, width, logits, by_mean};
     double total = rows_loss(f, y, n, 1, own, 1, df, &right);

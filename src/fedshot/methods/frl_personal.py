@@ -170,8 +170,8 @@ class FRLPersonal:
                 return cross_entropy(logits, y), (accuracy(logits.detach(), y), seen)
             support, _ = local.maps(w, {}, drawn.support_x, mode.layer(-3))
             own, _ = local.prototypes_of(local.rows(support), drawn.support_y, len(drawn.open))
-            of_queries, hits = local.query_loss(h, y, own)
-            return of_queries, (hits, seen)
+            value, hits = local.query_loss(h, y, own)
+            return value, (hits, seen)
 
         value, (hits, seen), g = value_and_grad(loss, adapted)
         up = {"gradient": g, **changes({"stats": tree.detach(seen)}, down)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshot.nn.gradients import differentiated_twice
-from fedshot.nn.kernels import empty, followed, library, plain_floats
+from fedshot.nn.kernels import address, empty, followed, library, plain_floats
 from fedshot.nn.stacks import stacked
 
 
@@ -68,14 +68,14 @@ class _Supports(torch.autograd.Function):
         if told is not None and held is not None:
             told, held = _prototypes(told, held, numbers, d)
             given = told.data_ptr(), held.data_ptr()
-        room = empty((2 * n * (1 + positions) + numbers) * d + 3 * numbers)
+        room = empty((2 * n * (1 + positions) + numbers) * d + 2 * numbers)
         loss, right, means, counts = empty(), empty(), empty(numbers, d), empty(numbers)
         dg = torch.empty_like(g)
         wrong = array("q", [0])
         outs = [t.data_ptr() for t in (room, loss, right, means, counts, dg)]
         sizes = (n, d, positions, numbers)
         library().fedshot_few_round(
-            g.data_ptr(), y.data_ptr(), *given, *sizes, pooled, gamma, *outs, _at(wrong)
+            g.data_ptr(), y.data_ptr(), *given, *sizes, pooled, gamma, *outs, address(wrong)
         )
         _check_labels(wrong[0], y, numbers)
         ctx.save_for_backward(dg)
@@ -104,7 +104,7 @@ class _Queries(torch.autograd.Function):
         ins, outs = (g, y, means, held), (room, loss, right, dg, dmeans)
         library().fedshot_few_round_answers(
             *(t.data_ptr() for t in ins), n, d, positions, numbers,
-            *(t.data_ptr() for t in outs), _at(wrong),
+            *(t.data_ptr() for t in outs), address(wrong),
         )  # fmt: skip
         _check_labels(wrong[0], y, numbers)
         ctx.save_for_backward(dg, dmeans)
@@ -156,7 +156,3 @@ def _check_once() -> None:
             "a loss of few-round learning is differentiated twice, by create_graph=True; take the "
             "first gradient by value_and_grad(..., differentiable=True)."
         )
-
-
-def _at(one: array[int]) -> int:
-    return one.buffer_info()[0]

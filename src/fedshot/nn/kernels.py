@@ -157,7 +157,7 @@ def adam(
         used.append(ins)  # copies among them live until they are read
         made.append(outs)
     rule = (decay, rise, grow, step, eps)
-    _numbers(n, library().fedshot_adam, [_address(at), _address(ends)], rule, [])
+    _numbers(n, library().fedshot_adam, [address(at), address(ends)], rule, [])
     return made
 
 
@@ -179,7 +179,7 @@ def take(pairs: Iterable[tuple[Tensor, Tensor]], scale: float) -> None:
         at.extend((x.data_ptr(), total.data_ptr()))
         n += x.numel()
         ends.append(n)
-    _numbers(n, library().fedshot_take, [_address(at), _address(ends)], (scale,), [])
+    _numbers(n, library().fedshot_take, [address(at), address(ends)], (scale,), [])
 
 
 def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor:
@@ -195,7 +195,7 @@ def largest(leaves: Iterable[Tensor]) -> float:
     plain = [leaf.contiguous() for leaf in leaves]
     at = array("q", [leaf.data_ptr() for leaf in plain])
     sizes = array("q", [leaf.numel() for leaf in plain])
-    where = (_address(at), _address(sizes))
+    where = (address(at), address(sizes))
     library().fedshot_largest(*where, len(plain), ctypes.addressof(found))
     value: float = ctypes.c_float.from_buffer(found).value
     return value
@@ -249,7 +249,7 @@ def each(
     _share(n, threads, kernel, before, [*sizes, *rule], after)
 
 
-def _address(of: array[int]) -> int:
+def address(of: array[int]) -> int:
     """Return where the numbers of an array lie; it must live, and not grow, while they are read."""
     return of.buffer_info()[0]
 

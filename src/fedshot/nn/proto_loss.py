@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.nn.kernels import empty, followed, library, plain_floats, shared
+from fedshot.nn.kernels import address, empty, followed, library, plain_floats, shared
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.prototypes import class_means, prototype_logits
 
@@ -59,7 +59,7 @@ class _Loss(torch.autograd.Function):
         loss, right, dh = empty(*stack), empty(*stack), torch.empty_like(h)
         ins = [h.data_ptr(), y.data_ptr()]
         wrong = array("q", [0])
-        outs = [*(t.data_ptr() for t in (room, loss, right, dh)), wrong.buffer_info()[0]]
+        outs = [*(t.data_ptr() for t in (room, loss, right, dh)), address(wrong)]
         sizes = (n, rows - n, width, way)
         shared(episodes, library().fedshot_prototypes, ins, sizes, outs, numbers=h.numel())
         if wrong[0]:
