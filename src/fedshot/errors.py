@@ -36,6 +36,10 @@ class QuorumError(FedshotError):
     """Too few clients gave a usable reply for the round to count."""
 
 
+class DivergenceError(QuorumError):
+    """Too few clients gave a usable reply, most of them for values not finite or too large."""
+
+
 def check_word(name: str, value: str, valid: Iterable[str]) -> None:
     """Raise ConfigError unless an option's value is one of the words it takes."""
     options = list(valid)

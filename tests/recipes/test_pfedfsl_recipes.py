@@ -15,6 +15,7 @@ from fedshot.recipes import load, names
 from fedshot.recipes.tuning import trials
 
 EVERY = [name for name in names() if name.startswith("pfedfsl-")]
+TUNED = [name for name in EVERY if name.startswith("pfedfsl-tuned-")]
 REALISTIC = {"clients": 30, "clusters": 5, "way": 5, "shot": 5, "alpha": 1.0, "name": "clusters"}
 
 
@@ -97,8 +98,44 @@ def test_the_reading_that_runs_is_told(name: str) -> None:
     assert recipe.open["mode"].startswith("strict")
     modes = {key: row.settings["method"].get("mode", "strict") for key, row in recipe.rows.items()}
     literal = [key for key, mode in modes.items() if mode == "paper"]
-    told = {"pfedfsl-table1": ["pfedfsl-paper"], "pfedfsl-table3": ["paper"]}
+    told = {key: ["pfedfsl-paper"] for key in ("pfedfsl-table1", *TUNED)}
+    told["pfedfsl-table3"] = ["paper"]
     assert literal == told.get(name, [])
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_methods_with_steps_of_their_own_are_those_of_table_1(name: str) -> None:
+    table, tuned = load("pfedfsl-table1").rows, load(name).rows
+    for key in tuned.keys() - {"alone"}:
+        assert tuned[key].settings == table[key].settings
+        assert tuned[key].label == table[key].label
+    assert set(tuned) - {"alone"} == set(table) - {"fedfsl-adv-numbered"}
+    alone, whole = (tuned[key].settings["method"] for key in ("alone", "pfedfsl"))
+    assert alone | {"m": whole["m"]} == whole
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_step_sizes_are_chosen_by_images_of_nobodys_training_or_test(name: str) -> None:
+    recipe = load(name)
+    classes = recipe.settings["model"]["head"]["way"]
+    data = classes_of([500] * classes)
+    for column in recipe.columns.values():
+        (cell,) = recipe.cells("small", [f"pfedfsl/{column.key}"])
+        settings = cell.settings()
+        assert settings["run"]["choose"] == "validation"
+        deal = dealt(Config.of(settings), data)
+        assert deal.test is not None
+        assert deal.validation is not None
+        rows = np.concatenate([part.indices for part in (deal.train, deal.test, deal.validation)])
+        assert len(np.unique(rows)) == len(rows)
+        own = {key: part for key, part in settings["partition"].items() if key != "validation"}
+        label = {"real": "realistic", "path": "pathological"}[column.key]
+        (same,) = (
+            one.settings["partition"]
+            for one in load("pfedfsl-table1").columns.values()
+            if one.label == f"MNIST, N = 5, K = 5, {label}"
+        )
+        assert own == same
 
 
 def test_tuning_moves_both_step_sizes_of_per_fedavg() -> None:

@@ -39,6 +39,7 @@ EXPECTED = {
     *(f"frl-{n}" for n in ("table1", "table2", "table3", "a1", "b1", "b2", "c1", "c2", "d1")),
     *(f"frl-{n}" for n in ("e1", "e1-order", "e1-ways", "f1", "fig2")),
     *(f"pfedfsl-{n}" for n in ("table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5")),
+    *(f"pfedfsl-tuned-{n}" for n in ("mnist", "cifar100")),
 }
 EVERY = {name: load(name) for name in names()}
 ELSEWHERE = {"frl-c1", "frl-c2", "fedfsl-fig8", "fedfsl-k-exclusive"}

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal, TypeVar
 
 from fedshot import tree
-from fedshot.errors import QuorumError
+from fedshot.errors import DivergenceError, QuorumError
 from fedshot.keys import Key
 from fedshot.protocol.exchange import (
     ClientWork,
@@ -108,7 +108,8 @@ class Clients:
             key: decides everything that is drawn; two exchanges of one round need two keys.
 
         Raises:
-            QuorumError: fewer usable replies than the quorum asks for.
+            QuorumError: fewer usable replies than the quorum asks for; where most of the others
+                are not finite or too large, as a DivergenceError.
         """
         asked = ClientWork.of(work)
         if len(set(to)) != len(to):
@@ -134,16 +135,18 @@ class Clients:
             return
         shown = [f"client {c}: {f.kind}, {f.reason}" for c, f in sorted(outcome.faults.items())]
         more = f"; and {len(shown) - 5} more" if len(shown) > 5 else ""
-        raise QuorumError(
+        told = (
             f"round {self._round}: {len(outcome.accepted)} of {asked} clients gave a usable reply, "
-            f"the quorum is {need}. {'; '.join(shown[:5])}{more}. "
-            + (
-                "Values that are not finite or too large mean that training diverges: lower the "
-                "step sizes."
-                if sum("finite" in text or "admitted" in text for text in shown) > len(shown) / 2
-                else "Lower run.quorum, or set run.below_quorum to 'skip', in the run's "
-                "config.yaml and resume, to go on without such a round."
+            f"the quorum is {need}. {'; '.join(shown[:5])}{more}."
+        )
+        if sum("finite" in text or "admitted" in text for text in shown) > len(shown) / 2:
+            raise DivergenceError(
+                f"{told} Values that are not finite or too large mean that training diverges: "
+                "lower the step sizes."
             )
+        raise QuorumError(
+            f"{told} Lower run.quorum, or set run.below_quorum to 'skip', in the run's config.yaml "
+            "and resume, to go on without such a round."
         )
 
 

@@ -251,9 +251,12 @@ class Bench:
                 if len(told[row.key]) == self.request.tune:
                     self._settle(row, told[row.key])
             elif event.kind in ("refused", "failed"):
-                for state in self._of_row(row.key):
-                    state.failed[tuning.SEED] = f"trial {places[0]}: {event.facts['reason']}"
+                self._give_up(row, f"trial {places[0]}: {event.facts['reason']}")
             yield event
+
+    def _give_up(self, row: Row, reason: str) -> None:
+        for state in self._of_row(row.key):
+            state.failed[tuning.SEED] = reason
 
     def _check_trials(self, row: Row) -> None:
         """Look for what stands in the way of a row's trials, or of the use of those it has."""
@@ -301,7 +304,11 @@ class Bench:
         cell = tuning.cell_of(self.request.recipe, self.request.budget, row)
         trials = self._trials(row)
         facts = [told[i] for i in range(len(trials))]
-        self.tuned[row.key] = tuning.write(self._trials_path(row), cell, trials, facts)
+        try:
+            self.tuned[row.key] = tuning.write(self._trials_path(row), cell, trials, facts)
+        except ConfigError as error:
+            self._give_up(row, str(error))
+            return
         for state in self._of_row(row.key):
             self._refresh(state.cell)
             _compare(state, state.seen["data"]["digest"] if state.seen else None)

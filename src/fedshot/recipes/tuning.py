@@ -4,14 +4,15 @@ Trial 0 is the recipe as it stands. The others draw each option from its space; 
 rows search in one space is drawn alike for all of them, so no method gets luckier step sizes. The
 trials train in the recipe's first column, as long as a cell does or as those of the budget that
 `trials_as` names, with a seed of their own; the one with the highest validation accuracy, at the
-round that would be tested, is used for every column of its row. Novel classes are not looked at.
+round that would be tested, is used for every column of its row; one that diverges has lost. Novel
+classes are not looked at.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,19 @@ def data_of(file: Path) -> str:
 
 
 def write(
-    file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: list[Mapping[str, Any]]
+    file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: Sequence[Mapping[str, Any]]
 ) -> Chosen:
     """Keep the trials, all come to their end, and return the options of the best.
 
-    Of equals the first.
+    Of equals the first. Raises ConfigError when all of them diverge.
     """
-    best = [_tested(one) for one in facts]
-    chosen = wanted[best.index(max(best))]
+    best = [None if one.get("diverged") else _tested(one) for one in facts]
+    held = [accuracy for accuracy in best if accuracy is not None]
+    if not held:
+        raise ConfigError(
+            f"all {len(wanted)} trials of {cell.key} diverge, the last in {facts[-1]['diverged']}"
+        )
+    chosen = wanted[best.index(max(held))]
     content = {
         "tuned_in": cell.key,
         "seed": SEED,
@@ -116,6 +122,7 @@ def write(
         "made": [one["made"] for one in facts],
         "trials": [
             {"options": options, "best_validation": accuracy, "validation": one["validation"]}
+            | ({"diverged": one["diverged"]} if accuracy is None else {})
             for options, accuracy, one in zip(wanted, best, facts, strict=True)
         ],
     }

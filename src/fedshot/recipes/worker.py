@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from fedshot import own
 from fedshot import settings as trees
 from fedshot.config import Config
-from fedshot.errors import FedshotError
+from fedshot.errors import DivergenceError, FedshotError
 from fedshot.experiment import Experiment
 from fedshot.locks import only_one
 from fedshot.recipes import provenance
@@ -143,13 +143,18 @@ def _alone(run: Experiment) -> Iterator[Path]:
 def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     """Train to the end and tell the validation alone: the novel classes are not looked at.
 
-    Refused where the settings would have them looked at.
+    One that diverges has come to its end, too. Refused where the settings would have the novel
+    classes looked at.
     """
     del order
     check_honest(run.config.settings["name"], run.config.settings)
+    diverged = {}
     if run.round < run.config.run.rounds:
-        _to_the_end(run)
-    told = facts(run.setting) | _history(run) | {"round": run.best_round}
+        try:
+            _to_the_end(run)
+        except DivergenceError as error:
+            diverged = {"diverged": str(error)}
+    told = facts(run.setting) | _history(run) | {"round": run.best_round} | diverged
     return told | {"made": provenance.history(run.folder)}
 
 

@@ -1,0 +1,83 @@
+"""A trial whose training diverges has lost; the others choose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.config import Config
+from fedshot.errors import ConfigError, DivergenceError
+from fedshot.experiment import Experiment
+from fedshot.recipes import read, tuning, worker
+from fedshot.recipes.bench import Bench, Request
+from fedshot.setting import Setting
+
+from .test_recipes import changed, facts
+
+LOST: dict[str, Any] = {"diverged": "round 2: 0 of 4 clients gave a usable reply"}
+RAISED = "method.optimizer.lr"
+
+
+def searched(*values: float) -> Any:
+    return read("t", changed(tune={RAISED: {"choice": list(values)}}))
+
+
+def test_the_best_of_the_trials_that_hold_is_chosen(tmp_path: Path) -> None:
+    recipe = searched(0.001, 0.01)
+    row = recipe.rows["proto"]
+    wanted, cell = tuning.trials(recipe, row, 3), tuning.cell_of(recipe, "small", row)
+    file = tuning.path(tmp_path, recipe, "small-tune3", row)
+    told = [
+        facts(validation=[[0, 0.9, 0], [2, a, 0]]) | lost
+        for a, lost in ((0.8, LOST), (0.3, {}), (0.4, {}))
+    ]
+    assert tuning.write(file, cell, wanted, told) == wanted[2]
+    assert tuning.read(file, cell, wanted) == wanted[2]
+    kept = json.loads(file.read_text())["trials"]
+    assert [t["best_validation"] for t in kept] == [None, 0.3, 0.4]
+    assert [t.get("diverged") for t in kept] == [LOST["diverged"], None, None]
+
+
+def test_nothing_is_chosen_where_all_diverge(tmp_path: Path) -> None:
+    recipe = searched(0.001)
+    row = recipe.rows["proto"]
+    wanted, cell = tuning.trials(recipe, row, 2), tuning.cell_of(recipe, "small", row)
+    file = tuning.path(tmp_path, recipe, "small-tune2", row)
+    with pytest.raises(ConfigError, match=f"all 2 trials of proto/one diverge.*{LOST['diverged']}"):
+        tuning.write(file, cell, wanted, [facts(**LOST), facts(**LOST)])
+    assert not file.exists()
+
+
+def test_a_training_that_diverges_is_told_as_a_trial_and_raised_elsewhere(tmp_path: Path) -> None:
+    recipe = searched(0.001)
+    cell = tuning.cell_of(recipe, "small", recipe.rows["proto"])
+    settings = cell.settings(chosen={RAISED: 1e30})
+    told = worker._tune(Experiment(Setting(Config.of(settings)), tmp_path / "trial"), {})
+    assert "training diverges: lower the step sizes" in told["diverged"]
+    assert [round for round, *_ in told["validation"]] == [0]
+    with pytest.raises(DivergenceError):
+        list(Experiment(Setting(Config.of(settings)), tmp_path / "run").run())
+
+
+@pytest.mark.slow  # trainings, each in a process of its own
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_row_has_its_cells_unless_all_its_trials_diverge(
+    all_of_them: bool, tmp_path: Path
+) -> None:
+    tree = changed(tune={RAISED: {"choice": [1e30]}})
+    if all_of_them:
+        tree["rows"]["proto"]["settings"]["method"]["optimizer"] = {"lr": 1e30}
+    request = Request(read("t", tree), tune=2, runs=tmp_path, results=tmp_path)
+    bench = Bench(request)
+    bench.check()
+    list(bench.run())
+    for state in bench._of_row("proto"):
+        assert bool(state.result) is not all_of_them
+        if all_of_them:
+            assert "all 2 trials of proto/one diverge" in state.failed[tuning.SEED]
+        else:
+            assert state.result is not None
+            assert state.result.tuned == {}
