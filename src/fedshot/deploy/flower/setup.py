@@ -131,8 +131,9 @@ class Setup:
             if held is not None and asked != held:
                 raise ConfigError(
                     f"the clients' files are of another {_WORDS[name]} than the server's: "
-                    f"{str(held)[:60]}, expected {str(asked)[:60]}. Use the configuration with "
-                    "which the files were dealt, its seed included, or deal them again."
+                    f"{str(held)[:60]}, expected {str(asked)[:60] or 'none'}. Use the "
+                    "configuration with which the files were dealt, its seed included, or deal or "
+                    "pack all of them again."
                 )
 
     def method(self, config: Config, holdings: Holdings) -> Method[Any]:

@@ -23,6 +23,7 @@ from fedshot import storage
 from fedshot.data import Dataset, Partition, Tokens
 from fedshot.data.dataset import Ints
 from fedshot.data.redealt import Pool
+from fedshot.data.tokens import PADDING, Table, Words
 from fedshot.errors import DataError
 
 _NAME = re.compile(r"client-(\d{6,})\.safetensors")
@@ -43,13 +44,18 @@ def deal_digest(partition: Partition) -> str:
 
 def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
     """Return what the files of a deal have in common."""
-    return {
+    hashes = {"dataset": dataset.digest, "deal": deal_digest(partition)}
+    return kind_of(dataset) | hashes
+
+
+def kind_of(dataset: Dataset) -> dict[str, Any]:
+    """Return what files of the same classes and shape have in common."""
+    found = {
         "name": dataset.name,
         "class_names": list(dataset.class_names),
         "shape": list(dataset.shape),
-        "dataset": dataset.digest,
-        "deal": deal_digest(partition),
     }
+    return found | ({"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {})
 
 
 def write_shards(
@@ -64,14 +70,23 @@ def write_shards(
             "partition.name is 'redealt', which deals images anew in every round; clients on nodes "
             "keep what they hold. Set it to another, such as 'classes' or 'iid'."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     notes = notes_of(dataset, partition)
     for client in clients:
-        rows = partition[client]
-        arrays = samples_of(dataset, rows)
-        cut = {"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {}
-        content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        storage.write(path_of(folder, client), content, notes | cut, sync=True)
+        write_client(folder, dataset, partition[client], client, notes)
+
+
+def write_client(
+    folder: Path,
+    dataset: Dataset,
+    rows: Ints,
+    client: int,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the file of a client who holds these rows; `notes` where they were dealt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = samples_of(dataset, rows)
+    content = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    storage.write(path_of(folder, client), content, notes or kind_of(dataset), sync=True)
 
 
 def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
@@ -144,6 +159,22 @@ def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> D
         return Dataset(str(notes.get("name", "shards")), x, y, names)
     sizes = [np.diff(part["offsets"]) for part in parts]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
-    ids = np.concatenate([part["ids"] for part in parts])
-    tokens = Tokens(ids, offsets, parts[0]["table"], int(notes["cut"]))
+    ids, table = _one_table([part["ids"] for part in parts], [part["table"] for part in parts])
+    tokens = Tokens(ids, offsets, table, int(notes["cut"]))
     return Dataset(str(notes.get("name", "shards")), tokens, y, names)
+
+
+def _one_table(ids: Sequence[Words], tables: Sequence[Table]) -> tuple[Words, Table]:
+    """Return words end to end and the vectors of all; equal tables are held once."""
+    starts: list[int] = []  # what is added to the words of each part
+    held: list[Table] = []
+    for table in tables:
+        same = [i for i, other in enumerate(tables[: len(starts)]) if np.array_equal(other, table)]
+        if same:
+            starts.append(starts[same[0]])
+            continue
+        starts.append(sum(map(len, held)) - bool(held))  # row 0, padding, is there once
+        held.append(table[1:] if held else table)
+    moved = [np.where(part > PADDING, part + start, part).astype(np.int32)
+             for part, start in zip(ids, starts, strict=True)]  # fmt: skip
+    return np.concatenate(moved), held[0] if len(held) == 1 else np.concatenate(held)
