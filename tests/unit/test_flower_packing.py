@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshot import tree
+from fedshot import storage, tree
 from fedshot.cli import main
 from fedshot.config import Config
 from fedshot.data import ClientData, Dataset, Tokens
@@ -47,12 +47,13 @@ def pictures(*names: str, each: int = 8, seed: int = 0, of: int = 5) -> Dataset:
 
 
 def texts(*names: str, seed: int) -> Dataset:
-    """Texts with words, and a table of vectors, of their own."""
+    """Texts with words, and a table of vectors, of their own; the last of these is no one's."""
     rng = Key(seed).at("texts").numpy()
     y = np.repeat(np.arange(len(names)), 8).astype(np.int64)
-    sizes, table = rng.integers(0, 5, len(y)), rng.standard_normal((9 + seed, 4))
+    sizes, table = rng.integers(1, 5, len(y)), rng.standard_normal((9 + seed, 4))
     table[0] = 0
-    ids = rng.integers(1, len(table), sizes.sum()).astype(np.int32)
+    ids = rng.integers(1, len(table) - 1, sizes.sum()).astype(np.int32)
+    ids[: len(table) - 2] = np.arange(1, len(table) - 1)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Dataset("words", Tokens(ids, offsets, table.astype(np.float32), 5), y, names)
 
@@ -94,8 +95,8 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
     own = Dataset("birds", whole.pixels[rows], whole.y[rows], ALL)  # of base classes robin alone
     told = pack_tests(tmp_path, config(), own)
     assert told == [
-        "passed over: 8 examples of base classes",
-        "tests for 3 clients: 16 of validation classes and 16 of novel classes",
+        "Passed over: 8 examples of the split's other classes.",
+        "tests for 3 clients: 16 examples of validation classes and 16 examples of novel classes",
     ]
     np.savez(tmp_path / "whole.npz", x=whole.x, y=whole.y, class_names=np.array(ALL))
     data = {"data": {"name": "npz", "path": str(tmp_path / "whole.npz")}}
@@ -111,7 +112,7 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
             assert tree.digest(mine.questions[u]) == tree.digest(theirs.questions[u])
             assert mine.labels(u).equal(theirs.labels(u))
     kept = ExamSetting(config(), str(tmp_path)).dataset
-    assert not kept.pixels[own.images_of([ALL.index("robin")])].any(), "no picture to train on"
+    assert set(kept.y.tolist()) == {0, 2, 3, 5}, "no picture to train on"
 
 
 def test_a_node_takes_packed_data_of_these_classes_and_no_others(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_texts_of_two_clients_keep_their_own_vectors(tmp_path: Path) -> None:
     together = read_shards(tmp_path)
     held, rows = together.dataset.x, together.partition
     assert isinstance(held, Tokens)
-    assert len(held.table) == 9 + 10 - 1
+    assert len(held.table) == 8 + 9 - 1
     for client, whole in hosts.items():
         assert isinstance(whole.x, Tokens)
         for mine, theirs in zip(rows[client], range(len(whole)), strict=True):
@@ -162,12 +163,58 @@ def test_texts_of_two_clients_keep_their_own_vectors(tmp_path: Path) -> None:
             assert np.array_equal(a, b)
 
 
+def test_vectors_of_words_that_are_passed_over_are_not_written(tmp_path: Path) -> None:
+    held = texts("robin", "wren", "jay", "crow", "owl", "rook", "secret", seed=30)
+    reader = config({"model": {"backbone": {"name": "gru", "hidden": 4}}})
+    pack_client(tmp_path, reader, held, 0)
+    pack_tests(tmp_path, reader, held)
+    assert isinstance(held.x, Tokens)
+    for name, classes in (("client-000000", range(2)), ("tests", range(2, 6))):
+        flat, _, _ = storage.read(tmp_path / f"{name}.safetensors")
+        spoken = held.x.only(np.flatnonzero(np.isin(held.y, classes))).ids
+        expected = held.x.table[sorted({0, 1, *spoken.tolist()})]
+        assert np.array_equal(flat["table"].numpy(), expected)
+        assert len(expected) < len(held.x.table) - 1
+
+
+def test_a_node_does_not_train_on_what_the_server_tests_by(tmp_path: Path) -> None:
+    pack_tests(tmp_path / "server", config(), pictures("crow", "jay", "owl", "rook"))
+    setup = Setup.of("0" * 32, ExamSetting(config(), str(tmp_path / "server")))
+    earlier = {"split": SPLIT | {"base": ["robin", "wren", "owl"], "novel": ["finch", "rook"]}}
+    pack_client(tmp_path / "a", config(earlier), pictures("robin", "wren", "owl"), 0)
+    with pytest.raises(ConfigError, match="hold examples of 'owl', which is no base class"):
+        setup.check(read_shards(tmp_path / "a"))
+
+
+def test_an_accent_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    one, two = "\u00e4rger", "a\u0308rger"
+    split = {"split": SPLIT | {"base": ["robin", one]}}
+    told = pack_client(tmp_path, config(split), pictures("robin", two), 0)
+    assert told == ["client 0: 16 examples of 2 base classes"]
+
+
+def test_many_strange_classes_take_few_lines(tmp_path: Path) -> None:
+    strange = [f"strange {i}" for i in range(9)]
+    told = pack_client(tmp_path, config(), pictures("robin", "wren", *strange), 0)
+    assert len(told) == 7
+    assert told[5] == "Passed over: 32 examples of 4 other classes that the split does not name."
+
+
+def test_names_that_are_numbers_are_told(tmp_path: Path) -> None:
+    split = {"split": {"base": [1, 2, 10], "validation": [], "novel": [3, 4]}}
+    bare = {key: part for key, part in BASE.items() if key != "split"}
+    made = Config.of(merged(SMALL, bare, {"run": {"cohort": None}}, split))
+    told = pack_client(tmp_path, made, pictures("1", "10"), 0)
+    assert "Classes are known by their names, and those of birds are numbers" in told[0]
+    assert read_shards(tmp_path).dataset.class_names == ("1", "10", "2", "3", "4")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"split": {"random": [3, 1, 2]}}, r"split\.random is set, which draws from data in one"),
         ({"split": {"users": [0.6, 0.2, 0.2]}}, r"split\.users is set"),
-        ({"split": {**SPLIT, "base": ["0-4"]}}, "has the range '0-4'.*Write out the names"),
+        ({"split": {**SPLIT, "base": ["0-4"]}}, "has '0-4', a range.*Write out the names"),
         ({"split": {**SPLIT, "novel": []}}, r"split\.novel names no class"),
         ({"split": {}}, r"split\.base names no class"),
         ({"split": {**SPLIT, "novel": ["robin", "owl"]}}, "names class 'robin' twice"),
@@ -200,14 +247,15 @@ def test_data_that_do_not_do_are_refused_and_nothing_is_written(tmp_path: Path) 
     with pytest.raises(DataError, match=r"client 0 cannot form a .* episode: it has 1 class"):
         client("robin")
     with pytest.raises(
-        DataError, match=r"client 0 cannot.*passed over: 8 examples of 'robn'.*'robin'"
+        DataError, match=r"client 0 cannot.*Passed over: 8 examples of 'robn'.*'robin'\? Lower"
     ):
         client("robn", "wren")
     with pytest.raises(DataError, match="cannot form"):
         client("robin", "wren", each=2)
-    with pytest.raises(DataError, match=r"no example of a class that the split names.*'magpie'"):
+    told = r"no example of a class of split\.base\. Passed over: 8 .*'magpie'"
+    with pytest.raises(DataError, match=told):
         client("magpie")
-    with pytest.raises(DataError, match=r"no example of a base class.*validation and novel"):
+    with pytest.raises(DataError, match=r"no example .*16 examples of the split's other classes"):
         client("owl", "jay")
     with pytest.raises(DataError, match=r"no example of 'rook', which split\.novel names"):
         pack_tests(tmp_path, config(), pictures("crow", "jay", "owl"))
@@ -233,12 +281,12 @@ def test_the_command_writes_either_and_says_what_it_left_out(
     code, out, err = said("--client", "1", *data, str(tmp_path / "a.npz"))
     assert code == 0
     assert out == f"{tmp_path / 'out'}: client 1: 16 examples of 2 base classes\n"
-    assert "passed over: 8 examples of 'stork', which the split does not name." in err
-    assert "passed over: 8 examples of validation and novel classes" in err
+    assert "Passed over: 8 examples of 'stork', which the split does not name.\n" in err
+    assert "Passed over: 8 examples of the split's other classes." in err
     assert path_of(tmp_path / "out", 1).is_file()
     code, out, err = said("--tests", *data, str(tmp_path / "b.npz"))
     assert (code, err) == (0, "")
-    assert "tests for 3 clients: 12 of validation classes and 12 of novel classes" in out
+    assert "tests for 3 clients: 12 examples of validation classes and 12 examples of" in out
     before = (tmp_path / "out" / "tests.safetensors").read_bytes()
     few = ("--test.query", "9")
     code, _, err = said("--tests", *few, *data, str(tmp_path / "b.npz"))

@@ -143,14 +143,12 @@ def pack(options: argparse.Namespace) -> int:
     """Write the file of one client, or the server's tests, of what is on this host."""
     require_flower()
     from fedshot.data import find_data_dir
-    from fedshot.deploy.flower.home import own_folder
     from fedshot.deploy.flower.packing import pack_client, pack_tests
 
     if options.tests == (options.client is not None):
         raise ConfigError("say --client with its number, or --tests for what the server needs.")
     chosen = chosen_config(options)
     dataset = chosen.data.load(find_data_dir(options.data_dir))
-    own_folder(options.to)
     if options.tests:
         told = pack_tests(options.to, chosen, dataset)
     else:

@@ -2,9 +2,10 @@
 
     tests.safetensors   the rows to choose the round and to test on, with their samples and labels
 
-Its notes tell the classes, the number of clients, and those that cannot form an episode. Rows keep
-their numbers, so tests have the episodes and the hash that they have on the whole dataset; in the
-place of what the clients hold stand black images or empty texts that nothing looks at.
+Its notes tell the classes, the number of clients, and those that cannot form an episode. Rows of a
+dataset that is dealt keep their numbers, so tests have the episodes and the hash that they have on
+all of it; in the place of what the clients hold stand black images or empty texts that nothing
+looks at.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class ExamSetting(Setting):
             self.deal = Deal(Partition.of([_NONE] * int(notes["clients"])))
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{path} lacks what it must hold: {error!r}. Deal again.") from None
+            raise DataError(
+                f"{path} lacks what it must hold: {error!r}. Write it again, by "
+                "`fedshot flower deal` or `pack`."
+            ) from None
         self.split, self.own_tests = None, False
         self.notes = {name: notes[name] for name in ("name", "class_names", "shape", "dataset",
                                                       "deal")}  # fmt: skip

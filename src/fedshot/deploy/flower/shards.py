@@ -93,8 +93,8 @@ def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
     """Return the arrays of some rows."""
     y = dataset.y[rows]
     if isinstance(dataset.x, Tokens):
-        own = dataset.x.only(rows)
-        return {"ids": own.ids, "offsets": own.offsets, "table": own.table.copy(), "y": y}
+        own = dataset.x.only(rows).alone()
+        return {"ids": own.ids, "offsets": own.offsets, "table": own.table, "y": y}
     return {"x": np.ascontiguousarray(dataset.x[rows]), "y": y}
 
 
@@ -124,7 +124,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
     if not wanted:
         raise DataError(
             f"{folder} holds no client: expected files such as {path_of(folder, 0).name}. "
-            "`fedshot flower deal` writes them from a dataset."
+            "`fedshot flower pack` writes them, or `deal` from one dataset."
         )
     missing = sorted(set(wanted) - set(there))
     if missing:
@@ -137,7 +137,8 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
         if differing:
             raise DataError(
                 f"{path_of(folder, client)} is of another deal than client {wanted[0]}: "
-                f"{', '.join(differing)} differ. Deal them again together."
+                f"{', '.join(differing)} differ. Deal them again together, or pack them with one "
+                "configuration."
             )
     parts = [{name: leaf.numpy() for name, leaf in flat.items()} for flat, _, _ in read]
     try:
@@ -166,15 +167,13 @@ def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> D
 
 def _one_table(ids: Sequence[Words], tables: Sequence[Table]) -> tuple[Words, Table]:
     """Return words end to end and the vectors of all; equal tables are held once."""
-    starts: list[int] = []  # what is added to the words of each part
+    known: dict[bytes, int] = {}  # what is added to the words of a table
     held: list[Table] = []
-    for table in tables:
-        same = [i for i, other in enumerate(tables[: len(starts)]) if np.array_equal(other, table)]
-        if same:
-            starts.append(starts[same[0]])
-            continue
-        starts.append(sum(map(len, held)) - bool(held))  # row 0, padding, is there once
-        held.append(table[1:] if held else table)
-    moved = [np.where(part > PADDING, part + start, part).astype(np.int32)
-             for part, start in zip(ids, starts, strict=True)]  # fmt: skip
+    moved = []
+    for part, table in zip(ids, tables, strict=True):
+        mark = hashlib.sha256(np.ascontiguousarray(table).data).digest()
+        if mark not in known:
+            known[mark] = sum(map(len, held)) - bool(held)  # row 0, padding, is there once
+            held.append(table[1:] if held else table)
+        moved.append(np.where(part > PADDING, part + known[mark], part).astype(np.int32))
     return np.concatenate(moved), held[0] if len(held) == 1 else np.concatenate(held)
