@@ -40,7 +40,7 @@ from fedshot.kinds import (
 )
 from fedshot.methods import METHODS
 from fedshot.nn import Model
-from fedshot.options import Option, settled
+from fedshot.options import Option, settled, told_by_place
 from fedshot.own import FILES
 from fedshot.protocol import Method
 from fedshot.sections import Chances, ModelOptions, RunOptions, SplitOptions
@@ -211,7 +211,8 @@ def _read(settings: Mapping[str, Any]) -> Config:
         found = parser.parse_object(tree)
         if found.model.norm_policy == "method":
             found.model.norm_policy = _norm_policy(names["method"], vars(found.method))
-        made = parser.instantiate(found)
+        with told_by_place(_plain_values(found)):
+            made = parser.instantiate(found)
     except ArgumentError as error:
         raise ConfigError(" ".join(str(error).split())) from None
     kept: Settings = {"name": name, "seed": seed, **_plain_values(found)}
@@ -242,12 +243,14 @@ def _method(
     """
     cls = METHODS[name]
     asks = {field.name for field in fields(cls)} & {"classes", "clients", "redealt"}
+    settings = {"method": {key: _plain_values(value) for key, value in chosen.items()}}
 
     def make(model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
         redealt = isinstance(partition, Redealt)
         told = {"classes": classes, "clients": clients, "redealt": redealt}
         known: dict[str, Any] = {name: told[name] for name in asks}
-        made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
+        with told_by_place(settings):
+            made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
         return made
 
     return make

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedshot.errors import ConfigError, nearest
+from fedshot.errors import ConfigError, FedshotError, nearest
+from fedshot.settings import flat
 
 _BITS = 1 << 63
+_VALUE = re.compile(r"([a-z]\w*(?:\.\w+)*) is ('[^']*'|[\[(].*?[\])]|[^ ]*?)(?=[,;]| of | and |$)")
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -87,6 +91,34 @@ def settled(option: Option, value: Any) -> Any:
                 else f"{option.place} is {shown(number)}; expected a number of 64 bits."
             )
     return value
+
+
+@contextmanager
+def told_by_place(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Let what is refused of an option begin with the option's place.
+
+    A dataclass knows that its `clients` is 0, and not that it is the `partition` of these settings.
+    Of several options of that name and value the one that lies least deep is meant; where two lie
+    equally deep, the message stays as it is.
+    """
+    try:
+        yield
+    except FedshotError as error:
+        found = _VALUE.match(text := str(error))
+        if found:
+            name, value = found.groups()
+            places = [place for place, held in flat(settings)
+                      if place.endswith(f".{name}") and value in _written(held)]  # fmt: skip
+            least = min((place.count(".") for place in places), default=0)
+            places = [place for place in places if place.count(".") == least]
+            if len(places) == 1:
+                error.args = (f"{places[0]}{text.removeprefix(name)}",)
+        raise
+
+
+def _written(value: Any) -> set[str]:
+    """Return how a message may have a value."""
+    return {str(value), repr(value)} | ({str(tuple(value))} if isinstance(value, list) else set())
 
 
 def nearest_options(place: str, valid: Collection[str]) -> str:

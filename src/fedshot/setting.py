@@ -31,6 +31,7 @@ from fedshot.facts import Facts
 from fedshot.keys import Key
 from fedshot.machine import cores
 from fedshot.nn.cost import step_flops
+from fedshot.options import told_by_place
 from fedshot.protocol import Method, widest_test
 from fedshot.sections import RunOptions, not_honest
 
@@ -71,9 +72,10 @@ class Arrangement:
         # Who holds what is the test, too, where that is the clients' own: one for all seeds.
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (drawn if self.own_tests else self.key).at("partition")
-        self.deal: Deal = config.partition.deal(
-            self.dataset, self.rows.base, self.deal_key, config.episode
-        )
+        with told_by_place(config.settings):
+            self.deal: Deal = config.partition.deal(
+                self.dataset, self.rows.base, self.deal_key, config.episode
+            )
         if self.own_tests:
             self._check_own_tests()
         self.left_out = unable(

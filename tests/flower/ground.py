@@ -168,8 +168,8 @@ def program(*words: object, **options: Any) -> subprocess.Popen[str]:
     """Start fedshot, with the methods of these tests, in a process of its own."""
     return subprocess.Popen(
         [sys.executable, quilt.__file__, *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, **options,
+        text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )  # fmt: skip
 
 

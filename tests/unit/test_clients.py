@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.errors import QuorumError
+from fedshot.errors import DivergenceError, QuorumError
 from fedshot.keys import Key
 from fedshot.protocol import (
     Arrival,
@@ -212,6 +212,33 @@ def test_a_quorum_error_names_five_clients_and_counts_the_rest() -> None:
         assert f"client {c}: lost, gone {c}" in text
     assert "client 6" not in text
     assert "; and 3 more. Lower run.quorum, or set run.below_quorum to 'skip'" in text
+
+
+NAN = "part 'x': holds a value that is not finite"
+
+
+@pytest.mark.parametrize(
+    ("faults", "diverges"),
+    [
+        ([Fault("refused", NAN)] * 3, True),
+        ([Fault("refused", "part 'x': holds 1e+12, above the 4e+09 that is admitted")] * 3, True),
+        ([Fault("refused", NAN), Fault("refused", NAN), Fault("lost", "gone")], True),
+        ([Fault("refused", NAN), Fault("lost", "gone")], False),
+        ([Fault("lost", f"a node says that it {NAN}")] * 3, False),
+        ([Fault("refused", "the weight is 0.0, expected a finite number above 0")] * 3, False),
+    ],
+)
+def test_only_values_that_are_not_finite_or_too_large_are_divergence(
+    faults: list[Fault], diverges: bool
+) -> None:
+    class Faulty(Loop):
+        def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+            yield from (Arrival(c, None, f) for c, f in zip(exchange.to, faults, strict=True))
+
+    with pytest.raises(QuorumError) as error:
+        ask(Clients(Faulty(), range(9)), range(len(faults)))
+    assert isinstance(error.value, DivergenceError) is diverges
+    assert ("lower the step sizes" in str(error.value)) is diverges
 
 
 def test_nobody_asked_is_no_quorum() -> None:

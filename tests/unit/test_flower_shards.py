@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conformance.small import CLIENTS, DATASET, PARTITION
 from fedshot import tree
@@ -36,6 +37,14 @@ def texts() -> Dataset:
     return Dataset("texts", tokens, DATASET.y, DATASET.class_names)
 
 
+def spoken(drawn: Any, dataset: Dataset) -> str:
+    """Return the hash of what was drawn, words by their vectors: files number words anew."""
+    if not isinstance(dataset.x, Tokens):
+        return tree.digest(drawn)
+    table = torch.tensor(dataset.x.table)
+    return tree.digest(tuple(table[leaf] if leaf.dtype == torch.int32 else leaf for leaf in drawn))
+
+
 @pytest.mark.parametrize("dataset", [DATASET, texts()], ids=["images", "texts"])
 def test_a_client_draws_from_its_file_what_it_draws_from_the_whole(
     tmp_path: Path, dataset: Dataset
@@ -50,11 +59,11 @@ def test_a_client_draws_from_its_file_what_it_draws_from_the_whole(
         whole = ClientData(dataset, PARTITION[client])
         for step in range(3):
             key = Key(7).at("client", client, step)
-            assert tree.digest(mine.episode(SPEC, key.numpy())) == tree.digest(
-                whole.episode(SPEC, key.numpy())
+            assert spoken(mine.episode(SPEC, key.numpy()), held.dataset) == spoken(
+                whole.episode(SPEC, key.numpy()), dataset
             )
-            assert tree.digest(mine.batch(5, key.numpy())) == tree.digest(
-                whole.batch(5, key.numpy())
+            assert spoken(mine.batch(5, key.numpy()), held.dataset) == spoken(
+                whole.batch(5, key.numpy()), dataset
             )
     assert not len(held.partition[0])
     with pytest.raises(IndexError):

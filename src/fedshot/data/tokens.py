@@ -115,6 +115,14 @@ class Tokens:
         ids = self.ids[np.repeat(self.offsets[indices], np.diff(offsets)) + within]
         return Tokens(ids, offsets, self.table, self.cut, self.words)
 
+    def alone(self) -> Tokens:
+        """Return these texts with the vectors of their own words, and of no others."""
+        found = np.unique(self.ids)
+        rows = np.concatenate([np.arange(FIRST_WORD), found[found >= FIRST_WORD]])
+        ids = np.searchsorted(rows, self.ids).astype(np.int32)
+        words = tuple(self.words[i - FIRST_WORD] for i in rows[FIRST_WORD:]) if self.words else ()
+        return Tokens(ids, self.offsets, self.table[rows], self.cut, words)
+
     def hash_into(self, sha: hashlib._Hash) -> None:
         """Feed shapes, cut, words and vectors to a hash."""
         sha.update(f"tokens:{self.ids.shape}{self.offsets.shape}{self.table.shape}".encode())

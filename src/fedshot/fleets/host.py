@@ -15,6 +15,7 @@ from fedshot.data import ClientData, Dataset, Partition
 from fedshot.fleets.private import PrivateStore
 from fedshot.keys import Key
 from fedshot.protocol import Arrival, Exchange, Fault, Method, Reply
+from fedshot.protocol.reducers import NOT_FINITE
 from fedshot.tree import Tree
 
 
@@ -101,7 +102,7 @@ class Host:
             )
         if exchange.phase == "train" and tree.leaves(reply.private):
             if not _finite(reply.private):
-                reason = "its private state holds a value that is not finite"
+                reason = f"its private state {NOT_FINITE}"
                 return Arrival(client, None, Fault("refused", reason))
             self.store.save(client, exchange.version, tree.detach(reply.private))
         return Arrival(client, reply._replace(up=tree.detach(dict(reply.up)), private={}))

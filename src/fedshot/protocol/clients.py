@@ -139,7 +139,7 @@ class Clients:
             f"round {self._round}: {len(outcome.accepted)} of {asked} clients gave a usable reply, "
             f"the quorum is {need}. {'; '.join(shown[:5])}{more}."
         )
-        if sum("finite" in text or "admitted" in text for text in shown) > len(shown) / 2:
+        if sum(f.diverged for f in outcome.faults.values()) > len(shown) / 2:
             raise DivergenceError(
                 f"{told} Values that are not finite or too large mean that training diverges: "
                 "lower the step sizes."

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from fedshot.keys import Key
-from fedshot.protocol.reducers import Reducer
+from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE, Reducer
 from fedshot.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., "Reply"])
@@ -122,6 +122,11 @@ class Fault(NamedTuple):
 
     kind: Literal["refused", "lost"]
     reason: str
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the reply was refused for values that are not finite, or too large."""
+        return self.kind == "refused" and any(w in self.reason for w in (NOT_FINITE, TOO_LARGE))
 
 
 class Arrival(NamedTuple):

@@ -25,6 +25,9 @@ from fedshot import tree
 from fedshot.nn import kernels
 from fedshot.tree import Tree
 
+NOT_FINITE, TOO_LARGE = "holds a value that is not finite", "that is admitted"
+"""The words by which a reply of a training that diverges is told from another one."""
+
 # Weights are counts. A lighter contribution than this would vanish in the rounding of the sum.
 LIGHTEST, HEAVIEST = 2.0**-16, 2.0**20
 
@@ -176,9 +179,9 @@ def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
             continue
         largest = _largest(leaf.detach())
         if not math.isfinite(largest):
-            return f"{path} holds a value that is not finite"
+            return f"{path} {NOT_FINITE}"
         if largest > limit:
-            return f"{path} holds {largest:.3g}, above the {limit:.3g} that is admitted"
+            return f"{path} holds {largest:.3g}, above the {limit:.3g} {TOO_LARGE}"
     return None
 
 

@@ -20,7 +20,7 @@ def add_flower(
 ) -> None:
     """Add the command and its actions."""
     text = "train across machines, on Flower"
-    flower = commands.add_parser("flower", help=text, description=f"{text.capitalize()}.")
+    flower = commands.add_parser("flower", help=text, description=f"{text[0].upper()}{text[1:]}.")
     actions = flower.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     def action(name: str, help: str, *, settings: bool = False) -> argparse.ArgumentParser:
@@ -30,7 +30,7 @@ def add_flower(
 
     run = action("run", "train on the nodes of a server, then test", settings=True)
     run.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
-    run.add_argument("--tests", type=Path, help="of `deal`, in place of the dataset")
+    run.add_argument("--tests", type=Path, help="of `deal` or `pack`, in place of the dataset")
     up = action("up", "start a server and nodes on this machine, train, take them down",
                 settings=True)  # fmt: skip
     up.add_argument("--nodes", type=int, default=3, help="how many (3)")
@@ -48,11 +48,7 @@ def add_flower(
         command.add_argument("--json", action="store_true", help="print JSON, one record a line")
         add_data_dir(command)
         add_tracker(command)
-    deal = action("deal", "write the data of clients, a folder for each node", settings=True)
-    deal.add_argument("--config", type=Path, help="YAML file of settings")
-    deal.add_argument("--nodes", type=int, default=3, help="how many (3)")
-    deal.add_argument("--to", type=Path, required=True, help="folder of the folders")
-    add_data_dir(deal)
+    _add_files(action, add_data_dir)
     keys = action("keys", "make the certificates of a server, or the key of a node")
     keys.add_argument("--server", nargs="+", metavar="HOST", help="names and addresses of it")
     keys.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
@@ -78,3 +74,19 @@ def add_flower(
         command.add_argument(
             "--insecure", action="store_true", help="without TLS and keys, on any address"
         )
+
+
+def _add_files(action: Add, add_data_dir: AddTo) -> None:
+    """Add the actions that write what nodes and their server read."""
+    deal = action("deal", "write the data of clients, a folder for each node", settings=True)
+    deal.add_argument("--config", type=Path, help="YAML file of settings")
+    deal.add_argument("--nodes", type=int, default=3, help="how many (3)")
+    deal.add_argument("--to", type=Path, required=True, help="folder of the folders")
+    add_data_dir(deal)
+    pack = action("pack", "write one client's data, or the server's tests, of what is here",
+                  settings=True)  # fmt: skip
+    pack.add_argument("--config", type=Path, help="YAML file of settings, one for all hosts")
+    pack.add_argument("--client", type=int, metavar="N", help="number of the client")
+    pack.add_argument("--tests", action="store_true", help="the server's, of new classes")
+    pack.add_argument("--to", type=Path, required=True, help="folder of the files")
+    add_data_dir(pack)

@@ -139,6 +139,26 @@ def deal(options: argparse.Namespace) -> int:
     return 0
 
 
+def pack(options: argparse.Namespace) -> int:
+    """Write the file of one client, or the server's tests, of what is on this host."""
+    require_flower()
+    from fedshot.data import find_data_dir
+    from fedshot.deploy.flower.packing import pack_client, pack_tests
+
+    if options.tests == (options.client is not None):
+        raise ConfigError("say --client with its number, or --tests for what the server needs.")
+    chosen = chosen_config(options)
+    dataset = chosen.data.load(find_data_dir(options.data_dir))
+    if options.tests:
+        told = pack_tests(options.to, chosen, dataset)
+    else:
+        told = pack_client(options.to, chosen, dataset, options.client)
+    for text in told[:-1]:
+        tell(text)
+    say(f"{options.to}: {told[-1]}")
+    return 0
+
+
 def keys(options: argparse.Namespace) -> int:
     """Make the certificates of a server, or the key of a node."""
     require_flower()

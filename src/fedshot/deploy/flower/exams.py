@@ -2,13 +2,15 @@
 
     tests.safetensors   the rows to choose the round and to test on, with their samples and labels
 
-Its notes tell the classes, the number of clients, and those that cannot form an episode. Rows keep
-their numbers, so tests have the episodes and the hash that they have on the whole dataset; in the
-place of what the clients hold stand black images or empty texts that nothing looks at.
+Its notes tell the classes, the number of clients, and those that cannot form an episode. Rows of a
+dataset that is dealt keep their numbers, so tests have the episodes and the hash that they have on
+all of it; in the place of what the clients hold stand black images or empty texts that nothing
+looks at.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from fedshot import storage
 from fedshot.config import Config
 from fedshot.data import Dataset, Deal, Partition, Rows, Tokens
-from fedshot.deploy.flower.shards import notes_of, samples_of
+from fedshot.deploy.flower.shards import deal_digest, kind_of, samples_of
 from fedshot.errors import DataError
 from fedshot.setting import Arrangement, Setting
 
@@ -36,21 +38,44 @@ def write_exams(folder: Path, arranged: Arrangement) -> None:
             "the split has no novel classes: clients are tested on images of their own, and a "
             "server without these can ask nothing. Start it on the whole dataset, with --data-dir."
         )
+    train = arranged.deal.train
+    left_out = {str(client): reason for client, reason in arranged.left_out.items()}
+    notes = {"dataset": arranged.dataset.digest, "deal": deal_digest(train), "left_out": left_out}
+    write_tests(folder, arranged.dataset, arranged.rows, arranged.base_classes, len(train), notes)
+
+
+def write_tests(
+    folder: Path,
+    dataset: Dataset,
+    rows: Rows,
+    base: Sequence[int],
+    clients: int,
+    notes: Mapping[str, Any],
+) -> None:
+    """Write the samples that a server tests on, and who there is.
+
+    Args:
+        folder: where to.
+        dataset: of which the rows for validation and test are written, and no others.
+        rows: of the dataset.
+        base: numbers of the classes that clients train on, of which the dataset may have none.
+        clients: how many.
+        notes: the hash of the dataset and, where there is one, of its deal, and who is left out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    dataset, rows = arranged.dataset, arranged.rows
     seen = np.union1d(rows.validation, rows.novel)
     arrays = samples_of(dataset, seen)
     arrays |= {"rows": seen, "validation": rows.validation, "novel": rows.novel}
-    notes = notes_of(dataset, arranged.deal.train) | {
+    told = kind_of(dataset) | {
+        "deal": "",
+        "left_out": {},
         "samples": len(dataset),
-        "base": list(arranged.base_classes),
-        "clients": len(arranged.deal.train),
-        "left_out": {str(client): reason for client, reason in arranged.left_out.items()},
+        "base": list(base),
+        "clients": clients,
+        **notes,
     }
-    if isinstance(dataset.x, Tokens):
-        notes["cut"] = dataset.x.cut
     content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    storage.write(folder / _FILE, content, notes, sync=True)
+    storage.write(folder / _FILE, content, told, sync=True)
 
 
 class ExamSetting(Setting):
@@ -68,7 +93,7 @@ class ExamSetting(Setting):
         del config
         path = Path(data_dir or ".") / _FILE
         if not path.is_file():
-            raise DataError(f"{path} does not exist. `fedshot flower deal` writes it.")
+            raise DataError(f"{path} does not exist. `fedshot flower deal` writes it, or `pack`.")
         flat, notes, _ = storage.read(path)
         found = {name: leaf.numpy() for name, leaf in flat.items()}
         try:
@@ -78,7 +103,10 @@ class ExamSetting(Setting):
             self.deal = Deal(Partition.of([_NONE] * int(notes["clients"])))
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{path} lacks what it must hold: {error!r}. Deal again.") from None
+            raise DataError(
+                f"{path} lacks what it must hold: {error!r}. Write it again, by "
+                "`fedshot flower deal` or `pack`."
+            ) from None
         self.split, self.own_tests = None, False
         self.notes = {name: notes[name] for name in ("name", "class_names", "shape", "dataset",
                                                       "deal")}  # fmt: skip

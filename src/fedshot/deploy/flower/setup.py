@@ -131,9 +131,17 @@ class Setup:
             if held is not None and asked != held:
                 raise ConfigError(
                     f"the clients' files are of another {_WORDS[name]} than the server's: "
-                    f"{str(held)[:60]}, expected {str(asked)[:60]}. Use the configuration with "
-                    "which the files were dealt, its seed included, or deal them again."
+                    f"{str(held)[:60]}, expected {str(asked)[:60] or 'none'}. Use the "
+                    "configuration with which the files were dealt, its seed included, or deal or "
+                    "pack all of them again."
                 )
+        strange = sorted(set(holdings.dataset.y.tolist()) - set(self.classes))
+        if strange:
+            name = holdings.dataset.class_names[strange[0]]
+            raise ConfigError(
+                f"the clients' files hold examples of {name!r:.60}, which is no base class of the "
+                "server's configuration. Pack them again, with the configuration of the server."
+            )
 
     def method(self, config: Config, holdings: Holdings) -> Method[Any]:
         """Return the method as the node runs it."""

@@ -23,6 +23,7 @@ from fedshot import storage
 from fedshot.data import Dataset, Partition, Tokens
 from fedshot.data.dataset import Ints
 from fedshot.data.redealt import Pool
+from fedshot.data.tokens import PADDING, Table, Words
 from fedshot.errors import DataError
 
 _NAME = re.compile(r"client-(\d{6,})\.safetensors")
@@ -43,13 +44,18 @@ def deal_digest(partition: Partition) -> str:
 
 def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
     """Return what the files of a deal have in common."""
-    return {
+    hashes = {"dataset": dataset.digest, "deal": deal_digest(partition)}
+    return kind_of(dataset) | hashes
+
+
+def kind_of(dataset: Dataset) -> dict[str, Any]:
+    """Return what files of the same classes and shape have in common."""
+    found = {
         "name": dataset.name,
         "class_names": list(dataset.class_names),
         "shape": list(dataset.shape),
-        "dataset": dataset.digest,
-        "deal": deal_digest(partition),
     }
+    return found | ({"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {})
 
 
 def write_shards(
@@ -64,22 +70,31 @@ def write_shards(
             "partition.name is 'redealt', which deals images anew in every round; clients on nodes "
             "keep what they hold. Set it to another, such as 'classes' or 'iid'."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     notes = notes_of(dataset, partition)
     for client in clients:
-        rows = partition[client]
-        arrays = samples_of(dataset, rows)
-        cut = {"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {}
-        content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        storage.write(path_of(folder, client), content, notes | cut, sync=True)
+        write_client(folder, dataset, partition[client], client, notes)
+
+
+def write_client(
+    folder: Path,
+    dataset: Dataset,
+    rows: Ints,
+    client: int,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the file of a client who holds these rows; `notes` where they were dealt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = samples_of(dataset, rows)
+    content = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    storage.write(path_of(folder, client), content, notes or kind_of(dataset), sync=True)
 
 
 def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
     """Return the arrays of some rows."""
     y = dataset.y[rows]
     if isinstance(dataset.x, Tokens):
-        own = dataset.x.only(rows)
-        return {"ids": own.ids, "offsets": own.offsets, "table": own.table.copy(), "y": y}
+        own = dataset.x.only(rows).alone()
+        return {"ids": own.ids, "offsets": own.offsets, "table": own.table, "y": y}
     return {"x": np.ascontiguousarray(dataset.x[rows]), "y": y}
 
 
@@ -109,7 +124,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
     if not wanted:
         raise DataError(
             f"{folder} holds no client: expected files such as {path_of(folder, 0).name}. "
-            "`fedshot flower deal` writes them from a dataset."
+            "`fedshot flower pack` writes them, or `deal` from one dataset."
         )
     missing = sorted(set(wanted) - set(there))
     if missing:
@@ -122,7 +137,8 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
         if differing:
             raise DataError(
                 f"{path_of(folder, client)} is of another deal than client {wanted[0]}: "
-                f"{', '.join(differing)} differ. Deal them again together."
+                f"{', '.join(differing)} differ. Deal them again together, or pack them with one "
+                "configuration."
             )
     parts = [{name: leaf.numpy() for name, leaf in flat.items()} for flat, _, _ in read]
     try:
@@ -144,6 +160,20 @@ def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> D
         return Dataset(str(notes.get("name", "shards")), x, y, names)
     sizes = [np.diff(part["offsets"]) for part in parts]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
-    ids = np.concatenate([part["ids"] for part in parts])
-    tokens = Tokens(ids, offsets, parts[0]["table"], int(notes["cut"]))
+    ids, table = _one_table([part["ids"] for part in parts], [part["table"] for part in parts])
+    tokens = Tokens(ids, offsets, table, int(notes["cut"]))
     return Dataset(str(notes.get("name", "shards")), tokens, y, names)
+
+
+def _one_table(ids: Sequence[Words], tables: Sequence[Table]) -> tuple[Words, Table]:
+    """Return words end to end and the vectors of all; equal tables are held once."""
+    known: dict[bytes, int] = {}  # what is added to the words of a table
+    held: list[Table] = []
+    moved = []
+    for part, table in zip(ids, tables, strict=True):
+        mark = hashlib.sha256(np.ascontiguousarray(table).data).digest()
+        if mark not in known:
+            known[mark] = sum(map(len, held)) - bool(held)  # row 0, padding, is there once
+            held.append(table[1:] if held else table)
+        moved.append(np.where(part > PADDING, part + known[mark], part).astype(np.int32))
+    return np.concatenate(moved), held[0] if len(held) == 1 else np.concatenate(held)
