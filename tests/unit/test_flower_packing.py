@@ -149,7 +149,7 @@ def test_texts_of_two_clients_keep_their_own_vectors(tmp_path: Path) -> None:
     hosts = {client: texts("robin", "wren", seed=client) for client in (0, 1, 2)}
     for client, held in hosts.items():
         pack_client(tmp_path, config(), held, client)
-    pack_client(tmp_path, config(), hosts[0], 2)  # a table that is there already is held once
+    pack_client(tmp_path, config(), hosts[0], 2)  # vectors that are there already are held once
     hosts[2] = hosts[0]
     together = read_shards(tmp_path)
     held, rows = together.dataset.x, together.partition

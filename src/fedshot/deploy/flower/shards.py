@@ -166,14 +166,17 @@ def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> D
 
 
 def _one_table(ids: Sequence[Words], tables: Sequence[Table]) -> tuple[Words, Table]:
-    """Return words end to end and the vectors of all; equal tables are held once."""
-    known: dict[bytes, int] = {}  # what is added to the words of a table
-    held: list[Table] = []
+    """Return words end to end and the vectors of all, each vector once."""
+    rows = list(tables[0][: PADDING + 1])
+    numbers: dict[bytes, int] = {}  # of every vector but that of padding
     moved = []
     for part, table in zip(ids, tables, strict=True):
-        mark = hashlib.sha256(np.ascontiguousarray(table).data).digest()
-        if mark not in known:
-            known[mark] = sum(map(len, held)) - bool(held)  # row 0, padding, is there once
-            held.append(table[1:] if held else table)
-        moved.append(np.where(part > PADDING, part + known[mark], part).astype(np.int32))
-    return np.concatenate(moved), held[0] if len(held) == 1 else np.concatenate(held)
+        renumbered = np.zeros(len(table), np.int32)
+        for i in range(PADDING + 1, len(table)):
+            mark = table[i].tobytes()
+            if mark not in numbers:
+                numbers[mark] = len(rows)
+                rows.append(table[i])
+            renumbered[i] = numbers[mark]
+        moved.append(renumbered[part])
+    return np.concatenate(moved), np.stack(rows)
