@@ -163,6 +163,17 @@ def test_texts_of_two_clients_keep_their_own_vectors(tmp_path: Path) -> None:
             assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("word", [-1, 99])
+def test_a_word_without_a_vector_in_its_own_file_is_refused(tmp_path: Path, word: int) -> None:
+    pack_client(tmp_path, config(), texts("robin", "wren", seed=0), 0)
+    pack_client(tmp_path, config(), texts("robin", "wren", seed=1), 1)
+    flat, notes, _ = storage.read(path_of(tmp_path, 1))
+    flat["ids"][0] = word
+    storage.write(path_of(tmp_path, 1), flat, notes, sync=False)
+    with pytest.raises(DataError, match="word numbers run from"):
+        read_shards(tmp_path)
+
+
 def test_vectors_of_words_that_are_passed_over_are_not_written(tmp_path: Path) -> None:
     held = texts("robin", "wren", "jay", "crow", "owl", "rook", "secret", seed=30)
     reader = config({"model": {"backbone": {"name": "gru", "hidden": 4}}})

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import yaml
 
 from fedshot import __version__
@@ -135,7 +136,7 @@ class Setup:
                     "configuration with which the files were dealt, its seed included, or deal or "
                     "pack all of them again."
                 )
-        strange = sorted(set(holdings.dataset.y.tolist()) - set(self.classes))
+        strange = np.setdiff1d(holdings.dataset.y, self.classes).tolist()
         if strange:
             name = holdings.dataset.class_names[strange[0]]
             raise ConfigError(

@@ -158,25 +158,25 @@ def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> D
     if "table" not in parts[0]:
         x: Any = np.concatenate([part["x"] for part in parts])
         return Dataset(str(notes.get("name", "shards")), x, y, names)
-    sizes = [np.diff(part["offsets"]) for part in parts]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
-    ids, table = _one_table([part["ids"] for part in parts], [part["table"] for part in parts])
-    tokens = Tokens(ids, offsets, table, int(notes["cut"]))
+    cut = int(notes["cut"])
+    texts = [Tokens(part["ids"], part["offsets"], part["table"], cut) for part in parts]
+    sizes = np.concatenate([np.diff(one.offsets) for one in texts])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    ids, table = _one_table(texts)
+    tokens = Tokens(ids, offsets, table, cut)
     return Dataset(str(notes.get("name", "shards")), tokens, y, names)
 
 
-def _one_table(ids: Sequence[Words], tables: Sequence[Table]) -> tuple[Words, Table]:
+def _one_table(texts: Sequence[Tokens]) -> tuple[Words, Table]:
     """Return words end to end and the vectors of all, each vector once."""
-    rows = list(tables[0][: PADDING + 1])
+    rows = list(texts[0].table[: PADDING + 1])
     numbers: dict[bytes, int] = {}  # of every vector but that of padding
     moved = []
-    for part, table in zip(ids, tables, strict=True):
-        renumbered = np.zeros(len(table), np.int32)
-        for i in range(PADDING + 1, len(table)):
-            mark = table[i].tobytes()
-            if mark not in numbers:
-                numbers[mark] = len(rows)
-                rows.append(table[i])
-            renumbered[i] = numbers[mark]
-        moved.append(renumbered[part])
+    for one in texts:
+        renumbered = np.zeros(len(one.table), np.int32)
+        for i, vector in enumerate(one.table[PADDING + 1 :], PADDING + 1):
+            renumbered[i] = numbers.setdefault(vector.tobytes(), len(rows))
+            if renumbered[i] == len(rows):
+                rows.append(vector)
+        moved.append(renumbered[one.ids])
     return np.concatenate(moved), np.stack(rows)
