@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ from fedshot.config import Config
 from fedshot.data import Dataset, Deal
 from fedshot.errors import DataError
 from fedshot.keys import Key
-from fedshot.recipes import load, names
+from fedshot.recipes import learning, load, names
+from fedshot.recipes.bench import State
+from fedshot.recipes.results import Results
 from fedshot.recipes.tuning import trials
+
+from .test_recipes import facts
 
 EVERY = [name for name in names() if name.startswith("pfedfsl-")]
 TUNED = [name for name in EVERY if name.startswith("pfedfsl-tuned-")]
@@ -144,3 +149,14 @@ def test_tuning_moves_both_step_sizes_of_per_fedavg() -> None:
         if "per-fedavg" in recipe.rows:
             for one in trials(recipe, recipe.rows["per-fedavg"], 3)[1:]:
                 assert one.keys() == {"method.optimizer.lr", "method.beta"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("pfedfsl-tuned-mnist", "images"), ("cifar-fs", "classes")]
+)
+def test_a_learning_curve_says_what_it_is_judged_by(name: str, told: str, tmp_path: Path) -> None:
+    recipe = load(name)
+    column, results = next(iter(recipe.columns)), Results(tmp_path)
+    cells = recipe.cells("small", [f"*/{column}"])[:2]
+    states = [State(one, result=results.add(one, "small", None, 0, facts())) for one in cells]
+    assert f"accuracy on validation {told}, %" in learning.learning(recipe, states)

@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedshot import settings as trees
 from fedshot.recipes.bench import State
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import mean
@@ -112,7 +113,8 @@ def _panel(
         )  # fmt: skip
     axes.set_title(states[0].cell.column.label)
     axes.set_xlabel(label)
-    axes.set_ylabel("accuracy on validation classes, %")
+    own = trees.at(states[0].cell.settings(), "partition.validation")  # of clients' own classes
+    axes.set_ylabel(f"accuracy on validation {'images' if own else 'classes'}, %")
     ends, first = [values[-1] for values in seen if values], 0.0
     if ends and max(ends) >= WIDE * min(ends):
         first = min(values[0] for values in seen if values)
