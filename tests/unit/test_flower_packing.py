@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +310,40 @@ def test_the_command_writes_either_and_says_what_it_left_out(
         code, _, err = said(*wrong, *data, str(tmp_path / "a.npz"))
         assert code == 2
         assert "say --client with its number, or --tests" in err
+
+
+def test_hosts_that_read_words_in_other_ways_do_not_train_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedshot.deploy.flower.commands.require_flower", lambda: None)
+    words = [f"w{i}" for i in range(12)]
+    vectors = "".join(f"{word} {i} 1.5 {-i}\n" for i, word in enumerate(words)).encode()
+    (tmp_path / "same.txt").write_bytes(vectors)
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(vectors))
+    (tmp_path / "other.txt").write_bytes(vectors.replace(b"w3 3 ", b"w3 4 "))
+    chosen = config({"model": {"backbone": {"name": "gru", "hidden": 4}}})
+    chosen.write(tmp_path / "x.yaml")
+
+    def packed(to: str, vectors: str, classes: tuple[str, ...], *more: str) -> Path:
+        with (tmp_path / "texts.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "label"])
+            writer.writerows([f"{words[i]} w3", name] for name in classes for i in range(6))
+        told = ["--data.name", "texts", "--data.path", str(tmp_path / "texts.csv"),
+                "--data.vectors", str(tmp_path / vectors), "--to", str(tmp_path / to)]  # fmt: skip
+        code = main(["flower", "pack", "--config", str(tmp_path / "x.yaml"), *told, *more])
+        assert code == 0, capsys.readouterr().err
+        return tmp_path / to
+
+    server = packed("server", "same.txt", ("crow", "jay", "owl", "rook"), "--tests")
+    setup = Setup.of("0" * 32, ExamSetting(chosen, str(server)))
+    birds, first = ("robin", "wren"), ("--client", "0")
+    setup.check(read_shards(packed("a", "packed.txt.gz", birds, *first)))
+    other = (("b", "other.txt", ()), ("c", "same.txt", ("--data.keep", "known")))
+    for to, read, more in other:
+        held = read_shards(packed(to, read, birds, *first, *more))
+        with pytest.raises(ConfigError, match=r"another way to read texts .* than the server's"):
+            setup.check(held)
+    packed("a", "other.txt", birds, "--client", "1")
+    with pytest.raises(DataError, match="than client 0: words differ"):
+        read_shards(tmp_path / "a")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from fedshot.data.glove import Keep, Unknown, embed, find_vectors
+from fedshot.data.glove import Keep, Unknown, digest, embed, find_vectors
 from fedshot.data.tokens import Tokens
 
 
+@runtime_checkable
 class TextOptions(Protocol):
     """The options of a source of texts."""
 
@@ -47,3 +49,10 @@ def embedded(
         keep=options.keep,
         unknown=options.unknown,
     )
+
+
+def reading_digest(options: TextOptions, data_dir: Path | None) -> str:
+    """Return a SHA-256 that two hosts share who turn the same words into the same vectors."""
+    vectors = digest(find_vectors(options.vectors, options.dim, data_dir), options.dim)
+    told = f"{vectors} {options.cut} {options.keep} {options.unknown}"
+    return hashlib.sha256(told.encode()).hexdigest()

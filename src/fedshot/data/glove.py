@@ -6,6 +6,7 @@ Source: Pennington et al. 2014. A line is `word v1 ... vd`, without a header.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zipfile
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ Unknown: TypeAlias = Literal["zeros", "unk"]
 
 _LONGEST = 1 << 16  # bytes of a line; 300 numbers have about 3,000
 _LARGEST = 1 << 34  # bytes of a file, unpacked; the largest GloVe file has 5.6e9
+_BLOCK = 1 << 20
 _UNK = "unk"
 
 
@@ -56,6 +58,18 @@ def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
         f"there is no file of word vectors at {' or '.join(map(str, places))}. Put "
         f"glove.6B.{dim}d.txt (or .txt.gz, or glove.6B.zip) there, or set `vectors` or `dim`."
     )
+
+
+def digest(path: Path, dim: int | None = None) -> str:
+    """Return the SHA-256 of a file of word vectors, the same one whether it is packed or not."""
+    sha = hashlib.sha256()
+    with _damage_told(path), _opened(path, dim) as file:
+        for _ in range(-(-_LARGEST // _BLOCK)):
+            block = file.read(_BLOCK)
+            if not block:
+                return sha.hexdigest()
+            sha.update(block)
+    raise DataError(f"{path}: larger than any file of word vectors. Fetch it again.")
 
 
 def load_vectors(
@@ -184,18 +198,23 @@ def _kept(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray) -> tuple[np.nd
 
 def _entries(path: Path, dim: int | None) -> Iterator[tuple[int, str, bytes]]:
     """Yield (line number, word, the rest of the line)."""
+    with _damage_told(path), _opened(path, dim) as file:
+        n = read = 0
+        while line := file.readline(_LONGEST):
+            n, read = n + 1, read + len(line)
+            if len(line) == _LONGEST or read > _LARGEST:
+                raise DataError(
+                    f"{path}, line {n}: longer than any file of word vectors. Fetch it again."
+                )
+            word, _, rest = line.strip(b" \r\n").partition(b" ")
+            if word:
+                yield n, word.decode("utf-8", "surrogateescape"), rest
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
     try:
-        with _opened(path, dim) as file:
-            n = read = 0
-            while line := file.readline(_LONGEST):
-                n, read = n + 1, read + len(line)
-                if len(line) == _LONGEST or read > _LARGEST:
-                    raise DataError(
-                        f"{path}, line {n}: longer than any file of word vectors. Fetch it again."
-                    )
-                word, _, rest = line.strip(b" \r\n").partition(b" ")
-                if word:
-                    yield n, word.decode("utf-8", "surrogateescape"), rest
+        yield
     except DAMAGE as error:
         raise DataError(
             f"{path} cannot be read to its end ({error}). It was probably cut off; fetch it again."

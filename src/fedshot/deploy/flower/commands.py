@@ -142,17 +142,21 @@ def deal(options: argparse.Namespace) -> int:
 def pack(options: argparse.Namespace) -> int:
     """Write the file of one client, or the server's tests, of what is on this host."""
     require_flower()
-    from fedshot.data import find_data_dir
+    from fedshot.data import Tokens, find_data_dir
+    from fedshot.data.embedding import TextOptions, reading_digest
     from fedshot.deploy.flower.packing import pack_client, pack_tests
 
     if options.tests == (options.client is not None):
         raise ConfigError("say --client with its number, or --tests for what the server needs.")
     chosen = chosen_config(options)
-    dataset = chosen.data.load(find_data_dir(options.data_dir))
+    data_dir = find_data_dir(options.data_dir)
+    dataset, notes = chosen.data.load(data_dir), {}
+    if isinstance(dataset.x, Tokens) and isinstance(chosen.data, TextOptions):
+        notes = {"words": reading_digest(chosen.data, data_dir)}
     if options.tests:
-        told = pack_tests(options.to, chosen, dataset)
+        told = pack_tests(options.to, chosen, dataset, notes)
     else:
-        told = pack_client(options.to, chosen, dataset, options.client)
+        told = pack_client(options.to, chosen, dataset, options.client, notes)
     for text in told[:-1]:
         tell(text)
     say(f"{options.to}: {told[-1]}")

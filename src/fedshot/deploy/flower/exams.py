@@ -108,8 +108,8 @@ class ExamSetting(Setting):
                 "`fedshot flower deal` or `pack`."
             ) from None
         self.split, self.own_tests = None, False
-        self.notes = {name: notes[name] for name in ("name", "class_names", "shape", "dataset",
-                                                      "deal")}  # fmt: skip
+        agreed = ("name", "class_names", "shape", "dataset", "deal", "words")
+        self.notes = {name: notes[name] for name in agreed if name in notes}
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
 
     @property

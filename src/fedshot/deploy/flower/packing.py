@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedshot.data import Dataset, Partition, Rows, Tokens, unable
 from fedshot.data.dataset import first_twice
 from fedshot.deploy.flower.exams import ExamSetting, write_tests
 from fedshot.deploy.flower.home import own_folder
-from fedshot.deploy.flower.shards import write_client
+from fedshot.deploy.flower.shards import kind_of, write_client
 from fedshot.errors import ConfigError, DataError
 from fedshot.words import count
 
@@ -118,8 +118,17 @@ class Classes:
         return f"Passed over: {what}, which the split does not name.{hint}"
 
 
-def pack_client(folder: Path, config: Config, dataset: Dataset, client: int) -> list[str]:
+def pack_client(
+    folder: Path, config: Config, dataset: Dataset, client: int, notes: Mapping[str, str] = {}
+) -> list[str]:
     """Write the file of a client who holds the base classes' examples of a dataset.
+
+    Args:
+        folder: where to.
+        config: the one of all hosts.
+        dataset: what this host holds.
+        client: its number.
+        notes: what all hosts' files must agree on besides classes and shape, by name.
 
     Returns:
         What a person should know.
@@ -145,11 +154,13 @@ def pack_client(folder: Path, config: Config, dataset: Dataset, client: int) -> 
         raise DataError(" ".join([refused, *told, fix]))
     held = count(len(np.unique(dataset.y)), "base class", "base classes")
     own_folder(folder)
-    write_client(folder, dataset, rows, client)
+    write_client(folder, dataset, rows, client, kind_of(dataset) | dict(notes))
     return [*told, f"client {client}: {count(len(rows), 'example')} of {held}"]
 
 
-def pack_tests(folder: Path, config: Config, dataset: Dataset) -> list[str]:
+def pack_tests(
+    folder: Path, config: Config, dataset: Dataset, notes: Mapping[str, str] = {}
+) -> list[str]:
     """Write what a server needs, of a dataset with validation and novel classes.
 
     Returns what a person should know. Raises as `pack_client`.
@@ -165,7 +176,7 @@ def pack_tests(folder: Path, config: Config, dataset: Dataset) -> list[str]:
                     "names. Bring some, or take the class out of the split, on all hosts."
                 )
     rows = Rows(*(dataset.images_of(getattr(classes, part)) for part in _PARTS))
-    notes = {"dataset": dataset.digest}
+    notes = {"dataset": dataset.digest, **notes}
     with TemporaryDirectory() as tried:  # tests that cannot be are refused here
         write_tests(Path(tried), dataset, rows, classes.base, n, notes)
         ExamSetting(config, tried)

@@ -127,11 +127,11 @@ class Setup:
 
     def check(self, holdings: Holdings) -> None:
         """Raise ConfigError unless the node's data are of the kind that the run is about."""
-        for name in ("class_names", "shape", "dataset", "deal"):
+        for name, told in _WORDS.items():
             asked, held = self.data.get(name), holdings.notes.get(name)
-            if held is not None and asked != held:
+            if None not in (asked, held) and asked != held:
                 raise ConfigError(
-                    f"the clients' files are of another {_WORDS[name]} than the server's: "
+                    f"the clients' files are of another {told} than the server's: "
                     f"{str(held)[:60]}, expected {str(asked)[:60] or 'none'}. Use the "
                     "configuration with which the files were dealt, its seed included, or deal or "
                     "pack all of them again."
@@ -153,4 +153,7 @@ class Setup:
         return Key(config.seed).at("clients")
 
 
-_WORDS = {"class_names": "list of classes", "shape": "shape", "dataset": "dataset", "deal": "deal"}
+_WORDS = {
+    "class_names": "list of classes", "shape": "shape", "dataset": "dataset", "deal": "deal",
+    "words": "way to read texts (`vectors`, `dim`, `cut`, `keep` and `unknown` of data)",
+}  # fmt: skip

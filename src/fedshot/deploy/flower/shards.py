@@ -132,7 +132,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
     read = [storage.read(path_of(folder, client)) for client in wanted]
     notes: dict[str, Any] = read[0][1]
     for client, (_, other, _) in zip(wanted, read, strict=True):
-        differing = [name for name in ("class_names", "shape", "deal", "cut")
+        differing = [name for name in ("class_names", "shape", "deal", "cut", "words")
                      if other.get(name) != notes.get(name)]  # fmt: skip
         if differing:
             raise DataError(
