@@ -13,7 +13,7 @@ from fedshot import storage
 from fedshot.data.locks import locked
 from fedshot.recipes.bench import State
 from fedshot.recipes.current import current
-from fedshot.recipes.learning import WIDE, learning, swept
+from fedshot.recipes.learning import WIDE, learning, number, spread, swept
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import Results
@@ -132,8 +132,8 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
         if min(values) > 0:
             axes.set_xscale("log")
         else:
-            axes.set_xscale("symlog", linthresh=least)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")  # else in TeX, which is not read here
+            spread(axes, least, max(values))
+        axes.xaxis.set_major_formatter(number)
     else:
         axes.set_xticks(sorted(set(values)))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from fedshot import settings as trees
 from fedshot.recipes.bench import State
@@ -118,10 +120,23 @@ def _panel(
     ends, first = [values[-1] for values in seen if values], 0.0
     if ends and max(ends) >= WIDE * min(ends):
         first = min(values[0] for values in seen if values)
-        axes.set_xscale("symlog", linthresh=first)  # linear until there, where numbers would touch
+        spread(axes, first, max(ends))
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(lambda x, _: "" if 0 < x < first else f"{x:,.10g}")
+    axes.xaxis.set_major_formatter(number)
     axes.grid(visible=True, axis="y")
+
+
+def spread(axes: Axes, first: float, last: float) -> None:
+    """Make the horizontal axis linear until `first`, from there to `last` logarithmic."""
+    axes.set_xscale("symlog", linthresh=first)
+    powers = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1)
+    axes.set_xticks([0.0, *(10.0**n for n in powers)])  # below `first` they would touch
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def number(x: float, _: object) -> str:
+    """Return a tick's number; matplotlib's own are in TeX, which is not read here."""
+    return f"{x:,.10g}"
 
 
 def _exchanges(state: State) -> bool:
