@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedshot import __version__, stopping
-from fedshot.deploy.flower.arguments import add_flower
+from fedshot.deploy.flower.arguments import add_flower, add_resume
 from fedshot.errors import ConfigError, FedshotError, nearest
 from fedshot.printing import tell
 from fedshot.words import long_names
 
 REFUSED, INTERRUPTED = 2, 130
+_SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 _FIXES = {
     errno.ENOSPC: "Free some space on that disk",
@@ -38,7 +39,7 @@ _FIXES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit code: 0, 2 for a refused request, 130 for Ctrl-C."""
+    """Run a command; return the exit code: 0, 2 for a refused request, 130 when stopped."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         tell(f"fedshot: error: {words[0]} stands before the command; write it behind, as in "
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.run_folder = None  # set by the commands that can be gone on with
     stopping.asked.clear()
     try:
-        _replace_handler(signal.default_int_handler, stopping.stop)
+        for number, usual in _SIGNALS.items():
+            _replace_handler(number, usual, stopping.stop)
         if rest and not options.takes_settings:
             raise ConfigError(_not_taken(options, rest))
         options.settings = rest
@@ -70,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"fedshot: error: {said}")
         return REFUSED
     finally:
-        _replace_handler(stopping.stop, signal.default_int_handler)
+        for number, usual in _SIGNALS.items():
+            _replace_handler(number, stopping.stop, usual)
 
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
@@ -100,10 +103,10 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
     return None
 
 
-def _replace_handler(old: object, new: Callable[..., object]) -> None:
+def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
     on_main_thread = threading.current_thread() is threading.main_thread()
-    if on_main_thread and signal.getsignal(signal.SIGINT) is old:
-        signal.signal(signal.SIGINT, new)
+    if on_main_thread and signal.getsignal(number) == old:
+        signal.signal(number, new)
 
 
 def _way_on(options: argparse.Namespace) -> str:
@@ -165,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     run = _add(commands, "run", "train a method, then test it on the novel classes", settings=True)
     run.add_argument("--config", type=Path, help="YAML file of settings")
     run.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
+    add_resume(run)
     resume = _add(commands, "resume", "go on with a run that was stopped, at any instant")
     resume.add_argument("folder", type=Path, help="folder of the run, such as runs/digits")
     evaluate = _add(commands, "evaluate", "test the chosen round of a run, in any shape of episode")

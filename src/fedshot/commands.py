@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from fedshot import config, reference
@@ -28,12 +29,30 @@ def run(options: argparse.Namespace) -> int:
     chosen = chosen_config(options)
     folder = options.out / chosen.name
     if exists(folder):
+        chosen = going_on(options, folder, chosen)
+    if (folder / "flower.json").exists():
         raise ConfigError(
-            f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or choose "
-            "another --name."
+            f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
+            "choose another --name."
         )
     options.run_folder = folder
     return finish(Experiment(Setting(chosen, options.data_dir), folder), options)
+
+
+def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
+    """Return the configuration to go on by with a run that is there, if --resume allows it.
+
+    Raises ConfigError where it does not. Whether it is the run's is asked before training.
+    """
+    if not options.resume:
+        raise ConfigError(
+            f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or `--resume`; "
+            "or choose another --name."
+        )
+    held = Config.of(config.load(folder / "config.yaml")).run.threads
+    if chosen.run.threads is None and held is not None:  # its bits are those of so many
+        return chosen.with_threads(held)
+    return chosen
 
 
 def resume(options: argparse.Namespace) -> int:

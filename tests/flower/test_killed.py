@@ -154,7 +154,7 @@ def test_up_trains_and_takes_everything_down_again(tmp_path: Path) -> None:
         if kill == signal.SIGINT:
             assert process.returncode == 130, err
             assert f"go on with `fedshot resume {folder}`" in err
-        words = ("resume", folder)
+        words = (*words, "--resume")
     settings = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(settings.replace("rounds: 400", "rounds: 8"))
     ended = program("resume", folder)

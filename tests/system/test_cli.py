@@ -115,7 +115,8 @@ def test_ctrl_c_in_compiled_code_is_still_ctrl_c(
     assert "stopped" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_what_stops_a_run_says_how_to_go_on(tmp_path: Path, asked: signal.Signals) -> None:
     config = written(tmp_path, {"run": {"rounds": 5000}})
     # A shell that runs the tests in the background lets its children ignore Ctrl-C; undo that.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -131,8 +132,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         if text.startswith("round 2/"):
             break
     time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)  # by an impatient person
+    process.send_signal(asked)
+    process.send_signal(asked)  # by an impatient person
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert f"fedshot resume {tmp_path / 'runs' / 'small'}" in err

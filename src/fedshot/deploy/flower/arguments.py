@@ -37,6 +37,7 @@ def add_flower(
     for command in (run, up):
         command.add_argument("--config", type=Path, help="YAML file of settings")
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
+        add_resume(command)
         command.add_argument(
             "--deadline", type=float, default=600.0,
             help="seconds that an exchange waits for replies; the rest is lost (600)",
@@ -74,6 +75,13 @@ def add_flower(
         command.add_argument(
             "--insecure", action="store_true", help="without TLS and keys, on any address"
         )
+
+
+def add_resume(command: argparse.ArgumentParser) -> None:
+    """Add the word by which a supervisor's command begins a run or goes on with it."""
+    command.add_argument(
+        "--resume", action="store_true", help="go on with the run of this name where it has begun"
+    )
 
 
 def _add_files(action: Add, add_data_dir: AddTo) -> None:

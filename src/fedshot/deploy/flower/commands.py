@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedshot import config
-from fedshot.commands import chosen_config, finish
+from fedshot.commands import chosen_config, finish, going_on
 from fedshot.config import Config
 from fedshot.deploy.flower import require_flower
 from fedshot.errors import CheckpointError, ConfigError
@@ -20,7 +19,6 @@ from fedshot.experiment import exists
 from fedshot.own import for_children
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
-from fedshot.stopping import stop
 from fedshot.trackers import check
 
 if TYPE_CHECKING:
@@ -46,14 +44,12 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
 
     chosen = chosen_config(options)
     folder = options.out / chosen.name
-    if exists(folder):
-        raise ConfigError(
-            f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or choose "
-            "another --name."
-        )
-    options.run_folder = folder
     tests = str(options.tests.resolve()) if server and options.tests else ""
     place = Place.new(server, nodes, options.deadline, tests)
+    if exists(folder):
+        chosen = going_on(options, folder, chosen)
+        place = place.of_begun(folder)
+    options.run_folder = folder
     return _train(options, _setting(chosen, place, options), folder, place)
 
 
@@ -88,7 +84,6 @@ def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: P
         check(options.tracker)
     _refuse_rehearsal(setting.config)
     said = _silent if options.quiet else tell
-    signal.signal(signal.SIGTERM, stop)
     watch: Callable[[], None] = _nothing
     with ExitStack() as stack:
         if place.server:
@@ -204,7 +199,6 @@ def server(options: argparse.Namespace) -> int:
             "where the network itself is safe."
         )
     own_folder(home.folder)
-    signal.signal(signal.SIGTERM, stop)
     with Children() as children:
         log = home.folder / "server.log"
         child = start_server(children, home, options.host, options.port, limits, log=log,
@@ -250,7 +244,6 @@ def node(options: argparse.Namespace) -> int:
     clients = parse_clients(options.clients) if options.clients else None
     holdings = read_shards(options.data, clients)
     own_folder(options.state)
-    signal.signal(signal.SIGTERM, stop)
     with only_one(options.state / ".lock"):
         worker = Worker(name, holdings, options.state, limits=limits, workers=options.workers,
                         tell=tell)  # fmt: skip

@@ -58,6 +58,19 @@ class Place:
             raise ConfigError(f"--deadline is {deadline:g}; expected 1 second to a week.")
         return cls(secrets.token_hex(16), 0, server, nodes, deadline, tests)
 
+    def of_begun(self, folder: Path) -> Place:
+        """Return this place for a run that has begun. Raises ConfigError where it is another."""
+        if not (folder / _FILE).exists():
+            raise ConfigError(
+                f"the clients of {folder} live on this machine. Go on with `fedshot resume "
+                f"{folder}`, or choose another --name."
+            )
+        begun = Place.read(folder)
+        if (bool(begun.server), begun.nodes) != (bool(self.server), self.nodes):
+            how = "run" if begun.server else f"up --nodes {begun.nodes}"
+            raise ConfigError(f"{folder} was begun with `fedshot flower {how}`. Go on with that.")
+        return replace(self, run=begun.run, life=begun.life)
+
     @classmethod
     def read(cls, folder: Path) -> Place:
         """Read a run's place. Raises CheckpointError when the file is damaged."""
