@@ -110,7 +110,9 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
 
 
 def _way_on(options: argparse.Namespace) -> str:
-    """Say how to go on, when a run has begun."""
+    """Say how to go on, when a run or a recipe has begun."""
+    if options.command == "reproduce" and options.name not in ("list", "results"):
+        return " the same command goes on with what is not finished"
     folder: Path | None = options.run_folder
     try:
         begun = folder is not None and (folder / "config.yaml").exists()

@@ -70,19 +70,22 @@ def test_killed_and_begun_again_it_ends_in_the_same_numbers(
 
 
 @pytest.mark.slow
-def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(tmp_path: Path, asked: signal.Signals) -> None:
     process = subprocess.Popen(
         line("reproduce", "digits", "--seeds", "50", "--budget", "paper"),
-        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 60
         while not (children := workers_of(process.pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
-        process.kill()
-        process.wait()
+        process.send_signal(asked)
+        _, err = process.communicate(timeout=60)
     assert children
+    assert asked == signal.SIGKILL or process.returncode == 130
+    assert asked == signal.SIGKILL or "stopped; the same command goes on" in err
     deadline = time.monotonic() + 20
     while any(alive(child) for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
