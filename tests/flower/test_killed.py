@@ -37,7 +37,7 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     change = merged(PRIVATE, {"run": {"rounds": 6, "cohort": None}})
     victim = ground.child("node-1")
     faults: set[tuple[int, int]] = set()
-    with ground.experiment(change, deadline=8.0) as there:
+    with ground.experiment(change, deadline=15.0) as there:
         states = ground.folder / "node-1" / "state" / Place.read(there.folder).run / "clients"
 
         def strike() -> None:
