@@ -24,7 +24,11 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in order."""
-        found = (_NAME.fullmatch(path.name) for path in self.folder.glob("round-*"))
+        try:
+            names = [path.name for path in self.folder.iterdir()]  # a glob hides what is forbidden
+        except FileNotFoundError:
+            return []
+        found = map(_NAME.fullmatch, names)
         return sorted(int(name[1]) for name in found if name)
 
     def path(self, round: int) -> Path:

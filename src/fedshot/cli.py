@@ -21,9 +21,14 @@ from fedshot.errors import ConfigError, FedshotError, nearest
 from fedshot.printing import tell
 from fedshot.words import long_names
 
-REFUSED, INTERRUPTED = 2, 130
+REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
 _SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
+# What may be gone at another try, as a disk that comes back or that somebody makes room on.
+_PASSING = {
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
+    errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN,
+}  # fmt: skip
 _FIXES = {
     errno.ENOSPC: "Free some space on that disk",
     errno.EDQUOT: "Free some of your quota on that disk",
@@ -39,7 +44,10 @@ _FIXES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit code: 0, 2 for a refused request, 130 when stopped."""
+    """Run a command and return the exit code.
+
+    0; 2 for a refused request, 75 for one that may be met later, 130 when stopped.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         tell(f"fedshot: error: {words[0]} stands before the command; write it behind, as in "
@@ -70,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if said is None:
             raise
         tell(f"fedshot: error: {said}")
-        return REFUSED
+        return AGAIN if _is_passing(error) else REFUSED
     finally:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, stopping.stop, usual)
@@ -101,6 +109,13 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
             f"or fewer of them.{_way_on(options)}"
         )
     return None
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the reason of what `_words` said may be gone at another try."""
+    if isinstance(error, FedshotError):
+        return error.passing
+    return not isinstance(error, OSError) or error.errno in _PASSING
 
 
 def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
@@ -136,7 +151,10 @@ def _os_words(error: OSError) -> str:
 
 def _is_unreadable(place: str) -> bool:
     """Whether a path is there and may not be read."""
-    return Path(place).exists() and not os.access(place, os.R_OK)
+    try:
+        return Path(place).exists() and not os.access(place, os.R_OK)
+    except OSError:  # nor may the folder that it is in
+        return True
 
 
 def _is_memory(error: Exception) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedshot import config, reference
+from fedshot.checkpoint import Checkpoints
 from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
-from fedshot.experiment import Experiment, exists
+from fedshot.experiment import Experiment, begun, exists
 from fedshot.kinds import KINDS, SECTIONS
 from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         check(options.tracker)
     chosen = chosen_config(options)
     folder = options.out / chosen.name
-    if exists(folder):
+    if begun(folder):
         chosen = going_on(options, folder, chosen)
     if (folder / "flower.json").exists():
         raise ConfigError(
@@ -49,10 +50,12 @@ def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Confi
             f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or `--resume`; "
             "or choose another --name."
         )
-    held = Config.of(config.load(folder / "config.yaml")).run.threads
-    if chosen.run.threads is None and held is not None:  # its bits are those of so many
-        return chosen.with_threads(held)
-    return chosen
+    checkpoints = Checkpoints(folder / "checkpoints")
+    rounds = checkpoints.rounds()
+    if chosen.run.threads is not None or not rounds:
+        return chosen
+    held = checkpoints.notes(rounds[-1])["config"]["run"]["threads"]
+    return chosen.with_threads(held)  # its bits are those of so many
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -68,6 +71,9 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the rounds that are left, test, and print what came of it."""
     for text in experiment.setting.notices():
         tell(text)
+    for text in experiment.notices():
+        tell(text)
+    experiment.check_alone()  # a tracker would be told that what another process trains has failed
     tracker = _tracker(experiment, options)
     try:
         for record in shown(experiment, options):

@@ -13,7 +13,12 @@ FEW = 12  # options that a message still lists
 
 
 class FedshotError(Exception):
-    """A request that cannot be met, told for the person who made it."""
+    """A request that cannot be met, told for the person who made it.
+
+    `passing` are those of which the reason may be gone when the same is asked again later.
+    """
+
+    passing = False
 
 
 class ConfigError(FedshotError):
@@ -32,12 +37,28 @@ class CheckpointError(FedshotError):
     """A checkpoint that is missing, damaged, or of another run."""
 
 
+class BusyError(CheckpointError):
+    """A folder in which another process is at work."""
+
+    passing = True
+
+
 class QuorumError(FedshotError):
     """Too few clients gave a usable reply for the round to count."""
+
+    passing = True
 
 
 class DivergenceError(QuorumError):
     """Too few clients gave a usable reply, most of them for values not finite or too large."""
+
+    passing = False
+
+
+class AbsentError(FedshotError):
+    """Clients that no host answers for."""
+
+    passing = True
 
 
 def check_word(name: str, value: str, valid: Iterable[str]) -> None:

@@ -105,13 +105,19 @@ class Experiment:
     def run(self) -> Iterator[Record]:
         """Train the rounds that are left, yielding a record for each.
 
-        Raises CheckpointError when another process trains in the same folder.
+        Raises BusyError when another process trains in the same folder, and CheckpointError when
+        more rounds are trained than are asked for.
         """
         if self.config.run.allocator == "keep":
             keep_freed_memory()
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_one(self.folder / ".lock"):
             self.refresh()
+            if self.round > self.config.run.rounds:
+                raise CheckpointError(
+                    f"{self.folder} has trained {count(self.round, 'round')}, and run.rounds is "
+                    f"{self.config.run.rounds}. Set it to {self.round} or more."
+                )
             self._begin()
             if not self._started:
                 with arithmetic(self._threads):
@@ -122,6 +128,24 @@ class Experiment:
                 with arithmetic(self._threads):
                     record = self._one_round()
                 yield record
+
+    def check_alone(self) -> None:
+        """Raise BusyError when another process trains in the folder."""
+        if self.folder.exists():
+            with only_one(self.folder / ".lock"):
+                pass
+
+    def notices(self) -> list[str]:
+        """Return what a person should know before a run is gone on with."""
+        if not self._started or self.round >= self.config.run.rounds:
+            return []
+        told = self.recorder.changes(self._environment)
+        if not told:
+            return []
+        return [
+            f"computed in another way than before round {self.round + 1}: {'; '.join(told)}. The "
+            "bits may be others from here on."
+        ]
 
     def refresh(self) -> None:
         """Read the last checkpoint if it is not this state: another process may have trained since.
@@ -282,15 +306,19 @@ class Experiment:
         if self.round < self.config.run.rounds:
             (self.folder / _RESULT).unlink(missing_ok=True)  # of fewer rounds
         self.config.write(self.folder / "config.yaml")
-        if not (self.folder / facts.FILE).exists():
+        if not self._started or not (self.folder / facts.FILE).exists():
             self.setting.facts().write(self.folder)
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
         self._best = self._best_look() if self._started else None
+        self.recorder.note_environment(last, self._environment)
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        """What the figures are made with that is the run's own."""
         mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
-        method = own.noted(self.config.settings["method"]["name"])
-        self.recorder.note_environment(last, mine | method)
+        return mine | own.noted(self.config.settings["method"]["name"])
 
     def _best_look(self) -> Look | None:
         """Return the look at the chosen round; None where none was made, or chose.
@@ -397,4 +425,9 @@ def exists(folder: Path) -> bool:
     return (folder / "config.yaml").exists()
 
 
-__all__ = ["Experiment", "Setting", "exists"]
+def begun(folder: Path) -> bool:
+    """Whether a folder holds a run, or what is left of one that lost its configuration."""
+    return exists(folder) or bool(Checkpoints(folder / "checkpoints").rounds())
+
+
+__all__ = ["Experiment", "Setting", "begun", "exists"]

@@ -38,12 +38,16 @@ def tell(text: str) -> None:
     _write(sys.stderr, text)
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:  # closed by whoever started the program
+        return
     if stream is sys.stderr or stream.isatty():
         text = _harmless(text)
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, "standard output") from None
         # What is still in the buffer would raise again when Python ends.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -67,13 +71,14 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
     rounds = experiment.config.run.rounds
     peeks = chose_by_test(experiment.config.settings)
     looks = "test (NOT HONEST: it chooses the round)" if peeks else "validation"
-    if options.quiet or options.json:
+    if options.quiet:
         yield from experiment.run()
         return
     complaints = Complaints(experiment.folder)
-    if not console.is_terminal:
+    if options.json or not console.is_terminal:
         for record in experiment.run():
-            tell(_line(record, rounds, looks))
+            if not options.json:
+                tell(_line(record, rounds, looks))
             _tell_all(complaints.heard(record))
             yield record
         _tell_all([complaints.closing()])

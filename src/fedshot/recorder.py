@@ -18,6 +18,9 @@ from fedshot import __version__, compiled, storage
 from fedshot.errors import CheckpointError
 from fedshot.evaluation import Score
 
+_ENVIRONMENT = "environment.json"
+_NO_BITS = {"cores", "python", "system"}
+
 
 @dataclass(frozen=True)
 class Record:
@@ -73,16 +76,34 @@ class Recorder:
             round: the last complete round, -1 before the first.
             more: what is the run's own: its threads, its fleet, the file of a method of one's own.
         """
-        now = {**environment(), **more}
-        path = self.folder / "environment.json"
-        if not path.exists():
-            self.write(path.name, now, sync=True)
+        now, held = {**environment(), **more}, self._environments()
+        if held is None:
+            self.write(_ENVIRONMENT, now, sync=True)
             return
+        first, resumed, last = held
+        if now != last:
+            resumed.append({"after_round": round, "environment": now})
+            self.write(_ENVIRONMENT, first | {"resumed": resumed}, sync=True)
+
+    def changes(self, more: Mapping[str, Any]) -> list[str]:
+        """Say what decides bits and is other than when the run last trained; `more` as above."""
+        held, now = self._environments(), {**environment(), **more}
+        before = held[2] if held else now
+        names = sorted((before.keys() | now.keys()) - _NO_BITS)
+        return [
+            f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+            for name in names
+            if before.get(name) != now.get(name)
+        ]
+
+    def _environments(self) -> tuple[dict[str, Any], list[Any], dict[str, Any]] | None:
+        """Return the first environment, the later ones, and the last; None where none is noted."""
+        path = self.folder / _ENVIRONMENT
+        if not path.exists():
+            return None
         first = _json(path.read_text(encoding="utf-8"), path)
         resumed = first.pop("resumed", [])
-        if now != ({**first, **resumed[-1]["environment"]} if resumed else first):
-            resumed.append({"after_round": round, "environment": now})
-            self.write(path.name, first | {"resumed": resumed}, sync=True)
+        return first, resumed, {**first, **resumed[-1]["environment"]} if resumed else first
 
     def append(self, record: Record) -> None:
         """Add a line to metrics.jsonl."""
@@ -107,6 +128,8 @@ class Recorder:
                 "the file from a copy, or start a new run."
             )
         text = "".join(json.dumps(r) + "\n" for r in kept)
+        for partial in self.folder.glob(f"metrics.jsonl.*{storage.PARTIAL}"):  # of a killed run
+            partial.unlink(missing_ok=True)
         storage.write_bytes(self.folder / "metrics.jsonl", text.encode(), sync=True)
 
     def write(self, name: str, content: Any, *, sync: bool) -> None:

@@ -99,12 +99,15 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 
     Raises:
         CheckpointError: the file is missing, cut short, or differs from its hash.
+        PermissionError: it may not be read.
     """
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
+        if path.exists():
+            raise PermissionError(errno.EACCES, "Permission denied", str(path)) from None
         raise CheckpointError(f"{path} does not exist") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None

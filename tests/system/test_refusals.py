@@ -317,7 +317,7 @@ def test_a_full_disk_is_told_with_the_way_on(
         append(self, record)
 
     monkeypatch.setattr(Recorder, "append", full)
-    assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 2
+    assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 75
     err = capsys.readouterr().err
     assert "No space left on device. Free some space on that disk" in err
     assert f"go on with `fedshot resume {tmp_path / 'runs' / 'small'}`" in err
@@ -337,7 +337,7 @@ def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
         raise RuntimeError(said)
 
     monkeypatch.setattr(commands, "Setting", fails)
-    assert main(words) == 2
+    assert main(words) == 75
     assert "the memory of this machine does not suffice" in capsys.readouterr().err
     said = "a mistake of ours"
     with pytest.raises(RuntimeError, match=said):

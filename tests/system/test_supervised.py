@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from fedshot import compiled
 from fedshot.cli import main
+from fedshot.experiment import Experiment
+from fedshot.locks import only_one
+from fedshot.recorder import Record, Recorder
 
 from .runs import CHOOSING, SMALL, experiment, finished, last_hash, line, merged
 
@@ -76,3 +80,130 @@ def test_a_run_with_nodes_goes_on_there(tmp_path: Path, capsys: pytest.CaptureFi
     (folder / "flower.json").write_text("{}")
     assert main(words(tmp_path)) == 2
     assert "live on nodes. Go on with `fedshot resume" in capsys.readouterr().err
+
+
+def test_fewer_rounds_than_are_trained_are_no_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(tmp_path)) == 0
+    before = (tmp_path / "runs" / "small" / "config.yaml").read_text()
+    assert main(words(tmp_path, {"run": {"rounds": 3}})) == 2
+    assert "has trained 4 rounds, and run.rounds is 3. Set it to 4 or more" in (
+        capsys.readouterr().err
+    )
+    assert (tmp_path / "runs" / "small" / "config.yaml").read_text() == before
+
+
+def test_what_passes_by_itself_has_a_code_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "small"
+    folder.mkdir(parents=True)
+    with only_one(folder / ".lock"):
+        assert main(words(tmp_path)) == 75
+    assert "another process is training" in capsys.readouterr().err
+    few = {"run": {"unreliable": {"drop": 1.0}, "below_quorum": "stop"}}
+    assert main(words(tmp_path, few)) == 75
+    assert "in your own file for --resume" in capsys.readouterr().err
+
+
+def test_lost_clients_are_told_beside_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {"run": {"unreliable": {"drop": 0.3}, "below_quorum": "skip"}}
+    assert main(words(tmp_path, few)) == 0
+    out, err = capsys.readouterr()
+    assert "did not count: lost, dropped by plan" in err
+    assert [json.loads(text) for text in out.splitlines()]
+
+
+def test_what_lost_its_configuration_goes_on_with_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = words(tmp_path, {"run": {"threads": 2}})
+    assert main(command) == 0
+    held = tmp_path / "runs" / "small" / "config.yaml"
+    whole = held.read_text()
+    command = words(tmp_path, {"run": {"rounds": 4}})
+    for broken in (None, "[", ""):
+        held.unlink() if broken is None else held.write_text(broken)
+        capsys.readouterr()
+        assert main([word for word in command if word != "--resume"]) == 2
+        assert "holds a run already" in capsys.readouterr().err
+        assert main(command) == 0
+        assert held.read_text() == whole
+
+
+def test_before_the_first_checkpoint_the_facts_are_those_of_the_new_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(self: Experiment, record: Record, seconds: float) -> Record:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "_close", killed)
+        with pytest.raises(Killed):
+            main(words(tmp_path, CHOOSING))
+    other = merged(CHOOSING, {"split": {"base": ["0-3"], "validation": ["4", "5", "6"]},
+                              "episode": {"way": 4}})  # fmt: skip
+    assert main(words(tmp_path, other)) == 0
+    facts = finished(tmp_path / "whole", other).folder / "data.json"
+    assert (tmp_path / "runs" / "small" / "data.json").read_text() == facts.read_text()
+
+
+def test_other_arithmetic_than_before_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(words(tmp_path)) == 0
+    monkeypatch.setattr("fedshot.recorder.os.cpu_count", lambda: 77)
+    assert main(words(tmp_path, {"run": {"rounds": 5}})) == 0
+    assert "computed in another way" not in capsys.readouterr().err
+    now = "plain" if compiled.kind() == "compiled" else "compiled"
+    real = Recorder._environments
+
+    def other(self: Recorder) -> Any:
+        held = real(self)
+        return held and (held[0], held[1], held[2] | {"kernels": now})
+
+    monkeypatch.setattr(Recorder, "_environments", other)
+    assert main(words(tmp_path, {"run": {"rounds": 6}})) == 0
+    text = capsys.readouterr().err
+    assert f"computed in another way than before round 6: kernels was '{now}', is" in text
+
+
+def test_a_refused_process_leaves_the_tracker_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*_: object) -> None:
+        raise AssertionError("the tracker was opened")
+
+    finished(tmp_path / "runs" / "small")
+    monkeypatch.setattr("fedshot.commands._tracker", opened)
+    with only_one(tmp_path / "runs" / "small" / ".lock"):
+        assert main(words(tmp_path, {"run": {"rounds": 6}})) == 75
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/round-000004.safetensors"])
+def test_what_may_not_be_read_is_not_called_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    folder = finished(tmp_path / "runs" / "small").folder
+
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    if place == "checkpoints":  # whoever runs the tests may be root, whom nothing is denied
+        monkeypatch.setattr(Path, "iterdir", refused)
+    else:
+
+        def hidden(*_: object, **__: object) -> None:
+            raise FileNotFoundError
+
+        monkeypatch.setattr("fedshot.storage.safe_open", hidden)
+    assert main(words(tmp_path, {"run": {"rounds": 6}})) == 2
+    text = capsys.readouterr().err
+    assert f"{folder / place}: Permission denied" in text
+    assert "Delete" not in text

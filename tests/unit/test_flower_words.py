@@ -15,7 +15,7 @@ import pytest
 from fedshot.cli import main
 from fedshot.config import Config
 from fedshot.deploy.flower.codec import Limits
-from fedshot.errors import ConfigError
+from fedshot.errors import AbsentError, ConfigError
 
 pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
 from fedshot.deploy.flower.home import (
@@ -205,7 +205,7 @@ def test_a_run_that_never_began_leaves_nothing_to_resume(
     def opened(place: runs.Place) -> Any:
         return runs.opened(setting, folder, place, Home(tmp_path), [].append, wait=0.0)
 
-    with pytest.raises(ConfigError, match="no node holds client"), opened(place):
+    with pytest.raises(AbsentError, match="no node holds client"), opened(place):
         pass
     assert not (folder / "flower.json").exists()
     monkeypatch.setattr(runs, "await_clients", lambda *_: None)

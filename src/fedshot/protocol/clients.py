@@ -145,8 +145,8 @@ class Clients:
                 "lower the step sizes."
             )
         raise QuorumError(
-            f"{told} Lower run.quorum, or set run.below_quorum to 'skip', in the run's config.yaml "
-            "and resume, to go on without such a round."
+            f"{told} To go on without such a round lower run.quorum, or set run.below_quorum to "
+            "'skip': in the run's config.yaml for `fedshot resume`, in your own file for --resume."
         )
 
 

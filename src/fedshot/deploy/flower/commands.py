@@ -15,7 +15,7 @@ from fedshot.commands import chosen_config, finish, going_on
 from fedshot.config import Config
 from fedshot.deploy.flower import require_flower
 from fedshot.errors import CheckpointError, ConfigError
-from fedshot.experiment import exists
+from fedshot.experiment import begun, exists
 from fedshot.own import for_children
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
@@ -46,7 +46,7 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
     folder = options.out / chosen.name
     tests = str(options.tests.resolve()) if server and options.tests else ""
     place = Place.new(server, nodes, options.deadline, tests)
-    if exists(folder):
+    if begun(folder):
         chosen = going_on(options, folder, chosen)
         place = place.of_begun(folder)
     options.run_folder = folder

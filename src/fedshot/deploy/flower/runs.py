@@ -21,7 +21,7 @@ from fedshot.deploy.flower.home import Home
 from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.post import Post
 from fedshot.deploy.flower.setup import Setup
-from fedshot.errors import CheckpointError, ConfigError
+from fedshot.errors import AbsentError, CheckpointError, ConfigError
 from fedshot.experiment import Experiment, exists
 from fedshot.protocol import Fleet
 from fedshot.setting import Setting
@@ -150,14 +150,14 @@ def await_clients(
     tell: Callable[[str], None],
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until every client has a node. Raises ConfigError when that takes too long."""
+    """Wait until every client has a node. Raises AbsentError when that takes too long."""
     until = time.monotonic() + wait
     told = 0.0
     while missing := fleet.missing(clients):
         watch()
         now = time.monotonic()
         if now > until:
-            raise ConfigError(
+            raise AbsentError(
                 f"no node holds client {missing[0]}"
                 f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}, after "
                 f"{wait:g} s. Start the nodes with `fedshot flower node`; their logs say what "
