@@ -211,7 +211,7 @@ def test_a_quorum_error_names_five_clients_and_counts_the_rest() -> None:
     for c in range(1, 6):
         assert f"client {c}: lost, gone {c}" in text
     assert "client 6" not in text
-    assert "; and 3 more. Lower run.quorum, or set run.below_quorum to 'skip'" in text
+    assert "; and 3 more. To go on without such a round lower run.quorum" in text
 
 
 NAN = "part 'x': holds a value that is not finite"
