@@ -31,11 +31,11 @@ def run(options: argparse.Namespace) -> int:
     folder = options.out / chosen.name
     if begun(folder):
         chosen = going_on(options, folder, chosen)
-    if (folder / "flower.json").exists():
-        raise ConfigError(
-            f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
-            "choose another --name."
-        )
+        if (folder / "flower.json").exists():
+            raise ConfigError(
+                f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
+                "choose another --name."
+            )
     options.run_folder = folder
     return finish(Experiment(Setting(chosen, options.data_dir), folder), options)
 
@@ -69,11 +69,9 @@ def resume(options: argparse.Namespace) -> int:
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the rounds that are left, test, and print what came of it."""
-    for text in experiment.setting.notices():
-        tell(text)
+    experiment.check_alone()  # a tracker would be told that what another process trains has failed
     for text in experiment.notices():
         tell(text)
-    experiment.check_alone()  # a tracker would be told that what another process trains has failed
     tracker = _tracker(experiment, options)
     try:
         for record in shown(experiment, options):

@@ -1,7 +1,8 @@
 """What fedshot says to a person whose request cannot be met.
 
 Each message names the offending value, what was expected, and the usual fix. The command line
-prints it without a traceback and exits with code 2. Anything else that is raised is a bug.
+prints it without a traceback and exits with code 2, or 75 where the reason may pass. Anything else
+that is raised is a bug.
 """
 
 from __future__ import annotations

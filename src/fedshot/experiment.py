@@ -136,16 +136,15 @@ class Experiment:
                 pass
 
     def notices(self) -> list[str]:
-        """Return what a person should know before a run is gone on with."""
-        if not self._started or self.round >= self.config.run.rounds:
-            return []
-        told = self.recorder.changes(self._environment)
-        if not told:
-            return []
-        return [
-            f"computed in another way than before round {self.round + 1}: {'; '.join(told)}. The "
-            "bits may be others from here on."
-        ]
+        """Return what a person should know before a run begins or is gone on with."""
+        found = self.setting.notices()
+        goes_on = self._started and self.round < self.config.run.rounds
+        if goes_on and (changes := self.recorder.changes(self._environment)):
+            found.append(
+                f"computed in another way than before round {self.round + 1}: "
+                f"{'; '.join(changes)}. The bits may be others from here on."
+            )
+        return found
 
     def refresh(self) -> None:
         """Read the last checkpoint if it is not this state: another process may have trained since.

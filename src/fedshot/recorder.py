@@ -19,7 +19,7 @@ from fedshot.errors import CheckpointError
 from fedshot.evaluation import Score
 
 _ENVIRONMENT = "environment.json"
-_NO_BITS = {"cores", "python", "system"}
+_NO_BITS = {"cores", "python", "system"}  # told, but figures do not depend on them
 
 
 @dataclass(frozen=True)
