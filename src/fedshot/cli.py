@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.settings = rest
         if os.environ.get("FEDSHOT_METHODS") or "fedshot.methods" in sys.modules:
             importlib.import_module("fedshot.own").load()
-        if options.command == "resume" and (options.folder / "flower.json").exists():
-            options.module = "deploy.flower.commands"  # its clients live on nodes
+        if options.command == "resume" and _on_nodes(options.folder):
+            options.module = "deploy.flower.commands"
         module = importlib.import_module(f"fedshot.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
         return command(options)
@@ -82,6 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, stopping.stop, usual)
+
+
+def _on_nodes(folder: Path) -> bool:
+    from fedshot.run_folder import NODES
+
+    return (folder / NODES).exists()
 
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
@@ -129,15 +135,20 @@ def _way_on(options: argparse.Namespace) -> str:
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return " the same command goes on with what is not finished"
     folder: Path | None = options.run_folder
-    try:
-        begun = folder is not None and (folder / "config.yaml").exists()
-    except OSError:
-        begun = False
-    if not begun:
+    if folder is None or not _can_go_on(folder):
         return ""
     data = getattr(options, "data_dir", None)  # a run does not note where its data lay
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f" go on with `{shlex.join(words)}`"
+
+
+def _can_go_on(folder: Path) -> bool:
+    from fedshot.run_folder import CONFIG
+
+    try:
+        return (folder / CONFIG).exists()
+    except OSError:
+        return False
 
 
 def _os_words(error: OSError) -> str:

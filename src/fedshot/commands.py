@@ -9,11 +9,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedshot import config, reference
-from fedshot.checkpoint import Checkpoints
+from fedshot import config, reference, run_folder
 from fedshot.config import Config
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.experiment import Experiment, begun, exists
+from fedshot.errors import ConfigError
+from fedshot.experiment import Experiment
 from fedshot.kinds import KINDS, SECTIONS
 from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
@@ -29,9 +28,9 @@ def run(options: argparse.Namespace) -> int:
         check(options.tracker)
     chosen = chosen_config(options)
     folder = options.out / chosen.name
-    if begun(folder):
+    if run_folder.begun(folder):
         chosen = going_on(options, folder, chosen)
-        if (folder / "flower.json").exists():
+        if (folder / run_folder.NODES).exists():
             raise ConfigError(
                 f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
                 "choose another --name."
@@ -50,7 +49,7 @@ def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Confi
             f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or `--resume`; "
             "or choose another --name."
         )
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = run_folder.checkpoints(folder)
     rounds = checkpoints.rounds()
     if chosen.run.threads is not None or not rounds:
         return chosen
@@ -63,13 +62,14 @@ def resume(options: argparse.Namespace) -> int:
     if options.tracker:
         check(options.tracker)
     options.run_folder = options.folder
-    held = _held(options)
+    held = run_folder.configuration(options.folder)
     return finish(Experiment(Setting(held, options.data_dir), options.folder), options)
 
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the rounds that are left, test, and print what came of it."""
-    experiment.check_alone()  # a tracker would be told that what another process trains has failed
+    with experiment.alone():  # or a tracker is told that what another process trains has failed
+        pass
     for text in experiment.notices():
         tell(text)
     tracker = _tracker(experiment, options)
@@ -93,7 +93,7 @@ def _tracker(experiment: Experiment, options: argparse.Namespace) -> Tracker:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Test the chosen round of a run."""
-    held = _held(options)
+    held = run_folder.configuration(options.folder)
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
     asked = Config.of(config.override(held.settings, words)[0]).test
@@ -148,9 +148,3 @@ def chosen_config(options: argparse.Namespace) -> Config:
     for text in notices:
         tell(text)
     return Config.of(settings)
-
-
-def _held(options: argparse.Namespace) -> Config:
-    if not exists(options.folder):
-        raise CheckpointError(f"{options.folder} holds no run: it has no config.yaml.")
-    return Config.of(config.load(options.folder / "config.yaml"))

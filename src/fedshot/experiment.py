@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from fedshot import facts, own, tree
-from fedshot.checkpoint import Checkpoints
+from fedshot import facts, own, run_folder, tree
 from fedshot.config import Chances, Config, RunOptions, difference
 from fedshot.errors import CheckpointError, QuorumError
 from fedshot.evaluation import Exam, Look, Score, score
@@ -33,7 +33,6 @@ from fedshot.fleets import (
     by_chance,
 )
 from fedshot.kinds import defaults
-from fedshot.locks import only_one
 from fedshot.machine import arithmetic, keep_freed_memory
 from fedshot.protocol import Clients, Fleet
 from fedshot.recorder import Record, Recorder
@@ -47,7 +46,6 @@ MAY_CHANGE = (
     "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
     "run.workers", "run.allocator",
 )  # fmt: skip
-_RESULT = "result.json"
 
 
 class Experiment:
@@ -78,7 +76,7 @@ class Experiment:
         self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
         self.config, self.method = setting.config, setting.method
         self.recorder = Recorder(folder)
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.checkpoints = run_folder.checkpoints(folder)
         host = Host(
             self.method,
             setting.dataset,
@@ -110,8 +108,7 @@ class Experiment:
         """
         if self.config.run.allocator == "keep":
             keep_freed_memory()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with only_one(self.folder / ".lock"):
+        with self.alone():
             self.refresh()
             if self.round > self.config.run.rounds:
                 raise CheckpointError(
@@ -129,11 +126,9 @@ class Experiment:
                     record = self._one_round()
                 yield record
 
-    def check_alone(self) -> None:
-        """Raise BusyError when another process trains in the folder."""
-        if self.folder.exists():
-            with only_one(self.folder / ".lock"):
-                pass
+    def alone(self) -> AbstractContextManager[None]:
+        """Be the one process that trains in the folder; raises BusyError where another is."""
+        return run_folder.alone(self.folder)
 
     def notices(self) -> list[str]:
         """Return what a person should know before a run begins or is gone on with."""
@@ -163,7 +158,7 @@ class Experiment:
         found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
         self.recorder.write(
-            _RESULT,
+            run_folder.RESULT,
             {
                 "test": found.to_json(),
                 "rounds": self.round,
@@ -303,8 +298,8 @@ class Experiment:
     def _begin(self) -> None:
         """Take the folder over: drop what lies after the last complete round."""
         if self.round < self.config.run.rounds:
-            (self.folder / _RESULT).unlink(missing_ok=True)  # of fewer rounds
-        self.config.write(self.folder / "config.yaml")
+            (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # of fewer rounds
+        self.config.write(self.folder / run_folder.CONFIG)
         if not self._started or not (self.folder / facts.FILE).exists():
             self.setting.facts().write(self.folder)
         last = self.round if self._started else -1
@@ -417,16 +412,3 @@ def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
 
 def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:
     return tuple({"client": c, "kind": f.kind, "reason": f.reason} for c, f in clients.faults)
-
-
-def exists(folder: Path) -> bool:
-    """Whether a folder holds a run."""
-    return (folder / "config.yaml").exists()
-
-
-def begun(folder: Path) -> bool:
-    """Whether a folder holds a run, or what is left of one that lost its configuration."""
-    return exists(folder) or bool(Checkpoints(folder / "checkpoints").rounds())
-
-
-__all__ = ["Experiment", "Setting", "begun", "exists"]

@@ -130,6 +130,9 @@ def test_what_lost_its_configuration_goes_on_with_the_same(
         capsys.readouterr()
         assert main([word for word in command if word != "--resume"]) == 2
         assert "holds a run already" in capsys.readouterr().err
+        if broken is None:
+            assert main(["resume", str(held.parent)]) == 2
+            assert "has lost its config.yaml. Put it back" in capsys.readouterr().err
         assert main(command) == 0
         assert held.read_text() == whole
 

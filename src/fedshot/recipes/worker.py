@@ -10,8 +10,6 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +18,6 @@ from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.errors import DivergenceError, FedshotError
 from fedshot.experiment import Experiment
-from fedshot.locks import only_one
 from fedshot.recipes import provenance
 from fedshot.recipes.floor import pixels
 from fedshot.recipes.following import follow, kept_all, trained_alike
@@ -28,6 +25,7 @@ from fedshot.recipes.plan import facts
 from fedshot.recipes.plane import plane
 from fedshot.recipes.tuning import check_honest
 from fedshot.recorder import Record
+from fedshot.run_folder import RESULT
 from fedshot.setting import Setting
 
 _events: TextIO = sys.stdout
@@ -66,7 +64,7 @@ def _opened(order: dict[str, Any]) -> Experiment:
 def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     """Train to the end, test, and tell all that a table needs."""
     del order
-    result = run.folder / "result.json"
+    result = run.folder / RESULT
     if run.round < run.config.run.rounds or not result.exists():
         _to_the_end(run)
         run.result()
@@ -88,13 +86,13 @@ def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
         told = {"round": round, "rounds": run.config.run.rounds, "validation": accuracy}
         _say("round", told | {"seconds": 0.0, "peak": _peak()})
 
-    with _alone(run) as folder:
-        provenance.note(folder, -1, _here(run))
+    with run.alone():
+        provenance.note(run.folder, -1, _here(run))
         found = follow(run, lead, seen)
     return _told(run, lead, found) | {
         "validation": found["validation"],
         "followed": order["lead"]["key"],
-        "answered": provenance.history(folder),
+        "answered": provenance.history(run.folder),
     }
 
 
@@ -125,19 +123,11 @@ def _here(run: Experiment) -> dict[str, Any]:
 
 
 def _to_the_end(run: Experiment) -> None:
-    with _alone(run) as folder:  # who finds another process at work has trained nothing
+    with run.alone():  # who finds another process at work has trained nothing
         run.refresh()
         if run.round < run.config.run.rounds:
-            provenance.note(folder, _last(run), _here(run))
+            provenance.note(run.folder, _last(run), _here(run))
     _advance(run)
-
-
-@contextmanager
-def _alone(run: Experiment) -> Iterator[Path]:
-    """Hold the lock of a run's folder, which is made if need be."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with only_one(run.folder / ".lock"):
-        yield run.folder
 
 
 def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshot import tree
-from fedshot.checkpoint import Checkpoints
-from fedshot.config import Config, load
+from fedshot import run_folder, tree
+from fedshot.config import Config
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes import examples
 from fedshot.errors import CheckpointError, FedshotError
@@ -67,7 +66,7 @@ class Look:
 def look(folder: Path, data_dir: str | None = None) -> Look:
     """Load a run's data and chosen model and look at them; nothing of the run is changed."""
     try:
-        config = Config.of(on_this_machine(load(folder / "config.yaml")))
+        config = Config.of(on_this_machine(run_folder.written(folder)))
         setting = Setting(config, data_dir)
     except FedshotError as error:
         return Look(str(error), str(error))
@@ -106,7 +105,7 @@ def _chosen(setting: Setting, folder: Path) -> Tree:
 
     Raises CheckpointError when there is none, or one of another run or of other data.
     """
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = run_folder.checkpoints(folder)
     rounds = checkpoints.rounds()
     if not rounds:
         raise CheckpointError(f"{folder} has no checkpoint yet.")

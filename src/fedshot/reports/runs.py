@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from fedshot import experiment
+from fedshot import run_folder
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
 from fedshot.recorder import Recorder
@@ -52,13 +52,9 @@ class Run:
             CheckpointError: the folder holds no run, or a file of it is damaged.
         """
         folder = Path(folder)
-        if not experiment.exists(folder):
-            raise CheckpointError(
-                f"{folder} holds no run: there is no config.yaml in it. Name the folder that "
-                "`fedshot run` wrote."
-            )
-        settings = _parsed(folder / "config.yaml")
-        result = _result(folder / "result.json", settings)
+        run_folder.check(folder)
+        settings = _parsed(folder / run_folder.CONFIG)
+        result = _result(folder / run_folder.RESULT, settings)
         environment = folder / "environment.json"
         return cls(
             label=label or str(settings.get("name", folder.name)),

@@ -11,6 +11,7 @@ from typing import Any
 from fedshot import __version__
 from fedshot.data.licences import LICENCES, UNKNOWN, VECTORS
 from fedshot.errors import CheckpointError
+from fedshot.run_folder import RESULT
 from fedshot.tested import Terms
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
@@ -39,7 +40,7 @@ def result_of(run: TrainedRun) -> dict[str, Any] | None:
 
     Raises CheckpointError when it is damaged.
     """
-    path = run.folder / "result.json"
+    path = run.folder / RESULT
     if not path.exists():
         return None
     try:

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.checkpoint import Checkpoints
-from fedshot.config import Config, load
+from fedshot import run_folder, tree
+from fedshot.config import Config
 from fedshot.data import ClientData
 from fedshot.errors import CheckpointError, ConfigError, DataError
-from fedshot.experiment import exists, fleet_for
+from fedshot.experiment import fleet_for
 from fedshot.facts import Facts
 from fedshot.fleets import Guard, Host, PrivateStore
 from fedshot.keys import Key
@@ -51,11 +50,8 @@ class TrainedRun:
 
     def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
         self.folder, self._data_dir = Path(folder), data_dir
-        if not exists(self.folder):
-            raise CheckpointError(f"{self.folder} holds no run: it has no config.yaml.")
-        settings = load(self.folder / "config.yaml")
-        self.config = Config.of(on_this_machine(settings))
-        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        self.config = Config.of(on_this_machine(run_folder.written(self.folder)))
+        self.checkpoints = run_folder.checkpoints(self.folder)
         rounds = self.checkpoints.rounds()
         if not rounds:
             raise CheckpointError(

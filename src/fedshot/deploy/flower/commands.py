@@ -10,12 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedshot import config
+from fedshot import run_folder
 from fedshot.commands import chosen_config, finish, going_on
 from fedshot.config import Config
 from fedshot.deploy.flower import require_flower
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.experiment import begun, exists
+from fedshot.errors import ConfigError
 from fedshot.own import for_children
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
@@ -46,7 +45,7 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
     folder = options.out / chosen.name
     tests = str(options.tests.resolve()) if server and options.tests else ""
     place = Place.new(server, nodes, options.deadline, tests)
-    if begun(folder):
+    if run_folder.begun(folder):
         chosen = going_on(options, folder, chosen)
         place = place.of_begun(folder)
     options.run_folder = folder
@@ -67,9 +66,7 @@ def resume(options: argparse.Namespace) -> int:
     from fedshot.deploy.flower.runs import Place
 
     folder = options.run_folder = options.folder
-    if not exists(folder):
-        raise CheckpointError(f"{folder} holds no run: it has no config.yaml.")
-    held = Config.of(config.load(folder / "config.yaml"))
+    held = run_folder.configuration(folder)
     options.wait = 60.0
     place = Place.read(folder)
     return _train(options, _setting(held, place, options), folder, place)
@@ -90,7 +87,7 @@ def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: P
             home = Home(Path(place.server))
         else:
             own = folder / "flower"
-            local.prepare(own, setting, place.nodes, begun=exists(folder))
+            local.prepare(own, setting, place.nodes, begun=run_folder.begun(folder))
             env = for_children(setting.config.settings["method"]["name"])
             home, children = stack.enter_context(local.federation(own, place.nodes, said, env=env))
             watch = children.check

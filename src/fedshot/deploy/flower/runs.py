@@ -22,11 +22,11 @@ from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.post import Post
 from fedshot.deploy.flower.setup import Setup
 from fedshot.errors import AbsentError, CheckpointError, ConfigError
-from fedshot.experiment import Experiment, exists
+from fedshot.experiment import Experiment
 from fedshot.protocol import Fleet
+from fedshot.run_folder import NODES, begun
 from fedshot.setting import Setting
 
-_FILE = "flower.json"
 _WEEK = 7 * 86400
 _LIVES = 1 << 20  # that a process may begin
 
@@ -60,7 +60,7 @@ class Place:
 
     def of_begun(self, folder: Path) -> Place:
         """Return this place for a run that has begun. Raises ConfigError where it is another."""
-        if not (folder / _FILE).exists():
+        if not (folder / NODES).exists():
             raise ConfigError(
                 f"the clients of {folder} live on this machine. Go on with `fedshot resume "
                 f"{folder}`, or choose another --name."
@@ -75,10 +75,10 @@ class Place:
     def read(cls, folder: Path) -> Place:
         """Read a run's place. Raises CheckpointError when the file is damaged."""
         try:
-            return cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
+            return cls(**json.loads((folder / NODES).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointError(
-                f"{folder / _FILE} is damaged ({error}). Restore it from a copy, or start a new "
+                f"{folder / NODES} is damaged ({error}). Restore it from a copy, or start a new "
                 "run."
             ) from None
 
@@ -86,7 +86,7 @@ class Place:
         """Write the place into the folder of its run."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self), indent=1)
-        storage.write_bytes(folder / _FILE, text.encode(), sync=True)
+        storage.write_bytes(folder / NODES, text.encode(), sync=True)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def opened(
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected seconds, at most a week.")
-    new, place = not exists(folder), replace(place, life=place.life + 1)
+    new, place = not begun(folder), replace(place, life=place.life + 1)
     if not new:
         place.write(folder)  # before anybody hears of this life
     operator = operator_of(home)
@@ -139,8 +139,8 @@ def opened(
         try:
             yield experiment
         finally:
-            if new and not exists(folder):  # it never began; a run on this machine may, here
-                (folder / _FILE).unlink()
+            if new and not begun(folder):  # it never began; a run on this machine may, here
+                (folder / NODES).unlink()
 
 
 def await_clients(

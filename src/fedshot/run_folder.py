@@ -1,0 +1,65 @@
+"""A run's folder, for whoever comes by: whether a run is there, by what settings, and its lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedshot.checkpoint import Checkpoints
+from fedshot.config import Config, load
+from fedshot.errors import CheckpointError
+from fedshot.locks import only_one
+from fedshot.settings import Settings
+
+CONFIG = "config.yaml"
+RESULT = "result.json"
+NODES = "flower.json"
+"""Where the clients live, if not here: only a run whose clients live on nodes has this file."""
+
+
+def checkpoints(folder: Path) -> Checkpoints:
+    """Return the checkpoints of the run in a folder."""
+    return Checkpoints(folder / "checkpoints")
+
+
+def begun(folder: Path) -> bool:
+    """Whether a folder holds a run, be it what is left of one that lost its configuration."""
+    return (folder / CONFIG).exists() or bool(checkpoints(folder).rounds())
+
+
+def check(folder: Path) -> None:
+    """Raise CheckpointError unless a folder holds a run and its configuration."""
+    if (folder / CONFIG).exists():
+        return
+    if begun(folder):
+        raise CheckpointError(
+            f"{folder} has lost its {CONFIG}. Put it back from a copy; or give `--resume` and the "
+            "settings that the run had to the command that began it."
+        )
+    raise CheckpointError(
+        f"{folder} holds no run: there is no {CONFIG} in it. Name the folder that `fedshot run` "
+        "wrote."
+    )
+
+
+def written(folder: Path) -> Settings:
+    """Return the settings of a run as they are written. Raises CheckpointError as `check` does."""
+    check(folder)
+    return load(folder / CONFIG)
+
+
+def configuration(folder: Path) -> Config:
+    """Return the configuration of a run. Raises as `written` does, and ConfigError."""
+    return Config.of(written(folder))
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the one process that writes to a folder, which is made if need be.
+
+    Raises BusyError where another process is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder / ".lock"):
+        yield
