@@ -68,8 +68,9 @@ def resume(options: argparse.Namespace) -> int:
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the rounds that are left, test, and print what came of it."""
-    with experiment.alone():  # or a tracker is told that what another process trains has failed
-        pass
+    with experiment.alone() as held:  # or a tracker hears that what another process trains failed
+        if not held:
+            tell(f"{experiment.folder} has no locks: see to it that no other process trains there")
     for text in experiment.notices():
         tell(text)
     tracker = _tracker(experiment, options)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,8 +127,8 @@ class Experiment:
                     record = self._one_round()
                 yield record
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Be the one process that trains in the folder; raises BusyError where another is."""
+    def alone(self) -> AbstractContextManager[bool]:
+        """Be the one process that trains in the folder, as `run_folder.alone` has it."""
         return run_folder.alone(self.folder)
 
     def notices(self) -> list[str]:
@@ -283,6 +284,7 @@ class Experiment:
             bytes_down=self.meter.total("train", "down"),
             bytes_up=self.meter.total("train", "up"),
             seconds=seconds,
+            ended=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         self.recorder.append(done)
         if due or round == self.best_round or (validation and self._keep_looks):

@@ -1,32 +1,73 @@
-"""A folder that one process at a time may write to."""
+"""Locks between processes that die with their holder.
+
+Windows and some network file systems have none; there nobody waits, and nobody is refused.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Literal
 
 from fedshot.errors import BusyError
 
 
 @contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`; it frees itself when its process ends, however it ends.
+def only_one(path: Path) -> Iterator[bool]:
+    """Hold the lock file at `path`, which stays; yield whether there are locks there at all.
 
-    Raises BusyError when another process holds it. Windows and some network file systems have
-    no such lock; there it is not checked.
+    Raises BusyError when another process holds it.
     """
     with path.open("ab") as file:
-        if sys.platform != "win32":
-            import fcntl
+        got = _lock(file.fileno(), wait=False)
+        if got == "taken":
+            raise BusyError(
+                f"another process is training in {path.parent}. Wait for it, or stop it first."
+            )
+        yield got == "held"
 
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Wait for the lock file at `path`; yield whether the lock is held.
+
+    With `wait=False`, `False` is yielded at once where somebody else holds it, and always where
+    there are no locks: the caller must be right without one. The holder removes the file in the
+    end; a killed one leaves it, free.
+    """
+    while True:
+        with path.open("ab") as file:
+            held = _lock(file.fileno(), wait=wait) == "held"
+            if held and not _is_at(path, file):
+                continue  # its holder removed it while we waited: somebody may hold a new one
             try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(
-                    f"another process is training in {path.parent}. Wait for it, or stop it first."
-                ) from None
-            except OSError:
-                pass
-        yield
+                yield held
+            finally:
+                if held:
+                    with suppress(OSError):
+                        path.unlink()
+            return  # closing the file frees the lock
+
+
+def _lock(handle: int, *, wait: bool) -> Literal["held", "taken", "none"]:
+    if sys.platform == "win32":
+        return "none"
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return "taken"
+    except OSError:
+        return "none"
+    return "held"
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

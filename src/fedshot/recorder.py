@@ -37,6 +37,7 @@ class Record:
         faults: replies that did not count: client, kind, reason.
         skipped: why the round did not count, or None.
         exchanges: how often the server talked to its clients.
+        ended: when, in UTC.
     """
 
     round: int
@@ -49,6 +50,7 @@ class Record:
     faults: tuple[dict[str, Any], ...] = ()
     skipped: str | None = None
     exchanges: int = 0
+    ended: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON-able values."""

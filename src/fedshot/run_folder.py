@@ -55,11 +55,11 @@ def configuration(folder: Path) -> Config:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[bool]:
     """Be the one process that writes to a folder, which is made if need be.
 
-    Raises BusyError where another process is.
+    Yields whether another would be refused. Raises BusyError where this one is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder / ".lock"):
-        yield
+    with only_one(folder / ".lock") as held:
+        yield held

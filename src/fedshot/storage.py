@@ -45,8 +45,17 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
     }
     text = json.dumps(dict(notes or {}), sort_keys=True)
     sha = _hash(flat, text)
-    write_bytes(path, save(flat, metadata={"notes": text, "sha256": sha}), sync=sync)
+    data = save(flat, metadata={"notes": text, "sha256": sha})
+    write_bytes(path, _in_one_order(data), sync=sync)
     return sha
+
+
+def _in_one_order(data: bytes) -> bytes:
+    """Return a safetensors file with its header's keys in order: equal content, equal bytes."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the values stay aligned
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:

@@ -16,9 +16,9 @@ from scipy import stats
 from scipy.optimize import minimize_scalar
 
 from fedshot.data import EpisodeSpec
-from fedshot.data.locks import locked
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.keys import Key
+from fedshot.locks import locked
 from fedshot.protocol import Answer
 from fedshot.use import FewShotClassifier, TrainedRun, measure, store, stored
 from fedshot.use.calibration import FILE, calibration_of

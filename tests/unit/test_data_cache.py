@@ -16,8 +16,8 @@ import pytest
 from fedshot import storage
 from fedshot.data import ClassSplit, Dataset, cache
 from fedshot.data.fingerprints import Fingerprints
-from fedshot.data.locks import locked
 from fedshot.errors import DataError
+from fedshot.locks import locked
 
 X = np.random.default_rng(0).integers(0, 256, (40, 5, 5, 3), dtype=np.uint8)
 Y = np.arange(40, dtype=np.int64) % 4

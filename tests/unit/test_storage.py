@@ -100,6 +100,14 @@ def test_the_hash_is_of_content_and_notes(path: Path) -> None:
     assert storage.write(path, {"w": w}, {"round": 1}, sync=False) == hashes[0]
 
 
+def test_equal_content_is_equal_bytes(path: Path) -> None:
+    written = set()
+    for _ in range(20):
+        storage.write(path, CONTENT, NOTES, sync=False)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+
+
 def test_a_missing_file_is_named(path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         storage.read(path)

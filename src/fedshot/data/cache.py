@@ -33,8 +33,8 @@ from fedshot import storage
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.fingerprints import Fingerprints
-from fedshot.data.locks import locked
 from fedshot.errors import DataError
+from fedshot.locks import locked
 
 VERSION = 1  # raise it when a loader or Dataset.digest changes what it makes of the same files
 _LOCK, _PARTIAL = ".lock", ".partial"  # ends of names in the folder

@@ -19,10 +19,10 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from fedshot.data.fingerprints import hash_file
-from fedshot.data.locks import locked
 from fedshot.data.places import OPTION
 from fedshot.data.publishers import PUBLISHERS, Publisher, Remote
 from fedshot.errors import DataError, nearest
+from fedshot.locks import locked
 
 _CHUNK = 1 << 18
 _TIMEOUT = 60.0  # seconds without a byte

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedshot import storage
-from fedshot.data.locks import locked
+from fedshot.locks import locked
 from fedshot.recipes.bench import State
 from fedshot.recipes.current import current
 from fedshot.recipes.learning import WIDE, learning, number, spread, swept

@@ -15,9 +15,9 @@ from typing import Any
 
 from fedshot import own, storage
 from fedshot.config import Config
-from fedshot.data.locks import locked
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.kinds import defaults
+from fedshot.locks import locked
 from fedshot.methods import METHODS
 from fedshot.recipes.recipe import Cell
 from fedshot.reports.verdict import Row, combined

@@ -18,8 +18,8 @@ from typing import Any
 
 from fedshot import storage
 from fedshot.config import Config
-from fedshot.data.locks import locked
 from fedshot.evaluation import ExamOptions
+from fedshot.locks import locked
 from fedshot.methods import METHODS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fedshot import storage
-from fedshot.data.locks import locked
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.keys import Key
+from fedshot.locks import locked
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import departure, identity
 from fedshot.sections import not_honest

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from fedshot import storage
-from fedshot.data.locks import locked
 from fedshot.errors import CheckpointError, ConfigError
+from fedshot.locks import locked
 from fedshot.use.confidence import End, Interval, Signal, Unknown, signals
 from fedshot.use.trained import TrainedRun
 
