@@ -31,7 +31,7 @@ from fedshot import storage
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = (
     "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
-    "stem.c", "winograd.c", "products.c", "drawing.c", "prototypes.c",
+    "stem.c", "winograd.c", "products.c", "tiles.c", "drawing.c", "prototypes.c",
 )  # fmt: skip
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
 _FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
@@ -66,6 +66,8 @@ _SIGNATURES = {
     "fedshot_products": [*[_POINTER] * 2, *[_SIZE] * 7, _POINTER],
     "fedshot_products_over": [*[_POINTER] * 2, *[_SIZE] * 8, _POINTER],
     "fedshot_products_pack": [_POINTER, *[_SIZE] * 6, _POINTER],
+    "fedshot_tiles": [*[_POINTER] * 3, *[_SIZE] * 8, *[_POINTER] * 2],
+    "fedshot_tiles_by_filters": [*[_POINTER] * 2, *[_SIZE] * 8, *[_POINTER] * 2],
     "fedshot_adam": [*[_POINTER] * 2, *[_SIZE] * 2, *[_FLOAT] * 5],
     "fedshot_take": [*[_POINTER] * 2, *[_SIZE] * 2, _DOUBLE],
     "fedshot_kept": [*[_SIZE] * 2, *[_WORD] * 3, _FLOAT, _POINTER],

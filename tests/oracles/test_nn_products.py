@@ -1,4 +1,4 @@
-"""Products of pairs of matrices, ours and torch's, against float64."""
+"""Products of pairs of matrices by `products.c` against float64."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from torch import Tensor
 
 from fedshot import compiled
 from fedshot.nn import products
-from fedshot.nn.products import Factors, sum_products
+from fedshot.nn.kernels import library
+from fedshot.nn.products import ours, packed
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 # Strips of one to four registers, pieces that are full and not, both sides of the widest.
 SIZES = [(16, 16), (32, 48), (64, 64), (80, 112), (144, 32), (192, 80), (16, 208)]
 ROWS = [1, 2, 3, 5, 6, 7, 13, 70]
-
-
-@pytest.fixture(params=["ours", "torch"])
-def whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whose products are taken, whatever the processor."""
-    monkeypatch.setattr(products, "faster", lambda: request.param == "ours")
-    return str(request.param)
 
 
 GAP = 7
@@ -42,29 +36,39 @@ def gaps(of: Tensor) -> Tensor:
     return of.as_strided((3, GAP), (n + GAP, 1), n)
 
 
+def multiply(a: Tensor, factors: Tensor, out: Tensor) -> None:
+    pairs, n, columns = factors.shape
+    sizes = (a.shape[1], n, columns, a.stride(0), out.stride(0))
+    library().fedshot_products(a.data_ptr(), factors.data_ptr(), 0, pairs, *sizes, out.data_ptr())
+
+
+def sum_products(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
+    (pairs, n, columns), rows = b.shape, a.shape[2]
+    sizes = (rows, n, columns, a.stride(0), b.stride(0), int(add))
+    library().fedshot_products_over(a.data_ptr(), b.data_ptr(), 0, pairs, *sizes, out.data_ptr())
+
+
 def close(found: Tensor, want: Tensor) -> bool:
     return float((found.double() - want).norm() / want.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.usefixtures("whose")
 def test_they_are_the_products(size: tuple[int, int], turned: bool) -> None:
     n, columns = size
     draw = torch.Generator().manual_seed(1)
     b = torch.randn(3, *(size[::-1] if turned else size), generator=draw)
     b = b.transpose(1, 2) if turned else b
-    factors = Factors(b)
+    factors = packed(b)
     for rows in ROWS:
         a, out = room(rows, n, 2), room(rows, columns, 3).fill_(math.nan)
         around = gaps(out).clone()
-        factors.multiply(a, out)
+        multiply(a, factors, out)
         assert close(out, a.double() @ b.double())
         assert torch.equal(gaps(out), around)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.usefixtures("whose")
 def test_they_are_summed_over_the_rows_of_both(size: tuple[int, int]) -> None:
     for rows in ROWS:
         a, b = room(rows, size[0], 2), room(rows, size[1], 3)
@@ -75,19 +79,21 @@ def test_they_are_summed_over_the_rows_of_both(size: tuple[int, int]) -> None:
         assert close(out, 2 * want)
 
 
-@pytest.mark.usefixtures("whose")
 def test_what_is_not_a_number_reaches_its_row_alone() -> None:
     a, out = room(9, 64, 2), room(9, 64, 3)
     a[1, 4, 5] = math.nan
-    Factors(room(64, 64, 4).contiguous()).multiply(a, out)
+    multiply(a, packed(room(64, 64, 4).contiguous()), out)
     assert out[1, 4].isnan().all()
     assert out.isnan().sum() == 64
 
 
-def test_ours_are_taken_where_they_are_the_faster(whose: str) -> None:
-    """By the memory that they are laid out in."""
-    assert (Factors(torch.ones(1, 192, 64))._packed is not None) == (whose == "ours")
-    assert Factors(torch.ones(1, 64, 208))._packed is None
+@pytest.mark.parametrize("faster", [True, False])
+def test_they_are_taken_where_they_are_the_faster(
+    faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "faster", lambda: faster)
+    assert ours(192, 64) == faster
+    assert not ours(64, 208)
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="the processor cannot be looked up")

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedshot import compiled, tree
 from fedshot.keys import Key
 from fedshot.machine import begin_thread
-from fedshot.nn import Conv4, Model, ResNet12, value_and_grad
+from fedshot.nn import Conv4, Model, ResNet12, value_and_grad, winograd
 from fedshot.nn.kernels import in_threads
 from fedshot.nn.layers import conv
 from fedshot.nn.mode import Mode
@@ -43,6 +43,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["ours", "torch's"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whose products are taken, whatever the processor."""
+    theirs = request.param != "ours"
+    monkeypatch.setattr(winograd, "ours", lambda *channels: not theirs and max(channels) <= 192)
+    return str(request.param)
+
+
 def given(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return maps, filters, bias, and the gradient of the result."""
     n, c, f, h, w = shape
@@ -68,6 +76,7 @@ def rounding(found: Tensor, want: Tensor) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.usefixtures("products")
 def test_it_is_the_convolution(shape: tuple[int, ...], with_bias: bool, threads: int) -> None:
     x, filters, bias, dy = given(shape)
     at = [t.requires_grad_() for t in (x, filters, *([bias] if with_bias else []))]
@@ -91,6 +100,7 @@ def test_it_rounds_as_the_direct_sum_does() -> None:
 
 
 @pytest.mark.parametrize("asked", [0, 1, 2])
+@pytest.mark.usefixtures("products")
 def test_only_what_is_asked_for_is_derived(asked: int) -> None:
     x, filters, bias, dy = given(SHAPES[1])
     at = [x, filters, bias]
@@ -122,6 +132,7 @@ def test_a_graph_of_the_derivatives_is_that_of_torch_s_operations(with_bias: boo
         torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("products")
 def test_what_is_not_a_number_is_not_lost() -> None:
     x, filters, *_ = given(SHAPES[0])
     x[1, 3, 2, 2] = math.nan

@@ -1,4 +1,4 @@
-"""Products of several pairs of matrices at once, by torch or, where it is faster, by `products.c`.
+"""Products of several pairs of matrices at once: where `products.c` is faster than torch.
 
 On AMD's processors with AVX-512 the library that torch's own builds multiply with, MKL, uses half
 of a register. On a Zen 4, the one where this was measured and which adds up the halves one after
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from fedshot import compiled
@@ -21,48 +20,20 @@ from fedshot.nn.kernels import empty, library
 _WIDEST = 192  # channels
 
 
-class Factors:
-    """The right factors of many products: b [pairs, n, columns], without gaps between pairs.
+def ours(*channels: int) -> bool:
+    """Return whether products of so many rows and columns are made by `products.c`."""
+    return max(channels) <= _WIDEST and faster()
 
-    float32 on the CPU, as all here; n and columns are multiples of 16.
+
+def packed(b: Tensor) -> Tensor:
+    """Return the right factors of products, b [pairs, n, columns], laid out as `products.c` reads.
+
+    float32 on the CPU, without gaps between pairs; n and columns are multiples of 16.
     """
-
-    def __init__(self, b: Tensor) -> None:
-        self._b, self._packed = b, None
-        pairs, n, columns = b.shape
-        if _ours(n, columns):
-            self._packed = empty(pairs, n, columns)
-            sizes = (n, columns, b.stride(1), b.stride(2))
-            library().fedshot_products_pack(b.data_ptr(), 0, pairs, *sizes, self._packed.data_ptr())
-
-    def multiply(self, a: Tensor, out: Tensor) -> None:
-        """Write a b to out [pairs, rows, columns]; a is [pairs, rows, n], rows without gaps."""
-        if self._packed is None:
-            torch.bmm(a, self._b, out=out)
-            return
-        pairs, n, columns = self._b.shape
-        sizes = (a.shape[1], n, columns, a.stride(0), out.stride(0))
-        library().fedshot_products(
-            a.data_ptr(), self._packed.data_ptr(), 0, pairs, *sizes, out.data_ptr()
-        )
-
-
-def sum_products(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
-    """Write a^T b to out [pairs, rows, columns], or add it.
-
-    a is [pairs, n, rows], b [pairs, n, columns], rows without gaps; out has none at all.
-    """
-    pairs, n, columns = b.shape
-    rows = a.shape[2]
-    if not _ours(rows, columns):
-        torch.baddbmm(out, a.transpose(1, 2), b, beta=float(add), out=out)
-        return
-    sizes = (rows, n, columns, a.stride(0), b.stride(0), int(add))
-    library().fedshot_products_over(a.data_ptr(), b.data_ptr(), 0, pairs, *sizes, out.data_ptr())
-
-
-def _ours(n: int, columns: int) -> bool:
-    return max(n, columns) <= _WIDEST and faster()
+    (pairs, n, columns), out = b.shape, empty(*b.shape)
+    sizes = (n, columns, b.stride(1), b.stride(2))
+    library().fedshot_products_pack(b.data_ptr(), 0, pairs, *sizes, out.data_ptr())
+    return out
 
 
 @cache
