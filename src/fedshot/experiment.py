@@ -414,3 +414,6 @@ def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
 
 def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:
     return tuple({"client": c, "kind": f.kind, "reason": f.reason} for c, f in clients.faults)
+
+
+__all__ = ["Experiment", "Setting"]

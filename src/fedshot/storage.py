@@ -46,24 +46,24 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
     text = json.dumps(dict(notes or {}), sort_keys=True)
     sha = _hash(flat, text)
     data = save(flat, metadata={"notes": text, "sha256": sha})
-    write_bytes(path, _in_one_order(data), sync=sync)
+    write_bytes(path, *_in_one_order(data), sync=sync)
     return sha
 
 
-def _in_one_order(data: bytes) -> bytes:
-    """Return a safetensors file with its header's keys in order: equal content, equal bytes."""
+def _in_one_order(data: bytes) -> tuple[bytes, memoryview]:
+    """Return a safetensors file, its header's keys in order: of equal content, equal bytes."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the values stay aligned
-    return len(header).to_bytes(8, "little") + header + data[end:]
+    return len(header).to_bytes(8, "little") + header, memoryview(data)[end:]
 
 
-def write_bytes(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace the file at `path` by `data` in one step, whoever else is at it."""
+def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
+    """Replace the file at `path` by the pieces of `data` in one step, whoever else is at it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            file.writelines(data)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

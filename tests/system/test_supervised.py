@@ -150,6 +150,8 @@ def test_what_lost_its_configuration_goes_on_with_the_same(
         if broken is None:
             assert main(["resume", str(held.parent)]) == 2
             assert "has lost its config.yaml. Put it back" in capsys.readouterr().err
+            assert main(["resume", str(tmp_path / "small.yaml")]) == 2
+            assert "small.yaml holds no run" in capsys.readouterr().err
         assert main(command) == 0
         assert held.read_text() == whole
 

@@ -5,10 +5,10 @@ of all tiles with the filters are 16 products of matrices, and 2x2 results come 
 that of the direct sum, in the derivative by the filters up to three times as much. On a CPU it
 takes 0.8 of the time of torch's convolution at 64 channels, two thirds at 160, 0.4 at 640, all
 derivatives included. Tiles are worked on in blocks of a few megabytes; with products of our own
-`tiles.c` has blocks that stay in the cache, and takes, on a Zen 5, two thirds at 32, 0.55 to 0.65
-at 64 and 160. Both first derivatives go the same way. Where they are differentiated again, torch's
-own operations take its place. Last digits depend on the number of threads and the processor, as
-torch's do. There is no forward-mode derivative.
+`tiles.c` has blocks that stay in the cache, and takes, on a Zen 5, two thirds at 32, 0.55 to 0.7 at
+64, 0.55 at 160. Both first derivatives go the same way. Where they are differentiated again,
+torch's own operations take its place. Last digits depend on the number of threads and the
+processor, as torch's do. There is no forward-mode derivative.
 """
 
 from __future__ import annotations
