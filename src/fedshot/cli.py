@@ -215,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON, one record a line")
     for command in (run, resume):
         _add_tracker(command)
+    _add_status(commands)
     _add_report(commands)
     options = _add(commands, "options", "list all options of a configuration, by their places")
     options.add_argument("place", nargs="?", help="a section, as run, or a place, as model.head")
@@ -227,6 +228,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_reproduce(commands)
     add_flower(commands, _add, _add_data_dir, _add_tracker)
     return parser
+
+
+def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    status = _add(commands, "status", "tell how runs are getting on", "report")
+    status.add_argument(
+        "folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER",
+        help="of a run, or of some; those below it are looked for (runs)",
+    )  # fmt: skip
+    status.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

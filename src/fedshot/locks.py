@@ -30,6 +30,18 @@ def only_one(path: Path) -> Iterator[bool]:
         yield got == "held"
 
 
+def taken(path: Path) -> bool | None:
+    """Return whether a process holds the lock file at `path`; None where there are no locks.
+
+    One that would take it in this instant may be refused.
+    """
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        got = _lock(file.fileno(), wait=False, shared=True)
+    return None if got == "none" else got == "taken"
+
+
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Wait for the lock file at `path`; yield whether the lock is held.
@@ -52,13 +64,14 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
             return  # closing the file frees the lock
 
 
-def _lock(handle: int, *, wait: bool) -> Literal["held", "taken", "none"]:
+def _lock(handle: int, *, wait: bool, shared: bool = False) -> Literal["held", "taken", "none"]:
     if sys.platform == "win32":
         return "none"
     import fcntl
 
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(handle, kind | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return "taken"
     except OSError:

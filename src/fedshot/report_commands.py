@@ -41,6 +41,24 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def status(options: argparse.Namespace) -> int:
+    """Print how runs are getting on."""
+    runs: dict[Path, None] = {}
+    for folder in options.folders:
+        below = list(reports.runs_below(folder))
+        if not below:
+            raise ConfigError(
+                f"there is no run in {folder}. Name the folder of a run, or one that holds some."
+            )
+        runs |= dict.fromkeys(below)
+    all_of = [reports.Status.of(run) for run in runs]
+    if options.json:
+        say(json.dumps([one.to_json() for one in all_of]))
+    else:
+        say(reports.as_table(all_of))
+    return 0
+
+
 def compare(options: argparse.Namespace) -> int:
     """Print the comparison of some runs or cells, and what the first is to each of the others."""
     _once(options.folders)

@@ -9,11 +9,12 @@ from pathlib import Path
 from fedshot.checkpoint import Checkpoints
 from fedshot.config import Config, load
 from fedshot.errors import CheckpointError
-from fedshot.locks import only_one
+from fedshot.locks import only_one, taken
 from fedshot.settings import Settings
 
 CONFIG = "config.yaml"
 RESULT = "result.json"
+_LOCK = ".lock"
 NODES = "flower.json"
 """Where the clients live, if not here: only a run whose clients live on nodes has this file."""
 
@@ -54,6 +55,11 @@ def configuration(folder: Path) -> Config:
     return Config.of(written(folder))
 
 
+def in_training(folder: Path) -> bool | None:
+    """Return whether a process trains in a folder; None where folders have no locks."""
+    return taken(folder / _LOCK)
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[bool]:
     """Be the one process that writes to a folder, which is made if need be.
@@ -61,5 +67,5 @@ def alone(folder: Path) -> Iterator[bool]:
     Yields whether another would be refused. Raises BusyError where this one is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder / ".lock") as held:
+    with only_one(folder / _LOCK) as held:
         yield held

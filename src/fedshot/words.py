@@ -43,6 +43,20 @@ def seconds(s: float) -> str:
     return _amount(s)
 
 
+def duration(s: float) -> str:
+    """Return seconds as a person says them.
+
+    >>> [duration(s) for s in (0.04, 7.25, 59.7, 200, 7000, 86400 * 3.5)]
+    ['0.04 s', '7.2 s', '60 s', '3.3 min', '1.9 h', '3.5 d']
+    """
+    if s < 1:
+        return f"{s:.2f} s"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if s >= 1.5 * size:
+            return f"{s / size:.{int(s < 10 * size)}f} {unit}"
+    return f"{s:.{int(s < 10)}f} s"
+
+
 def _amount(value: float) -> str:
     if value == 0:
         return "0"

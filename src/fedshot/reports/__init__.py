@@ -9,6 +9,7 @@ from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
 from fedshot.reports.runs import Groups, Run, apart, grouped
 from fedshot.reports.sheet import contact_sheet
+from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
 from fedshot.reports.verdict import Row, Verdict, compare, told
@@ -19,11 +20,13 @@ __all__ = [
     "Row",
     "Run",
     "Series",
+    "Status",
     "Verdict",
     "affinity_groups",
     "affinity_picture",
     "apart",
     "as_json",
+    "as_table",
     "as_text",
     "class_histogram",
     "compare",
@@ -36,6 +39,7 @@ __all__ = [
     "own_features",
     "partition_picture",
     "pictures",
+    "runs_below",
     "summary",
     "told",
     "write_page",

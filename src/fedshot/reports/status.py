@@ -1,0 +1,169 @@
+"""How runs are getting on: for whoever has many of them, or one that takes weeks."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fedshot.errors import CheckpointError
+from fedshot.reports.runs import Run
+from fedshot.run_folder import begun, in_training
+from fedshot.tested import chose_by_test
+from fedshot.words import duration, printable
+
+_DEEP = 6  # folders below the one that is named
+_RECENT = 20  # rounds whose pace is told
+_COLUMNS = ("state", "round", "ago", "a round", "left", "validation", "faults", "run")
+
+
+@dataclass(frozen=True)
+class Status:
+    """One run.
+
+    Args:
+        run: its folder.
+        state: "training", "stopped" before its end, "untested" after the last round, "ended", or
+            "unreadable"; "not ended" where folders have no locks, by which training is known.
+        round: the last complete one; -1 before any.
+        rounds: how many are asked for.
+        ago: seconds since it was complete.
+        pace: seconds from one round to the next, the median of the last; None before there are two.
+        left: seconds that the rounds to come take at that pace, in training or not.
+        validation: accuracy at the chosen round, if the validation classes chose it.
+        chosen: that round.
+        faults: replies that did not count, of all rounds.
+        skipped: rounds that did not count.
+        why: what is wrong with one that is unreadable.
+    """
+
+    run: str
+    state: str
+    round: int = -1
+    rounds: int = 0
+    ago: float | None = None
+    pace: float | None = None
+    left: float | None = None
+    validation: float | None = None
+    chosen: int | None = None
+    faults: int = 0
+    skipped: int = 0
+    why: str = ""
+
+    @classmethod
+    def of(cls, folder: Path, now: float | None = None) -> Status:
+        """Look at a run, which may be under way; `now` is in seconds since 1970."""
+        held = in_training(folder)
+        try:
+            run = Run.read(folder)
+            return cls._of(run, held, time.time() if now is None else now)
+        except CheckpointError as error:
+            return cls(str(folder), "unreadable", why=printable(error))
+
+    @classmethod
+    def _of(cls, run: Run, held: bool | None, now: float) -> Status:
+        records, left = run.records, max(0, run.planned - run.rounds)
+        last: Mapping[str, Any] = records[-1] if records else {}
+        pace = _pace(records)
+        return cls(
+            str(run.folder),
+            _state(run, held),
+            last.get("round", -1),
+            run.planned,
+            None if not records else max(0.0, now - _ended(run.folder, last)),
+            pace,
+            None if pace is None else left * pace,
+            *_looked(run),
+            faults=sum(len(record["faults"]) for record in records),
+            skipped=sum(record["skipped"] is not None for record in records),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as JSON-able values."""
+        return asdict(self)
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the runs that a folder is or holds, in order."""
+    top = len(folder.parts)
+    for place, names, _ in os.walk(folder):
+        here = Path(place)
+        if begun(here):
+            names.clear()
+            yield here
+        elif len(here.parts) - top >= _DEEP:
+            names.clear()
+        names.sort()
+
+
+def _state(run: Run, held: bool | None) -> str:
+    if run.result is not None:
+        return "ended"
+    if held is None:
+        return "not ended"
+    if held:
+        return "training"
+    return "stopped" if run.rounds < run.planned or not run.records else "untested"
+
+
+def _ended(folder: Path, record: Mapping[str, Any]) -> float:
+    """Return when a round was complete; older records do not tell, but their file's age does."""
+    if text := record.get("ended"):
+        return datetime.fromisoformat(text).timestamp()
+    return (folder / "metrics.jsonl").stat().st_mtime
+
+
+def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the median time between the last rounds; where it is not told, of training alone."""
+    recent = records[-_RECENT - 1 :]
+    times = [datetime.fromisoformat(r["ended"]).timestamp() for r in recent if r.get("ended")]
+    if len(times) > 1:
+        return statistics.median(b - a for a, b in pairwise(times))
+    spent = [float(r["seconds"]) for r in recent if r["round"] > 0]
+    return statistics.median(spent) if spent else None
+
+
+def _looked(run: Run) -> tuple[float | None, int | None]:
+    """Return the accuracy on validation classes at the chosen round, and that round."""
+    if not run.records:
+        return None, None
+    chosen = int(run.records[-1]["best_round"])
+    looks = {r["round"]: r["validation"]["accuracy"] for r in run.records if r["validation"]}
+    return (None if chose_by_test(run.settings) else looks.get(chosen)), chosen
+
+
+def as_table(all_of: Sequence[Status]) -> str:
+    """Return the runs as plain text, one line each, paths last; what is wrong stands below."""
+    rows = [_COLUMNS, *(_cells(one) for one in all_of)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if name in ("state", "run") else cell.rjust(width)
+            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*lines, *(one.why for one in all_of if one.why)])
+
+
+def _cells(one: Status) -> Sequence[str]:
+    def time_of(s: float | None) -> str:
+        return "-" if s is None else duration(s)
+
+    over = one.round >= one.rounds
+    return (
+        one.state,
+        "-" if one.round < 0 else f"{one.round}/{one.rounds}",
+        time_of(one.ago),
+        time_of(one.pace),
+        "-" if over else time_of(one.left),
+        "-" if one.validation is None else f"{100 * one.validation:.1f} at {one.chosen}",
+        f"{one.faults}" + (f", {one.skipped} skipped" if one.skipped else ""),
+        printable(one.run),
+    )

@@ -1,0 +1,123 @@
+"""`fedshot status`: what is said of runs at any stage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.cli import main
+from fedshot.locks import only_one
+from fedshot.reports import Status, runs_below
+
+from .runs import CHOOSING, experiment, finished
+
+
+def begun(folder: Path, rounds: int, *changes: dict[str, Any]) -> Path:
+    """Train some of the four rounds."""
+    run = experiment(folder, *changes).run()
+    for _ in range(rounds + 1):  # that before training is the first
+        next(run)
+    run.close()
+    return folder
+
+
+def answered(folder: Path) -> Path:
+    """Train all of them, and test."""
+    finished(folder).result()
+    return folder
+
+
+def records(folder: Path, change: Any) -> None:
+    """Replace the records of a run by what is made of them."""
+    file = folder / "metrics.jsonl"
+    held = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(change(one)) + "\n" for one in held))
+
+
+def test_every_stage_has_its_name(tmp_path: Path) -> None:
+    stopped = begun(tmp_path / "stopped", 2)
+    untested = begun(tmp_path / "untested", 4)
+    ended = answered(tmp_path / "ended")
+    broken = begun(tmp_path / "broken", 1)
+    (broken / "config.yaml").write_text("{")
+    lost = begun(tmp_path / "lost", 1)
+    (lost / "config.yaml").unlink()
+    (tmp_path / "no run").mkdir()
+    found = [Status.of(run) for run in runs_below(tmp_path)]
+    assert [(Path(one.run).name, one.state, one.round) for one in found] == [
+        ("broken", "unreadable", -1),
+        ("ended", "ended", 4),
+        ("lost", "unreadable", -1),
+        ("stopped", "stopped", 2),
+        ("untested", "untested", 4),
+    ]
+    assert "has lost its config.yaml" in found[2].why
+    assert list(runs_below(stopped)) == [stopped]
+    assert Status.of(ended).left == Status.of(untested).left == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process locks files so there")
+def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = begun(tmp_path / "run", 2)
+    with only_one(folder / ".lock"):
+        assert Status.of(folder).state == "training"
+        assert Status.of(folder).state == "training", "looking takes no lock"
+    assert Status.of(folder).state == "stopped"
+    monkeypatch.setattr("fedshot.reports.status.in_training", lambda _: None)
+    assert Status.of(folder).state == "not ended"
+
+
+def test_the_time_left_is_that_of_the_last_rounds(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", 3, {"run": {"rounds": 10}})
+    ended = iter(("00:00:00", "00:00:10", "02:00:10", "02:00:30"))  # stopped for two hours
+    records(folder, lambda one: one | {"ended": f"2026-01-01T{next(ended)}+00:00"})
+    found = Status.of(folder, now=1767232900.0)  # 02:01:40
+    assert (found.pace, found.left, found.ago) == (20, 140, 70)
+
+
+def test_older_records_tell_the_time_of_training(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", 3)
+    records(folder, lambda one: {k: v for k, v in one.items() if k != "ended"} | {"seconds": 5.0})
+    found = Status.of(folder, now=(folder / "metrics.jsonl").stat().st_mtime + 9)
+    assert (found.pace, found.left) == (5, 5)
+    assert found.ago == pytest.approx(9)
+
+
+def test_the_round_that_validation_chose_is_told_and_no_test_score(tmp_path: Path) -> None:
+    honest = Status.of(begun(tmp_path / "honest", 2, CHOOSING, {"run": {"validate_every": 1}}))
+    assert honest.chosen in (0, 1, 2)
+    assert honest.validation is not None
+    peeks = {"run": {"validate_every": 1, "choose": "best_on_test_classes"}}
+    assert Status.of(begun(tmp_path / "peeks", 2, CHOOSING, peeks)).validation is None
+    assert Status.of(begun(tmp_path / "none", 2)).validation is None
+
+
+def test_the_command_prints_a_line_for_each_run_or_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answered(tmp_path / "deep" / "below" / "a")
+    begun(tmp_path / "b", 2, {"run": {"unreliable": {"drop": 0.2}, "below_quorum": "skip"}})
+    assert main(["status", str(tmp_path), str(tmp_path / "b")]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["state", "round"]
+    assert [(line.split()[0], line.split()[1], Path(line.split()[-1]).name) for line in lines] == [
+        ("stopped", "2/4", "b"),
+        ("ended", "4/4", "a"),
+    ]
+    assert main(["status", str(tmp_path / "b"), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["state"], one["round"], one["rounds"]) == ("stopped", 2, 4)
+    assert one["faults"] > 0
+
+
+def test_a_folder_without_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished(tmp_path / "a")
+    for wrong in (tmp_path / "nowhere", tmp_path / "a" / "config.yaml"):
+        assert main(["status", str(tmp_path / "a"), str(wrong)]) == 2
+        assert f"there is no run in {wrong}. Name the" in capsys.readouterr().err
