@@ -26,7 +26,7 @@ class Checkpoints:
         """Return the rounds that have a checkpoint, in order."""
         try:
             names = [path.name for path in self.folder.iterdir()]  # a glob hides what is forbidden
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         found = map(_NAME.fullmatch, names)
         return sorted(int(name[1]) for name in found if name)

@@ -33,7 +33,7 @@ def check(folder: Path) -> None:
     """Raise CheckpointError unless a folder holds a run and its configuration."""
     if (folder / CONFIG).exists():
         return
-    if folder.is_dir() and begun(folder):
+    if begun(folder):
         raise CheckpointError(
             f"{folder} has lost its {CONFIG}. Put it back from a copy; or give `--resume` and the "
             "settings that the run had to the command that began it."

@@ -47,11 +47,15 @@ def test_every_stage_has_its_name(tmp_path: Path) -> None:
     lost = begun(tmp_path / "lost", 1)
     (lost / "config.yaml").unlink()
     (tmp_path / "no run").mkdir()
+    (tmp_path / "no run" / "checkpoints").write_text("")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "config.yaml").write_text("run: fast")
     found = [Status.of(run) for run in runs_below(tmp_path)]
     assert [(Path(one.run).name, one.state, one.round) for one in found] == [
         ("broken", "unreadable", -1),
         ("ended", "ended", 4),
         ("lost", "unreadable", -1),
+        ("others", "unreadable", -1),
         ("stopped", "stopped", 2),
         ("untested", "untested", 4),
     ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedshot.errors import CheckpointError
 from fedshot.reports.runs import Run
-from fedshot.run_folder import begun, in_training
+from fedshot.run_folder import CONFIG, begun, in_training
 from fedshot.tested import chose_by_test
 from fedshot.words import duration, printable
 
@@ -62,6 +62,8 @@ class Status:
         held = in_training(folder)
         try:
             run = Run.read(folder)
+            if not isinstance(run.settings.get("run"), dict):
+                raise CheckpointError(f"{folder / CONFIG} is not that of a run of fedshot.")
             return cls._of(run, held, time.time() if now is None else now)
         except CheckpointError as error:
             return cls(str(folder), "unreadable", why=printable(error))
