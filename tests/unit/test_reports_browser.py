@@ -114,7 +114,7 @@ def test_the_page_draws_every_figure_and_is_silent(
     width, options = SIZES[size]
     visit = Visit(browser, path, width, color_scheme=scheme, **options)
     places = visit.page.locator(".plot")
-    assert places.count() == 5
+    assert places.count() == 6
     for i in range(places.count()):
         assert places.nth(i).locator("svg.main-svg").count() >= 1
         box = places.nth(i).bounding_box()

@@ -16,7 +16,8 @@ import pytest
 from plotly.offline import get_plotlyjs
 from reporting import EVIL, run, score
 
-from fedshot.reports import Look, Row, Series, charts, grouped, write_page
+from fedshot.reports import Look, Row, Run, Series, charts, grouped, write_page
+from fedshot.reports.curves import reported
 from fedshot.reports.looks import Holdings, Map
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -105,7 +106,8 @@ def test_every_tag_closes_and_every_figure_has_a_place(walk):
     assert {"main", "table", "thead", "figure", "figcaption", "details", "mark"} <= walk.tags
     assert len(walk.ids) == len(set(walk.ids))
     assert set(figures(walk)) == {
-        "curves-test", "curves-validation", "spread", "holdings-plot", "confusion-plot", "map-plot",
+        "curves-test", "curves-validation", "metrics", "spread", "holdings-plot", "confusion-plot",
+        "map-plot",
     }  # fmt: skip
     assert set(figures(walk)) <= set(walk.ids)
 
@@ -201,6 +203,32 @@ def test_curves_have_three_axes_with_the_same_accuracies():
     assert drawn["megabytes"]["x"] == [0, 3, 6, 9]
     assert drawn["seconds"]["x"] == [1.5, 3.0, 4.5, 6.0]
     assert drawn["rounds"]["y"] == drawn["megabytes"]["y"] == drawn["seconds"]["y"]
+
+
+def told(label: str, rounds: int, **metrics: float) -> Run:
+    """Return a run that reports each metric as a multiple of the round."""
+    made = run(label)
+    made.records[:] = [
+        made.records[0] | {"round": r, "metrics": {k: v * r for k, v in metrics.items()}}
+        for r in range(rounds)
+    ]
+    return made
+
+
+def test_what_methods_report_is_averaged_over_seeds_and_long_runs_are_thinned():
+    groups = {
+        "m": [told("a", 4, loss=1.0, mi=2.0), told("b", 3, loss=3.0)],
+        "long": [told("c", 1000, loss=1.0)],
+    }
+    found = reported(groups)
+    assert found["loss"]["m"] == ([0, 1, 2], [0, 2, 4])
+    assert list(found) == ["loss"], "one seed without a metric leaves no rounds in common"
+    rounds, values = found["loss"]["long"]
+    assert len(rounds) == 334
+    assert rounds[:2] == [1, 4]
+    assert rounds == values
+    tree = charts.reported(found["loss"], "loss", {"m": 0, "long": 1})
+    assert [one["name"] for one in tree["data"]] == ["m", "long"]
 
 
 def test_classes_whose_names_look_alike_stay_apart():

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import plotly.graph_objects as go
 
 from fedshot.reports.canvas import INK, PALETTE
-from fedshot.reports.curves import Series
+from fedshot.reports.curves import Line, Series
 from fedshot.reports.looks import Holdings, Map
 from fedshot.words import shortened
 
@@ -82,6 +82,24 @@ def _curve(figure: Any, i: int, s: Series, x: Sequence[float | None], axis: str)
         customdata=[[r] for r in s.rounds],
         hovertemplate="%{y:.2f} %" if axis == "rounds" else "%{y:.2f} %, round %{customdata[0]}",
     )  # fmt: skip
+
+
+def reported(lines: Mapping[str, Line], metric: str, places: Mapping[str, int]) -> Figure:
+    """Draw what methods report of their training, by round."""
+    figure = go.Figure()
+    for label, (rounds, values) in lines.items():
+        i = places[label]
+        figure.add_scatter(
+            x=rounds, y=[_number(value) for value in values], name=_text(label), mode="lines",
+            line={"color": PALETTE[i % len(PALETTE)], "width": 2, "dash": _DASHES[i % 4]},
+            hovertemplate="%{y:.4g}",
+        )  # fmt: skip
+    figure.update_layout(
+        xaxis={"title": {"text": AXES["rounds"]}, "rangemode": "tozero"},
+        yaxis={"title": {"text": _text(metric)}},
+        legend=_LEGEND, showlegend=True, hovermode="x unified" if len(lines) < 16 else "closest",
+    )  # fmt: skip
+    return _done(figure, 360 + 11 * len(lines), 340 + 13 * len(lines))
 
 
 def spread(

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
-from fedshot.reports.runs import Run
+from fedshot.reports.runs import Groups, Run
 from fedshot.tested import chose_by_test
+
+_POINTS = 400  # of a line
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,31 @@ class Series:
             return None
         means = [(r, fmean(one[r] for one in told), None) for r in rounds]
         return cls.measured(label, means, runs, "training")
+
+
+Line: TypeAlias = tuple[list[float], list[float]]
+"""Rounds and values."""
+
+
+def reported(groups: Groups) -> dict[str, dict[str, Line]]:
+    """Return what the methods report of their training: by metric, by label, a line.
+
+    Seeds are averaged over the rounds that all of them report; of many rounds each point is the
+    mean of some neighbours, at their mean round.
+    """
+    found: dict[str, dict[str, Line]] = {}
+    for label, runs in groups.items():
+        names = dict.fromkeys(name for run in runs for r in run.records for name in r["metrics"])
+        for name in names:
+            told = [{r["round"]: r["metrics"][name] for r in run.records if name in r["metrics"]}
+                    for run in runs]  # fmt: skip
+            points = [(r, fmean(one[r] for one in told)) for r in _common(told)]
+            some = -(-len(points) // _POINTS) or 1
+            blocks = [points[i : i + some] for i in range(0, len(points), some)]
+            if len(blocks) > 1:
+                line = ([fmean(p[i] for p in block) for block in blocks] for i in (0, 1))
+                found.setdefault(name, {})[label] = tuple(line)  # type: ignore[assignment]
+    return found
 
 
 def _common(seen: Sequence[Mapping[int, Any]]) -> list[int]:

@@ -58,6 +58,7 @@ def write_page(
     body = [
         section("comparison", "Comparison", [standing(rows)] if rows else ()),
         section("accuracy", "Accuracy on the way", sights.curves(curves, rows, places)),
+        section("reported", "What the methods report", sights.reported(groups, places)),
         section("clients", "Clients apart", sights.spread(groups, places)),
         section("holdings", "What the clients hold", sights.holdings(looks)),
         section("confusion", "What was taken for what", sights.confusion(groups)),

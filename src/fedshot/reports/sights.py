@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedshot.reports import charts
 from fedshot.reports.curves import Series
+from fedshot.reports.curves import reported as told
 from fedshot.reports.looks import Holdings, Look, Map
 from fedshot.reports.markup import e, figure
 from fedshot.reports.runs import Groups, Run
@@ -43,6 +44,20 @@ def curves(
             f"Accuracy on {charts.KINDS.get(kind, kind)} episodes: {names}",
             f"{words}{' Shaded: the 95 % interval over episodes.' if band else ''}",
             [(axis, charts.curves(some, floors, axis, places)) for axis in known],
+        )
+
+
+def reported(groups: Groups, places: Mapping[str, int]) -> Iterator[str]:
+    """Yield what methods report of their training, one metric at a time."""
+    found = told(groups)
+    if found:
+        names = sorted(found, key=lambda name: (name not in ("loss", "accuracy"), name != "loss"))
+        yield figure(
+            "metrics",
+            f"What the methods report: {joined([printable(name) for name in names])}",
+            "Means over the clients of a round, of what they train on and not of the test. What a "
+            "name stands for is the method's: losses of two methods can be of different things.",
+            [(name, charts.reported(found[name], name, places)) for name in names],
         )
 
 
