@@ -284,7 +284,7 @@ class Experiment:
             bytes_down=self.meter.total("train", "down"),
             bytes_up=self.meter.total("train", "up"),
             seconds=seconds,
-            ended=datetime.now(UTC).isoformat(timespec="seconds"),
+            ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         self.recorder.append(done)
         if due or round == self.best_round or (validation and self._keep_looks):
