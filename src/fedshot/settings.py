@@ -220,6 +220,10 @@ def _without_nulls(tree: Mapping[str, Any]) -> Settings:
     }
 
 
+WATCHES = {"method.common_questions"}
+"""Options that tell more of a training and change nothing of what it comes to."""
+
+
 def difference(
     old: Settings,
     new: Settings,
@@ -227,7 +231,7 @@ def difference(
     except_for: Collection[str] = (),
     later: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """Say which settings differ, as `a.b was 1, is 2`; None when none does.
+    """Say which settings differ, as `a.b was 1, is 2`; None when none does but what only watches.
 
     Args:
         old: settings before.
@@ -239,7 +243,7 @@ def difference(
     before, after = dict(flat(old)), dict(flat(new))
     before |= {key: value for key, value in (later or {}).items()
                if key in after and key not in before}  # fmt: skip
-    keys = before.keys() | after.keys()
+    keys = (before.keys() | after.keys()) - WATCHES
     changed = [
         f"{key} was {before.get(key, 'not set')!r}, is {after.get(key, 'not set')!r}"
         for key in sorted(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from fedshot import tree
 from fedshot.keys import Key
 from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive, FedFSLProx
-from fedshot.nn import GRU, LinearHead, Model, common_forms, divergence, draw_common, kl
+from fedshot.nn import GRU, LinearHead, Model, common_form, common_questions, divergence, kl
+from fedshot.settings import difference
 from oracles.fedfsl import Run, options
 
 KINDS = (FedFSLNaive, FedFSLProx, FedFSLMI, FedFSLMIAdv)
@@ -50,20 +52,24 @@ def test_clients_that_agree_have_none_and_one_client_has_no_pair() -> None:
     assert divergence({}) == {}
 
 
-def test_the_questions_depend_on_the_seed_alone() -> None:
+def test_the_questions_depend_on_the_shape_of_the_data_alone() -> None:
     model = options()["model"]
-    one, two = (draw_common(model, 2, Key(3).at("round", t)) for t in (1, 2))
-    assert tree.digest(one) == tree.digest(two)
-    assert tree.digest(draw_common(model, 2, Key(4))) != tree.digest(one)
-    first, second = one["common_questions"]
+    first, second = common_questions(model, 2)
+    assert tree.digest(common_questions(model, 1)[0]) == tree.digest(first)
     assert tree.digest(first) != tree.digest(second)
     assert first.support_x.dtype == torch.uint8
     assert (len(first.support_x), len(first.query_x)) == (3, 15)
-    assert draw_common(model, 0, Key(3)) == {}
+    wide = replace(model, head=LinearHead(40))
+    assert len(common_questions(wide, 1)[0].classes) == 5
+
+
+def test_they_are_the_same_on_every_machine() -> None:
+    (question,) = common_questions(options()["model"], 1)
+    assert tree.digest(question)[:16] == "7bdfec32aaf811ae"
 
 
 def test_an_example_keeps_about_half_of_its_class_pattern() -> None:
-    (question,) = draw_common(options()["model"], 1, Key(0))["common_questions"]
+    (question,) = common_questions(options()["model"], 1)
     support, query = question.support_x, question.query_x.reshape(3, 5, *question.query_x.shape[1:])
     near = (query == support[:, None]).float().mean()
     far = (query == support.roll(1, 0)[:, None]).float().mean()
@@ -73,7 +79,7 @@ def test_an_example_keeps_about_half_of_its_class_pattern() -> None:
 
 def test_texts_have_words_and_no_padding() -> None:
     model = Model(GRU(4), LinearHead(2), (7, 5), table=torch.randn(11, 5))
-    (question,) = draw_common(model, 1, Key(0))["common_questions"]
+    (question,) = common_questions(model, 1)
     x = question.query_x
     assert (x.dtype, tuple(x.shape)) == (torch.int32, (10, 7))
     assert int(x.min()) >= 1
@@ -81,15 +87,24 @@ def test_texts_have_words_and_no_padding() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_round_reports_the_divergence_where_it_is_asked_for(kind: Any, tmp_path: Path) -> None:
-    silent = Run(kind(**options()), tmp_path / "a", 3)
-    asked = Run(kind(**options(common_questions=2)), tmp_path / "b", 3)
+def test_every_round_reports_the_divergence_and_nothing_else_changes(
+    kind: Any, tmp_path: Path
+) -> None:
+    silent = Run(kind(**options(common_questions=0)), tmp_path / "a", 3)
+    asked = Run(kind(**options()), tmp_path / "b", 3)
     for run in (silent, asked):
         run.round()
     assert tree.digest(silent.server) == tree.digest(asked.server)
     assert "divergence" not in silent.metrics
     assert asked.metrics["divergence"] > 0
     assert {k: v for k, v in asked.metrics.items() if k != "divergence"} == silent.metrics
+    assert asked.meter.total("train", "down") == silent.meter.total("train", "down")
     bytes_up = asked.meter.total("train", "up") - silent.meter.total("train", "up")
-    forms = common_forms(draw_common(asked.method.model, 2, Key(9)))
-    assert bytes_up == 3 * tree.nbytes(forms) == 3 * 2 * 15 * 3 * 4
+    assert bytes_up == 3 * tree.nbytes(common_form(asked.method.model, 1)) == 3 * 15 * 3 * 4
+
+
+def test_who_asks_goes_on_with_a_run_that_did_not() -> None:
+    old = {"method": {"name": "fedfsl_mi", "common_questions": 0, "gamma": 0.2}}
+    new = {"method": {"name": "fedfsl_mi", "common_questions": 4, "gamma": 0.2}}
+    assert difference(old, new) is None
+    assert difference(old, {"method": {**new["method"], "gamma": 0.3}}) is not None

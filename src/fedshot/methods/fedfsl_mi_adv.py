@@ -64,8 +64,8 @@ from fedshot.nn import (
     check_budget,
     check_not_negative,
     check_visits,
+    common_form,
     cross_entropy,
-    draw_common,
     draw_lessons,
     first_moments,
     first_pool,
@@ -150,7 +150,7 @@ class FedFSLMIAdv:
         episodes_per_step: episodes whose gradients are averaged in a step.
         optimizer: of the clients, for the outer steps.
         common_questions: made-up questions that all clients answer in each round, to report the
-            `divergence` of their predictions; 0 for none.
+            `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
         moments: of the optimisers: "fresh" at every visit, or "kept" by the client, those of the
             heads only where the second one is persistent.
@@ -180,7 +180,7 @@ class FedFSLMIAdv:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = 0
+    common_questions: int = 1
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 
@@ -354,7 +354,7 @@ class FedFSLMIAdv:
             told.append(dict(metrics))
         new = {"body": body, "head": heads["first"]}
         up = changes({"w": new, "stats": stats}, down)
-        up |= answer_common(partial(self.learner.answer, new, stats), down)
+        up |= answer_common(self.learner, new, stats, self.common_questions)
         weight = weight_of(drawn.lessons, self.weigh_by)
         kept = keep_share(down, private, new, weight)
         if self.second_head == "persistent":
@@ -375,7 +375,7 @@ class FedFSLMIAdv:
             key,
             heaviest=heaviest_of(self.n_episodes, self.weigh_by),
             down=pool_message(server.pool, len(clients.ids)),
-            common=draw_common(self.model, self.common_questions, key),
+            common=common_form(self.model, self.common_questions),
         )
         return Server(**new, pool=next_pool(server.pool, got.weight)), got.metrics
 

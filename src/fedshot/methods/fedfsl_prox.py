@@ -38,7 +38,7 @@ from fedshot.nn import (
     check_budget,
     check_not_negative,
     check_visits,
-    draw_common,
+    common_form,
     draw_lessons,
     first_moments,
     heaviest_of,
@@ -72,7 +72,7 @@ class FedFSLProx:
         episodes_per_step: episodes whose gradients are averaged in a step.
         optimizer: of the clients, for the outer steps.
         common_questions: made-up questions that all clients answer in each round, to report the
-            `divergence` of their predictions; 0 for none.
+            `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
         moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
     """
@@ -86,7 +86,7 @@ class FedFSLProx:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = 0
+    common_questions: int = 1
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 
@@ -155,7 +155,7 @@ class FedFSLProx:
         lesson = partial(self.objective, w) if self.mu else self.learner.lesson
         new = local_sgd(lesson, self.optimizer, w, stats, drawn, moments_of(private))
         up = changes({"w": new.params, "stats": new.stats}, down)
-        up |= answer_common(partial(self.learner.answer, new.params, new.stats), down)
+        up |= answer_common(self.learner, new.params, new.stats, self.common_questions)
         weight = weight_of(drawn, self.weigh_by)
         return Reply(up, keep_moments(private, new.state), weight, new.metrics)
 
@@ -163,7 +163,7 @@ class FedFSLProx:
         self, server: Server, clients: Clients, key: Key
     ) -> tuple[Server, Mapping[str, float]]:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
-        common = draw_common(self.model, self.common_questions, key)
+        common = common_form(self.model, self.common_questions)
         new, got = average(
             clients,
             self.train,

@@ -16,9 +16,9 @@ from fedshot.nn.classification import (
 from fedshot.nn.client_model import ClientModel
 from fedshot.nn.common_questions import (
     answer_common,
-    common_forms,
+    common_form,
+    common_questions,
     divergence,
-    draw_common,
 )
 from fedshot.nn.contrast import contrast, shut
 from fedshot.nn.decoupled import (
@@ -224,7 +224,8 @@ __all__ = [
     "chosen",
     "class_means",
     "clipped_kl",
-    "common_forms",
+    "common_form",
+    "common_questions",
     "contrast",
     "cosine_logits",
     "count_parameters",
@@ -233,7 +234,6 @@ __all__ = [
     "distillation_loss",
     "divergence",
     "draw_batches",
-    "draw_common",
     "draw_lessons",
     "draw_passes",
     "draw_share",

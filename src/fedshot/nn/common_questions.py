@@ -2,69 +2,75 @@
 
 The server has no data, and a client's images are its own. The questions are therefore synthetic:
 the classes are patterns of chance, an example is its class's pattern with half of the bytes (or
-words) drawn anew. They are the same in every round of a seed and for every method. Predictions
-on noise say how far the models differ as functions, not how far they differ on real images.
+words) drawn anew. They depend on nothing but the shape of the data, so that everybody draws the
+same and nobody sends any. Predictions on noise say how far the models differ as functions, not how
+far they differ on real images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedshot import tree
 from fedshot.keys import Key
-from fedshot.nn.learners import Question
+from fedshot.nn.learners import Maml, Question
 from fedshot.nn.model import Model
 from fedshot.tree import Tree
 
+WAYS = 5  # of a question, or as many as the head has
 QUERIES = 5  # of each class
-PART = "common_questions"  # in the message, and in the upload that answers them
+PART = "common_questions"  # in the upload
 
 
-def draw_common(model: Model, n: int, key: Key) -> Mapping[str, tuple[Question, ...]]:
-    """Return `{"common_questions": n of them}`, one-shot and as wide as the head; `{}` for n = 0.
-
-    The root of `key` alone decides them.
-    """
-    if n == 0:
-        return {}
-    assert model.head is not None
-    key = Key(key.root).at("probe")
-    return {PART: tuple(_draw(model, model.head.way, key.at(u)) for u in range(n))}
-
-
-def _draw(model: Model, way: int, key: Key) -> Question:
-    rng, text = key.torch(), model.table is not None
+def common_questions(model: Model, n: int) -> tuple[Question, ...]:
+    """Return n questions of one shot, on the CPU."""
+    text = model.table is not None
     shape = model.shape[:1] if text else model.shape
-    low, high = (1, len(model.table)) if model.table is not None else (0, 256)
-    dtype = torch.int32 if text else torch.uint8
+    words = 0 if model.table is None else len(model.table)
+    return tuple(_draw(shape, words, _ways(model), u) for u in range(n))
 
-    def noise(n: int) -> Tensor:
-        return torch.randint(low, high, (n, *shape), generator=rng).to(dtype)
+
+def _ways(model: Model) -> int:
+    assert model.head is not None
+    return min(model.head.way, WAYS)
+
+
+@lru_cache(64)
+def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> Question:
+    # By numpy, whose draws are no operations of torch: a client may be one of a stack under vmap.
+    rng = Key(0).at("probe", u).numpy()
+    low, high, dtype = (1, words, np.int32) if words else (0, 256, np.uint8)
+
+    def noise(n: int) -> np.ndarray[Any, Any]:
+        return rng.integers(low, high, (n, *shape)).astype(dtype)
 
     patterns, examples = noise(way), []
     for n in (1, QUERIES):
-        x = patterns.repeat_interleave(n, 0)
-        keep = torch.rand(x.shape, generator=rng) < 0.5
-        examples.append(torch.where(keep, x, noise(len(x))))
+        x = patterns.repeat(n, 0)
+        keep = rng.random(x.shape) < 0.5
+        examples.append(torch.from_numpy(np.where(keep, x, noise(len(x)))))
     return Question(examples[0], torch.arange(way), examples[1], torch.arange(way))
 
 
-def common_forms(common: Mapping[str, tuple[Question, ...]]) -> dict[str, Tensor]:
-    """Return what a client sends for the questions: float32 [questions * queries, way]."""
-    return {
-        name: torch.empty(sum(len(q.query_x) for q in asked), len(asked[0].classes), device="meta")
-        for name, asked in common.items()
-    }
+def common_form(model: Model, n: int) -> dict[str, Tensor]:
+    """Return what a client sends for n questions: float32 [n * queries, way]; `{}` for none."""
+    way = _ways(model) if n else 0
+    return {PART: torch.empty(n * QUERIES * way, way, device="meta")} if n else {}
 
 
-def answer_common(answer: Callable[[Question], Tensor], down: Tree) -> dict[str, Tensor]:
-    """Answer the questions that came down, if any: `{"common_questions": logits}`, float32."""
-    if PART not in down:
+def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str, Tensor]:
+    """Answer n questions with a client's model: `{"common_questions": logits}`, float32."""
+    if n == 0:
         return {}
-    return {PART: torch.cat([answer(q).detach().float() for q in down[PART]])}
+    device = tree.leaves(params)[0].device
+    asked = [tree.to(question, device) for question in common_questions(learner.model, n)]
+    return {PART: torch.cat([learner.answer(params, stats, q).detach().float() for q in asked])}
 
 
 def divergence(parts: Mapping[str, Any]) -> dict[str, float]:

@@ -18,8 +18,6 @@ from fedshot.nn import (
     Drawn,
     Lesson,
     Optimizer,
-    Question,
-    common_forms,
     divergence,
     local_sgd,
 )
@@ -72,7 +70,7 @@ def average(
     heaviest: int | None,
     down: Mapping[str, Tree] = {},
     reduce: Mapping[str, Reducer] = {},
-    common: Mapping[str, tuple[Question, ...]] = {},
+    common: Mapping[str, Tensor] = {},
 ) -> tuple[dict[str, Tree], Outcome]:
     """Return each part moved by the mean change at a cohort, and how the exchange went.
 
@@ -85,18 +83,18 @@ def average(
             its weight is the number of its examples.
         down: what is sent beside the parts.
         reduce: reducers of what is uploaded beside the changes.
-        common: questions that the work answers by `answer_common`; the metrics then tell the
-            `divergence` of the answers.
+        common: the `common_form` of questions that the work answers by `answer_common`; the metrics
+            then tell the `divergence` of the answers.
     """
     bound: dict[str, float]
     bound = {"limit": OF_EXAMPLES} if heaviest is None else {"heaviest": heaviest}
     got = clients.exchange(
         work,
-        {**parts, **down, **common},
+        {**parts, **down},
         to=clients.sample(key),
         reduce={
             **{name: Mean(part, **bound) for name, part in parts.items()},
-            **{name: Gather(form) for name, form in common_forms(common).items()},
+            **{name: Gather(form) for name, form in common.items()},
             **reduce,
         },
         key=key,
