@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,10 +20,14 @@ from fedshot.errors import BusyError
 def only_one(path: Path) -> Iterator[bool]:
     """Hold the lock file at `path`, which stays; yield whether there are locks there at all.
 
-    Raises BusyError when another process holds it.
+    Raises BusyError when another process holds it, and not who only looks whether it is held.
     """
     with path.open("ab") as file:
         got = _lock(file.fileno(), wait=False)
+        for pause in (0.02, 0.1):
+            if got == "taken":
+                time.sleep(pause)
+                got = _lock(file.fileno(), wait=False)
         if got == "taken":
             raise BusyError(
                 f"another process is training in {path.parent}. Wait for it, or stop it first."
@@ -31,10 +36,7 @@ def only_one(path: Path) -> Iterator[bool]:
 
 
 def taken(path: Path) -> bool | None:
-    """Return whether a process holds the lock file at `path`; None where there are no locks.
-
-    One that would take it in this instant may be refused.
-    """
+    """Return whether a process holds the lock file at `path`; None where there are no locks."""
     if not path.exists():
         return False
     with path.open("rb") as file:

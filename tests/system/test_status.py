@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -64,13 +65,37 @@ def test_every_stage_has_its_name(tmp_path: Path) -> None:
     assert Status.of(ended).left == Status.of(untested).left == 0
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.yaml": "run: fast", "result.json": "{}"},
+        {"config.yaml": "run: {rounds: many}"},
+        {"config.yaml": "run: {id: 3}"},
+        {"config.yaml": "run: {rounds: 3}", "result.json": '{"rounds": "x"}'},
+        {"config.yaml": "run: {rounds: 3}", "metrics.jsonl": '{"step": 1}\n'},
+        {"config.yaml": "[1]"},
+    ],
+)
+def test_folders_of_other_programs_do_not_end_it(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert Status.of(tmp_path).state == "unreadable"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no process locks files so there")
 def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
     folder = begun(tmp_path / "run", 2)
     with only_one(folder / ".lock"):
         assert Status.of(folder).state == "training"
-        assert Status.of(folder).state == "training", "looking takes no lock"
     assert Status.of(folder).state == "stopped"
+    with (folder / ".lock").open("rb") as file:  # who looks holds it for an instant
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert Status.of(folder).state == "stopped"
+        Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        with only_one(folder / ".lock") as held:
+            assert held
     monkeypatch.setattr("fedshot.reports.status.in_training", lambda _: None)
     assert Status.of(folder).state == "not ended"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -13,7 +14,16 @@ import torch
 from fedshot import tree
 from fedshot.keys import Key
 from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive, FedFSLProx
-from fedshot.nn import GRU, LinearHead, Model, common_form, common_questions, divergence, kl
+from fedshot.nn import (
+    GRU,
+    InnerLoop,
+    LinearHead,
+    Model,
+    common_form,
+    common_questions,
+    divergence,
+    kl,
+)
 from fedshot.settings import difference
 from oracles.fedfsl import Run, options
 
@@ -30,7 +40,7 @@ def apart(found: dict[int, torch.Tensor]) -> dict[str, float]:
 
 
 def test_it_is_the_mean_over_pairs_of_the_symmetric_divergence() -> None:
-    found = answers(5)
+    found = {c: told.log_softmax(-1) for c, told in answers(5).items()}
     pairs = [
         (kl(found[i].double(), found[j].double()) + kl(found[j].double(), found[i].double())) / 2
         for i, j in combinations(found, 2)
@@ -40,13 +50,13 @@ def test_it_is_the_mean_over_pairs_of_the_symmetric_divergence() -> None:
 
 
 def test_the_order_of_arrival_does_not_matter() -> None:
-    found = answers(5)
+    found = {c: told.log_softmax(-1) for c, told in answers(5).items()}
     back = dict(reversed(found.items()))
     assert apart(back) == apart(found)
 
 
 def test_clients_that_agree_have_none_and_one_client_has_no_pair() -> None:
-    same = answers(1)[0]
+    same = answers(1)[0].log_softmax(-1)
     assert apart(dict.fromkeys(range(3), same))["divergence"] == pytest.approx(0, abs=1e-15)
     assert apart(answers(1)) == {}
     assert divergence({}) == {}
@@ -101,6 +111,25 @@ def test_every_round_reports_the_divergence_and_nothing_else_changes(
     assert asked.meter.total("train", "down") == silent.meter.total("train", "down")
     bytes_up = asked.meter.total("train", "up") - silent.meter.total("train", "up")
     assert bytes_up == 3 * tree.nbytes(common_form(asked.method.model, 1)) == 3 * 15 * 3 * 4
+
+
+@pytest.mark.parametrize("lr", [5.0, 100.0])
+def test_an_answer_that_blows_up_costs_nobody_the_round(lr: float, tmp_path: Path) -> None:
+    wild = InnerLoop(lr=lr, steps=1, test_steps=10)  # a visit takes one step, an answer ten
+    few = {"inner": wild, "local_steps": 1}
+    silent = Run(FedFSLNaive(**options(common_questions=0, **few)), tmp_path / "a", 3)
+    asked = Run(FedFSLNaive(**options(**few)), tmp_path / "b", 3)
+    for run in (silent, asked):
+        run.round()
+    assert tree.digest(silent.server) == tree.digest(asked.server)
+    assert math.isfinite(asked.metrics.get("divergence", 0.0))
+
+
+def test_who_answers_with_no_number_is_left_out() -> None:
+    found = {c: told.log_softmax(-1) for c, told in answers(4).items()}
+    lost = {**found, 2: torch.ones(6, 3)}
+    del found[2]
+    assert apart(lost) == apart(found)
 
 
 def test_who_asks_goes_on_with_a_run_that_did_not() -> None:

@@ -65,23 +65,30 @@ def common_form(model: Model, n: int) -> dict[str, Tensor]:
 
 
 def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str, Tensor]:
-    """Answer n questions with a client's model: `{"common_questions": logits}`, float32."""
+    """Answer n questions with a client's model: `{"common_questions": log p}`, float32.
+
+    Whatever an answer comes to, nothing of it can have a client's reply refused: p is 1e-35 at
+    least, and where there is no number stands one that no logarithm of a probability is.
+    """
     if n == 0:
         return {}
     device = tree.leaves(params)[0].device
     asked = [tree.to(question, device) for question in common_questions(learner.model, n)]
-    return {PART: torch.cat([learner.answer(params, stats, q).detach().float() for q in asked])}
+    logits = torch.cat([learner.answer(params, stats, q).detach().float() for q in asked])
+    log_p = logits.log_softmax(-1).clamp(min=-80.0)
+    return {PART: torch.where(log_p.isnan(), 1.0, log_p)}
 
 
 def divergence(parts: Mapping[str, Any]) -> dict[str, float]:
     """Return `{"divergence": mean over pairs of clients of (KL(i || j) + KL(j || i)) / 2}`, nats.
 
-    Mean over the queries, too. `{}` where there are no answers, or those of one client.
+    Mean over the queries, too. `{}` where there are no answers, or those of one client; who answers
+    with what is no number is left out.
 
     The mean over ordered pairs of sum p_i (log p_i - log p_j) is
     (K sum_i p_i log p_i - sum_i p_i sum_j log p_j) / (K (K - 1)): no loop over pairs.
     """
-    answers = parts.get(PART, {})
+    answers = {c: told for c, told in parts.get(PART, {}).items() if float(told.max()) < 0.5}
     k = len(answers)
     if k < 2:
         return {}

@@ -108,8 +108,8 @@ Line: TypeAlias = tuple[list[float], list[float]]
 def reported(groups: Groups) -> dict[str, dict[str, Line]]:
     """Return what the methods report of their training: by metric, by label, a line.
 
-    Seeds are averaged over the rounds that all of them report; of many rounds each point is the
-    mean of some neighbours, at their mean round.
+    Seeds that report a metric are averaged over the rounds that all of them have; of many rounds
+    each point is the mean of some neighbours, at their mean round.
     """
     found: dict[str, dict[str, Line]] = {}
     for label, runs in groups.items():
@@ -117,6 +117,7 @@ def reported(groups: Groups) -> dict[str, dict[str, Line]]:
         for name in names:
             told = [{r["round"]: r["metrics"][name] for r in run.records if name in r["metrics"]}
                     for run in runs]  # fmt: skip
+            told = [one for one in told if one]
             points = [(r, fmean(one[r] for one in told)) for r in _common(told)]
             some = -(-len(points) // _POINTS) or 1
             blocks = [points[i : i + some] for i in range(0, len(points), some)]

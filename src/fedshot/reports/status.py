@@ -14,7 +14,7 @@ from typing import Any
 
 from fedshot.errors import CheckpointError
 from fedshot.reports.runs import Run
-from fedshot.run_folder import CONFIG, begun, in_training
+from fedshot.run_folder import begun, in_training
 from fedshot.tested import chose_by_test
 from fedshot.words import duration, printable
 
@@ -36,7 +36,7 @@ class Status:
         ago: seconds since it was complete.
         pace: seconds from one round to the next, the median of the last; None before there are two.
         left: seconds that the rounds to come take at that pace, in training or not.
-        validation: accuracy at the chosen round, if the validation classes chose it.
+        validation: accuracy on the validation classes at the chosen round, if known.
         chosen: that round.
         faults: replies that did not count, of all rounds.
         skipped: rounds that did not count.
@@ -58,15 +58,21 @@ class Status:
 
     @classmethod
     def of(cls, folder: Path, now: float | None = None) -> Status:
-        """Look at a run, which may be under way; `now` is in seconds since 1970."""
-        held = in_training(folder)
+        """Look at a run, which may be under way; `now` is in seconds since 1970.
+
+        Whatever lies in the folder, this returns: it may be of another program, or damaged.
+        """
         try:
+            held = in_training(folder)  # before its result is looked for, which comes later
             run = Run.read(folder)
-            if not isinstance(run.settings.get("run"), dict):
-                raise CheckpointError(f"{folder / CONFIG} is not that of a run of fedshot.")
+            if type(run.settings["run"]["rounds"]) is not int:
+                raise ValueError("run.rounds is no whole number")
             return cls._of(run, held, time.time() if now is None else now)
         except CheckpointError as error:
             return cls(str(folder), "unreadable", why=printable(error))
+        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+            why = printable(f"{folder} cannot be read as a run of fedshot: {error}")
+            return cls(str(folder), "unreadable", why=why)
 
     @classmethod
     def _of(cls, run: Run, held: bool | None, now: float) -> Status:
@@ -96,12 +102,19 @@ def runs_below(folder: Path) -> Iterator[Path]:
     top = len(folder.parts)
     for place, names, _ in os.walk(folder):
         here = Path(place)
-        if begun(here):
+        if _is_run(here):
             names.clear()
             yield here
         elif len(here.parts) - top >= _DEEP:
             names.clear()
         names.sort()
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return begun(folder)
+    except OSError:  # what may not be looked into is not known to be one
+        return False
 
 
 def _state(run: Run, held: bool | None) -> str:
