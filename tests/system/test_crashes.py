@@ -40,7 +40,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, fuse: Fuse) -> None:
     """Make every write, rename, flush and deletion of a run go through the fuse."""
     write, flush, unlink = Path.write_bytes, storage.flush, Path.unlink
 
-    def torn(path: Path, data: bytes, *, sync: bool) -> None:
+    def torn(path: Path, *pieces: bytes | memoryview, sync: bool) -> None:
+        data = b"".join(pieces)
         partial = path.with_name(f"{path.name}{storage.PARTIAL}")
         write(partial, data[: len(data) // 2])
         fuse.burn()  # dies with half of the file written
