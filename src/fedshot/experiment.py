@@ -39,6 +39,7 @@ from fedshot.protocol import Clients, Fleet
 from fedshot.recorder import Record, Recorder
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
+from fedshot.settings import WATCHES
 from fedshot.tree import Tree
 from fedshot.words import count
 
@@ -408,7 +409,8 @@ def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
     if changed:
         raise CheckpointError(
             f"{folder} was started with another configuration: {changed}. Put it back, "
-            f"or start a new run under another name. ({', '.join(MAY_CHANGE)} may change.)"
+            f"or start a new run under another name. ({', '.join((*MAY_CHANGE, *WATCHES))} may "
+            "change.)"
         )
 
 

@@ -18,6 +18,7 @@ from fedshot import __version__, compiled, storage
 from fedshot.errors import CheckpointError
 from fedshot.evaluation import Score
 
+RECORDS = "metrics.jsonl"
 _ENVIRONMENT = "environment.json"
 _NO_BITS = {"cores", "python", "system"}  # told, but figures do not depend on them
 
@@ -69,7 +70,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Make sure that the records are on the disk."""
-        storage.flush(self.folder / "metrics.jsonl")
+        storage.flush(self.folder / RECORDS)
 
     def note_environment(self, round: int, more: Mapping[str, Any]) -> None:
         """Write what the figures are made with; a run that goes on elsewhere notes that beside it.
@@ -109,12 +110,12 @@ class Recorder:
 
     def append(self, record: Record) -> None:
         """Add a line to metrics.jsonl."""
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with (self.folder / RECORDS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record.to_json()) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl; a last line cut short by a crash is left out."""
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / RECORDS
         if not path.exists():
             return []
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -130,9 +131,9 @@ class Recorder:
                 "the file from a copy, or start a new run."
             )
         text = "".join(json.dumps(r) + "\n" for r in kept)
-        for partial in self.folder.glob(f"metrics.jsonl.*{storage.PARTIAL}"):  # of a killed run
+        for partial in self.folder.glob(f"{RECORDS}.*{storage.PARTIAL}"):  # of a killed run
             partial.unlink(missing_ok=True)
-        storage.write_bytes(self.folder / "metrics.jsonl", text.encode(), sync=True)
+        storage.write_bytes(self.folder / RECORDS, text.encode(), sync=True)
 
     def write(self, name: str, content: Any, *, sync: bool) -> None:
         """Replace a JSON file in one step; `sync` makes it last before anything else is done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -53,7 +53,7 @@ def status(options: argparse.Namespace) -> int:
         runs |= dict.fromkeys(below)
     all_of = [reports.Status.of(run) for run in runs]
     if options.json:
-        say(json.dumps([one.to_json() for one in all_of]))
+        say(json.dumps([asdict(one) for one in all_of]))
     else:
         say(reports.as_table(all_of))
     return 0

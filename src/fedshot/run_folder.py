@@ -14,9 +14,9 @@ from fedshot.settings import Settings
 
 CONFIG = "config.yaml"
 RESULT = "result.json"
-_LOCK = ".lock"
 NODES = "flower.json"
 """Where the clients live, if not here: only a run whose clients live on nodes has this file."""
+_LOCK = ".lock"
 
 
 def checkpoints(folder: Path) -> Checkpoints:

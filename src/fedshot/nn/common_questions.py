@@ -60,8 +60,10 @@ def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> Question:
 
 def common_form(model: Model, n: int) -> dict[str, Tensor]:
     """Return what a client sends for n questions: float32 [n * queries, way]; `{}` for none."""
-    way = _ways(model) if n else 0
-    return {PART: torch.empty(n * QUERIES * way, way, device="meta")} if n else {}
+    if n == 0:
+        return {}
+    way = _ways(model)
+    return {PART: torch.empty(n * QUERIES * way, way, device="meta")}
 
 
 def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str, Tensor]:

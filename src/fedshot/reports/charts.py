@@ -91,7 +91,8 @@ def reported(lines: Mapping[str, Line], metric: str, places: Mapping[str, int]) 
         i = places[label]
         figure.add_scatter(
             x=rounds, y=[_number(value) for value in values], name=_text(label), mode="lines",
-            line={"color": PALETTE[i % len(PALETTE)], "width": 2, "dash": _DASHES[i % 4]},
+            line={"color": PALETTE[i % len(PALETTE)], "width": 2,
+                  "dash": _DASHES[i % len(_DASHES)]},
             hovertemplate="%{y:.4g}",
         )  # fmt: skip
     figure.update_layout(

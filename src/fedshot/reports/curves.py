@@ -122,8 +122,8 @@ def reported(groups: Groups) -> dict[str, dict[str, Line]]:
             some = -(-len(points) // _POINTS) or 1
             blocks = [points[i : i + some] for i in range(0, len(points), some)]
             if len(blocks) > 1:
-                line = ([fmean(p[i] for p in block) for block in blocks] for i in (0, 1))
-                found.setdefault(name, {})[label] = tuple(line)  # type: ignore[assignment]
+                rounds, values = ([fmean(p[i] for p in block) for block in blocks] for i in (0, 1))
+                found.setdefault(name, {})[label] = rounds, values
     return found
 
 

@@ -14,7 +14,7 @@ import yaml
 from fedshot import run_folder
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
-from fedshot.recorder import Recorder
+from fedshot.recorder import RECORDS, Recorder
 from fedshot.tested import Terms
 from fedshot.words import joined, printable
 
@@ -218,7 +218,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     try:
         return Recorder(folder).records()
     except (OSError, ValueError) as error:
-        raise _damaged(folder / "metrics.jsonl", error) from None
+        raise _damaged(folder / RECORDS, error) from None
 
 
 def _damaged(path: Path, why: object) -> CheckpointError:

@@ -6,13 +6,14 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fedshot.errors import CheckpointError
+from fedshot.recorder import RECORDS
 from fedshot.reports.runs import Run
 from fedshot.run_folder import begun, in_training
 from fedshot.tested import chose_by_test
@@ -92,10 +93,6 @@ class Status:
             skipped=sum(record["skipped"] is not None for record in records),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the status as JSON-able values."""
-        return asdict(self)
-
 
 def runs_below(folder: Path) -> Iterator[Path]:
     """Yield the runs that a folder is or holds, in order."""
@@ -131,7 +128,7 @@ def _ended(folder: Path, record: Mapping[str, Any]) -> float:
     """Return when a round was complete; older records do not tell, but their file's age does."""
     if text := record.get("ended"):
         return datetime.fromisoformat(text).timestamp()
-    return (folder / "metrics.jsonl").stat().st_mtime
+    return (folder / RECORDS).stat().st_mtime
 
 
 def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
