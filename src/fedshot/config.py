@@ -32,6 +32,7 @@ from fedshot.kinds import (
     NO_HEAD,
     NOT_OPTIONS,
     SECTIONS,
+    difference,
     is_text,
     kind_options,
     long,
@@ -44,7 +45,7 @@ from fedshot.options import Option, settled, told_by_place
 from fedshot.own import FILES
 from fedshot.protocol import Method
 from fedshot.sections import Chances, ModelOptions, RunOptions, SplitOptions
-from fedshot.settings import Settings, difference
+from fedshot.settings import Settings
 
 __all__ = [
     "Chances",

@@ -33,13 +33,12 @@ from fedshot.fleets import (
     Vectorised,
     by_chance,
 )
-from fedshot.kinds import defaults
+from fedshot.kinds import every_difference, watches
 from fedshot.machine import arithmetic, keep_freed_memory
 from fedshot.protocol import Clients, Fleet
 from fedshot.recorder import Record, Recorder
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
-from fedshot.settings import WATCHES
 from fedshot.tree import Tree
 from fedshot.words import count
 
@@ -96,6 +95,7 @@ class Experiment:
         self.round, self.best_round = 0, 0
         self._best: Look | None = None
         self._private = ""
+        self._other_settings: str | None = None  # than those of the last checkpoint
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
@@ -309,7 +309,7 @@ class Experiment:
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
         self._best = self._best_look() if self._started else None
-        self.recorder.note_environment(last, self._environment)
+        self.recorder.note_environment(last, self._environment, self._other_settings)
 
     @property
     def _environment(self) -> dict[str, Any]:
@@ -355,6 +355,7 @@ class Experiment:
         self.round = self.checkpoints.rounds()[-1]
         notes = self.checkpoints.notes(self.round)
         check_belongs(self.folder, notes, self.config)
+        self._other_settings = every_difference(notes["config"], self.config.settings)
         if notes["dataset"] != self.setting.dataset.digest:
             raise CheckpointError(
                 f"{self.folder} was started on other data: the hash of dataset "
@@ -400,17 +401,12 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
 
 def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
     """Raise CheckpointError unless a checkpoint is of a run with this configuration."""
-    changed = difference(
-        notes["config"],
-        config.settings,
-        except_for=MAY_CHANGE,
-        later=defaults(config.settings),
-    )
+    changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
     if changed:
+        may = sorted({*MAY_CHANGE, *watches(config.settings)})
         raise CheckpointError(
             f"{folder} was started with another configuration: {changed}. Put it back, "
-            f"or start a new run under another name. ({', '.join((*MAY_CHANGE, *WATCHES))} may "
-            "change.)"
+            f"or start a new run under another name. ({', '.join(may)} may change.)"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -138,12 +138,38 @@ def defaults(settings: Settings) -> dict[str, Any]:
 
     Kinds that are not known have none.
     """
+    return {one.place: one.default for one in _options_in(settings) if not one.required}
+
+
+def watches(settings: Settings) -> set[str]:
+    """Return the places of options that tell more of a training and change nothing of it."""
+    return {one.place for one in _options_in(settings) if one.watches}
+
+
+def difference(old: Settings, new: Settings, *, except_for: Collection[str] = ()) -> str | None:
+    """Say which settings differ, as `a.b was 1, is 2`; None when none does but what only watches.
+
+    Args:
+        old: settings before, maybe of a time when options of today were not yet.
+        new: settings now; they say of which kinds the options are.
+        except_for: keys that may differ.
+    """
+    unasked = {*except_for, *watches(new)}
+    return trees.difference(old, new, except_for=unasked, later=defaults(new))
+
+
+def every_difference(old: Settings, new: Settings) -> str | None:
+    """Say which settings differ as `difference` does, those that only watch included."""
+    return trees.difference(old, new, later=defaults(new))
+
+
+def _options_in(settings: Settings) -> Iterator[Option]:
+    """Yield the options of the kinds that settings name, or leave to be the usual ones."""
     names = {
         place: (long(place, trees.at(settings, place)) or {}).get("name", default)
         for place, (_, default) in KINDS.items()
     }
-    names = {place: kind for place, kind in names.items() if kind in KINDS[place][0]}
-    return {one.place: one.default for one in all_options(names) if not one.required}
+    return all_options({at: kind for at, kind in names.items() if kind in KINDS[at][0]})
 
 
 def kind_options(place: str, kind: str) -> Iterator[Option]:

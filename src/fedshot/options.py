@@ -8,13 +8,14 @@ import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedshot.errors import ConfigError, FedshotError, nearest
 from fedshot.settings import flat
 
 _BITS = 1 << 63
+_WATCHES = "watches"
 _VALUE = re.compile(r"([a-z]\w*(?:\.\w+)*) is ('[^']*'|[\[(].*?[\])]|[^ ]*?)(?=[,;]| of | and |$)")
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -28,6 +29,15 @@ class Option:
     required: bool = False
     default: Any = None  # as a plain value
     most: int = _BITS - 1  # the largest whole number it takes
+    watches: bool = False  # it tells more of a training, and changes nothing of what it comes to
+
+
+def watching(default: Any) -> Any:
+    """Return a dataclass's field that tells more of a training and changes nothing of it.
+
+    Two configurations that differ in it alone are those of one training.
+    """
+    return field(default=default, metadata={_WATCHES: True})
 
 
 def options_of(
@@ -38,23 +48,23 @@ def options_of(
     `made` is an instance whose values are the defaults, where another dataclass has one as such.
     """
     hints = get_type_hints(cls)
-    for field in fields(cls):
-        hint, below = hints[field.name], f"{place}.{field.name}"
-        if field.name in skip or not field.init:
+    for one in fields(cls):
+        hint, below = hints[one.name], f"{place}.{one.name}"
+        if one.name in skip or not one.init:
             continue
-        required = field.default is MISSING and field.default_factory is MISSING
-        default = _default(field) if made is None else getattr(made, field.name)
+        required = one.default is MISSING and one.default_factory is MISSING
+        default = _default(one) if made is None else getattr(made, one.name)
         if isinstance(hint, type) and is_dataclass(hint):
             yield from options_of(hint, below, made=default)
         else:
             plain = list(default) if isinstance(default, tuple) else default
-            yield Option(below, hint, required, plain)
+            yield Option(below, hint, required, plain, watches=_WATCHES in one.metadata)
 
 
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return None if field.default is MISSING else field.default
+def _default(one: Field[Any]) -> Any:
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return None if one.default is MISSING else one.default
 
 
 def takes_text(hint: Any) -> bool:

@@ -19,7 +19,7 @@ from fedshot.errors import CheckpointError
 from fedshot.evaluation import Score
 
 RECORDS = "metrics.jsonl"
-_ENVIRONMENT = "environment.json"
+ENVIRONMENT = "environment.json"
 _NO_BITS = {"cores", "python", "system"}  # told, but figures do not depend on them
 
 
@@ -72,36 +72,35 @@ class Recorder:
         """Make sure that the records are on the disk."""
         storage.flush(self.folder / RECORDS)
 
-    def note_environment(self, round: int, more: Mapping[str, Any]) -> None:
-        """Write what the figures are made with; a run that goes on elsewhere notes that beside it.
+    def note_environment(
+        self, round: int, more: Mapping[str, Any], settings: str | None = None
+    ) -> None:
+        """Write what the figures are made with; a run that goes on otherwise notes that beside it.
 
         Args:
             round: the last complete round, -1 before the first.
             more: what is the run's own: its threads, its fleet, the file of a method of one's own.
+            settings: which settings are others than in that round; None for none.
         """
         now, held = {**environment(), **more}, self._environments()
         if held is None:
-            self.write(_ENVIRONMENT, now, sync=True)
+            self.write(ENVIRONMENT, now, sync=True)
             return
         first, resumed, last = held
-        if now != last:
-            resumed.append({"after_round": round, "environment": now})
-            self.write(_ENVIRONMENT, first | {"resumed": resumed}, sync=True)
+        told = {"settings": settings} if settings else {}
+        other = {"after_round": round, "environment": now, **told}
+        if (now != last or settings) and other != (resumed or [None])[-1]:
+            resumed.append(other)
+            self.write(ENVIRONMENT, first | {"resumed": resumed}, sync=True)
 
     def changes(self, more: Mapping[str, Any]) -> list[str]:
         """Say what decides bits and is other than when the run last trained; `more` as above."""
         held, now = self._environments(), {**environment(), **more}
-        before = held[2] if held else now
-        names = sorted((before.keys() | now.keys()) - _NO_BITS)
-        return [
-            f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
-            for name in names
-            if before.get(name) != now.get(name)
-        ]
+        return changed(held[2] if held else now, now)
 
     def _environments(self) -> tuple[dict[str, Any], list[Any], dict[str, Any]] | None:
         """Return the first environment, the later ones, and the last; None where none is noted."""
-        path = self.folder / _ENVIRONMENT
+        path = self.folder / ENVIRONMENT
         if not path.exists():
             return None
         first = _json(path.read_text(encoding="utf-8"), path)
@@ -151,6 +150,16 @@ def _json(text: str, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds {type(found).__name__}, expected keys and values.")
     return found
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say what decides bits and differs between two environments."""
+    names = sorted((before.keys() | now.keys()) - _NO_BITS)
+    return [
+        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
 
 
 def environment() -> dict[str, Any]:

@@ -220,10 +220,6 @@ def _without_nulls(tree: Mapping[str, Any]) -> Settings:
     }
 
 
-WATCHES = {"method.common_questions"}
-"""Options that tell more of a training and change nothing of what it comes to."""
-
-
 def difference(
     old: Settings,
     new: Settings,
@@ -231,22 +227,23 @@ def difference(
     except_for: Collection[str] = (),
     later: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """Say which settings differ, as `a.b was 1, is 2`; None when none does but what only watches.
+    """Say which settings differ, as `a.b was 1, is 2`; None when none does.
 
     Args:
         old: settings before.
         new: settings now.
         except_for: keys that may differ.
-        later: the defaults of options, by place. A key that `old` does not have is an option that
-            came later, and had its default.
+        later: the defaults of options, by place. A key that one of them does not have is an option
+            that came later, and had its default.
     """
     before, after = dict(flat(old)), dict(flat(new))
-    before |= {key: value for key, value in (later or {}).items()
-               if key in after and key not in before}  # fmt: skip
-    keys = (before.keys() | after.keys()) - WATCHES
+    for key, value in (later or {}).items():
+        if key in before or key in after:
+            before.setdefault(key, value)
+            after.setdefault(key, value)
     changed = [
         f"{key} was {before.get(key, 'not set')!r}, is {after.get(key, 'not set')!r}"
-        for key in sorted(keys)
+        for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and key not in except_for
     ]
     return "; ".join(changed) or None

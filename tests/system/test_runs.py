@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedshot.fleets import Unreliable
 from fedshot.fleets.unreliable import Trouble
 from fedshot.keys import Key
 from fedshot.protocol import Clients, Exchange, Fleet
-from fedshot.reports import Run
+from fedshot.reports import Run, write_page
 
 from .runs import CHOOSING, experiment, finished, last_hash
 
@@ -200,4 +201,30 @@ def test_another_fleet_is_noted_where_a_run_goes_on(tmp_path: Path) -> None:
     finished(tmp_path / "run", {"run": {"fleet": "vectorised"}})
     noted = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert noted["fleet"] != "vectorised"
-    assert [one["environment"]["fleet"] for one in noted["resumed"]] == ["vectorised"]
+    (other,) = noted["resumed"]
+    assert other["after_round"] == 0
+    assert other["environment"]["fleet"] == "vectorised"
+    assert other["settings"] == f"run.fleet was {noted['fleet']!r}, is 'vectorised'"
+
+
+def test_a_run_that_is_made_longer_tells_it(tmp_path: Path) -> None:
+    short = finished(tmp_path / "run")
+    rounds = short.config.run.rounds
+    finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})
+    read = Run.read(tmp_path / "run")
+    told = f"run.rounds was {rounds}, is {rounds + 1}"
+    assert read.turns() == [(rounds, told)]
+    finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})  # nothing is other
+    assert Run.read(tmp_path / "run").turns() == [(rounds, told)]
+    write_page(tmp_path / "page.html", "one", [], {"one": [read]})
+    assert html.escape(told) in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_run_that_dies_before_its_next_checkpoint_tells_its_turn_once(tmp_path: Path) -> None:
+    rounds = finished(tmp_path / "run").config.run.rounds
+    longer = {"run": {"rounds": rounds + 2, "checkpoint_every": 2}}
+    for _ in range(2):  # each time from the checkpoint of the shorter run
+        begun = experiment(tmp_path / "run", longer).run()
+        next(begun)
+        begun.close()
+    assert len(Run.read(tmp_path / "run").turns()) == 1

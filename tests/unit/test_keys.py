@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.keys import Key
+from fedshot.keys import Key, draws
 
+DRAWS = "64310e4ac3c7768589e3a884fe7519e7"
 PATHS = st.lists(st.one_of(st.text(), st.integers()), max_size=4)
 CLIENT = Key(0).at("round", 3, "client", 17)
 
@@ -81,3 +82,9 @@ def test_a_seed_fits_an_int64_tensor(root: int, path: list[str | int]) -> None:
 def test_each_generator_starts_afresh() -> None:
     assert CLIENT.numpy().random() == CLIENT.numpy().random()
     assert torch.rand(1, generator=CLIENT.torch()) == torch.rand(1, generator=CLIENT.torch())
+
+
+# Regenerate: print(draws()). A change here says that this numpy or torch draws other numbers than
+# those of the recorded runs.
+def test_libraries_draw_the_numbers_of_the_recorded_runs() -> None:
+    assert draws() == DRAWS

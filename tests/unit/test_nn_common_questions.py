@@ -13,6 +13,7 @@ import torch
 
 from fedshot import tree
 from fedshot.keys import Key
+from fedshot.kinds import difference
 from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive, FedFSLProx
 from fedshot.nn import (
     GRU,
@@ -24,7 +25,6 @@ from fedshot.nn import (
     divergence,
     kl,
 )
-from fedshot.settings import difference
 from oracles.fedfsl import Run, options
 
 KINDS = (FedFSLNaive, FedFSLProx, FedFSLMI, FedFSLMIAdv)
@@ -137,3 +137,8 @@ def test_who_asks_goes_on_with_a_run_that_did_not() -> None:
     new = {"method": {"name": "fedfsl_mi", "common_questions": 4, "gamma": 0.2}}
     assert difference(old, new) is None
     assert difference(old, {"method": {**new["method"], "gamma": 0.3}}) is not None
+
+
+def test_an_option_of_that_name_is_no_such_one_in_another_method() -> None:
+    old, new = ({"method": {"name": "mine", "common_questions": n}} for n in (0, 4))
+    assert difference(old, new) == "method.common_questions was 0, is 4"

@@ -44,6 +44,7 @@ from fedshot.nn import (
     moments_of,
     weight_of,
 )
+from fedshot.options import watching
 from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
 from fedshot.tree import Tree
 
@@ -80,7 +81,7 @@ class FedFSLNaive:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = 1
+    common_questions: int = watching(1)
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 

@@ -16,12 +16,12 @@ from typing import Any
 from fedshot import own, storage
 from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
-from fedshot.kinds import defaults
+from fedshot.kinds import difference
 from fedshot.locks import locked
 from fedshot.methods import METHODS
 from fedshot.recipes.recipe import Cell
 from fedshot.reports.verdict import Row, combined
-from fedshot.settings import Settings, difference
+from fedshot.settings import Settings
 from fedshot.tested import Terms
 
 _NOT_THE_CELL = ("name", "seed")
@@ -169,7 +169,7 @@ def departure(held: Settings, now: Settings) -> str | None:
 
     Options that came later had their defaults.
     """
-    return difference(held, now, later=defaults(now))
+    return difference(held, now)
 
 
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:

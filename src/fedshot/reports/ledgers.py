@@ -135,16 +135,26 @@ def _stories(runs: Sequence[Run]) -> str:
     )  # fmt: skip
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        alike.setdefault(plain(run.environment), []).append(run)
+        alike.setdefault(plain(run.begun_with), []).append(run)
     machines = [
         pairs(
             "All runs" if len(alike) == 1 else joined([printable(run.label) for run in same]),
-            dict(flat(same[0].environment)),
+            dict(flat(same[0].begun_with)),
         )
         for same in alike.values()
     ]
+    turns = [
+        [e(run.label), e(run.folder.name), f"{round:,}", e(told)]
+        for run in runs
+        for round, told in run.turns()
+    ]
     told = f"{count(len(runs), 'run')}, {count(len(alike), 'machine')}"
-    inside = table(head, lines, kind="settings", name="Runs") + "".join(machines)
+    inside = table(head, lines, kind="settings", name="Runs")
+    if turns:
+        told += f"; {count(len(turns), 'time')} one went on otherwise"
+        names = ("run", "folder", "after round", "otherwise")
+        inside += table(names, turns, kind="settings", name="Runs that went on otherwise")
+    inside += "".join(machines)
     return folded("Runs and machines", told, inside)
 
 

@@ -14,7 +14,7 @@ import yaml
 from fedshot import run_folder
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
-from fedshot.recorder import RECORDS, Recorder
+from fedshot.recorder import ENVIRONMENT, RECORDS, Recorder, changed
 from fedshot.tested import Terms
 from fedshot.words import joined, printable
 
@@ -31,7 +31,7 @@ class Run:
         settings: the whole configuration, defaults included.
         records: one for each round, as in metrics.jsonl.
         result: as in result.json; None while the run is unfinished.
-        environment: the versions and the machine.
+        environment: the versions and the machine, and below "resumed" how it went on otherwise.
         ledger: bytes and messages by phase, work, direction and part, as in ledger.json; those of
             the test, which result.json has, are of phase "test".
     """
@@ -55,7 +55,7 @@ class Run:
         run_folder.check(folder)
         settings = _parsed(folder / run_folder.CONFIG)
         result = _result(folder / run_folder.RESULT, settings)
-        environment = folder / "environment.json"
+        environment = folder / ENVIRONMENT
         return cls(
             label=label or str(settings.get("name", folder.name)),
             folder=folder,
@@ -111,18 +111,38 @@ class Run:
 
         That is a setting, or the file of a method of one's own: another file is another method.
         """
-        changed = difference(_shared(self.settings), _shared(other.settings))
-        if changed is None and self._method_files != other._method_files:
+        found = difference(_shared(self.settings), _shared(other.settings))
+        if found is None and self._method_files != other._method_files:
             files = (printable(joined(run._method_files) or "no file") for run in (self, other))
-            changed = f"the file of their method was {' in one and '.join(files)} in the other"
-        return changed
+            found = f"the file of their method was {' in one and '.join(files)} in the other"
+        return found
 
     @property
     def _method_files(self) -> list[str]:
         """The names and hashes of the method's files that trained the run, each once."""
-        later = [one.get("environment", {}) for one in self.environment.get("resumed", [])]
-        every = [one.get("method_file", "") for one in (self.environment, *later)]
+        later = [one.get("environment", {}) for one in self._resumed]
+        every = [one.get("method_file", "") for one in (self.begun_with, *later)]
         return list(dict.fromkeys(filter(None, every)))
+
+    @property
+    def begun_with(self) -> dict[str, Any]:
+        """The versions and the machine before round 1."""
+        return {key: value for key, value in self.environment.items() if key != "resumed"}
+
+    @property
+    def _resumed(self) -> list[dict[str, Any]]:
+        return list(self.environment.get("resumed", []))
+
+    def turns(self) -> list[tuple[int, str]]:
+        """Return after which rounds the run went on otherwise, and what is other since."""
+        found, before = [], self.begun_with
+        for one in self._resumed:
+            now = {**before, **one.get("environment", {})}
+            settings = [one["settings"]] if "settings" in one else []
+            if others := [*settings, *changed(before, now)]:
+                found.append((int(one["after_round"]), "; ".join(others)))
+            before = now
+        return found
 
 
 Groups: TypeAlias = Mapping[str, Sequence[Run]]

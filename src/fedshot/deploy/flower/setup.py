@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from fedshot import __version__
@@ -21,7 +22,7 @@ from fedshot.deploy.flower.codec import CodecError
 from fedshot.deploy.flower.exams import ExamSetting
 from fedshot.deploy.flower.shards import Holdings, notes_of
 from fedshot.errors import ConfigError
-from fedshot.keys import Key
+from fedshot.keys import Key, draws
 from fedshot.kinds import is_text
 from fedshot.own import FILES, fingerprint
 from fedshot.protocol import Method
@@ -66,6 +67,7 @@ class Setup:
         """Return the setup as JSON-able values."""
         return {
             "fedshot": __version__,
+            "draws": [draws(), *_libraries()],
             "run": self.run,
             "settings": self.settings,
             "classes": list(self.classes),
@@ -76,7 +78,11 @@ class Setup:
 
     @classmethod
     def from_json(cls, found: Any) -> Setup:
-        """Read a setup. Raises CodecError, or ConfigError for another version of fedshot."""
+        """Read a setup.
+
+        Raises CodecError, or ConfigError for another version of fedshot, or of a library that draws
+        other numbers there than here.
+        """
         if not isinstance(found, dict):
             raise CodecError("the setup is no tree")
         if found.get("fedshot") != __version__:
@@ -84,6 +90,7 @@ class Setup:
                 f"the server runs fedshot {str(found.get('fedshot'))[:40]}, this node "
                 f"{__version__}. Install the same version on both."
             )
+        _check_draws(found.get("draws"))
         run, text, classes = (found.get(name) for name in ("run", "settings", "classes"))
         data = found.get("data")
         if not isinstance(run, str) or not _ID.fullmatch(run):
@@ -153,6 +160,21 @@ class Setup:
     def private_key(self, config: Config) -> Key:
         """Return the root of the keys of the clients' first private states."""
         return Key(config.seed).at("clients")
+
+
+def _libraries() -> tuple[str, str]:
+    return f"numpy {np.__version__}", f"torch {torch.__version__}"
+
+
+def _check_draws(told: Any) -> None:
+    """Raise ConfigError where the server's keys draw other numbers than this node's."""
+    found, *libraries = told if isinstance(told, list) and told else [None]
+    if found != draws():
+        theirs = ", ".join(str(one)[:40] for one in libraries[:2]) or "versions that are not told"
+        raise ConfigError(
+            f"from one key the server draws other numbers ({theirs}) than this node "
+            f"({', '.join(_libraries())}). Install the same versions on both."
+        )
 
 
 _WORDS = {
