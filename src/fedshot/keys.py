@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ def draws() -> str:
     in common do. Their processors may differ in the last bits of what follows a normal law.
     """
     rng, key = Key(0).at("draws").numpy(), Key(0).at("draws")
-    arrays = [
+    arrays: list[np.ndarray[Any, Any]] = [
         rng.random(9), rng.random((2, 3), dtype=np.float32), rng.standard_normal(9),
         rng.integers(0, 256, 9), rng.permutation(9), rng.choice(99, 9, replace=False),
         rng.dirichlet(np.full(9, 0.3)),

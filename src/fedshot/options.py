@@ -8,14 +8,14 @@ import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedshot.errors import ConfigError, FedshotError, nearest
+from fedshot.protocol import WATCHES
 from fedshot.settings import flat
 
 _BITS = 1 << 63
-_WATCHES = "watches"
 _VALUE = re.compile(r"([a-z]\w*(?:\.\w+)*) is ('[^']*'|[\[(].*?[\])]|[^ ]*?)(?=[,;]| of | and |$)")
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -30,14 +30,6 @@ class Option:
     default: Any = None  # as a plain value
     most: int = _BITS - 1  # the largest whole number it takes
     watches: bool = False  # it tells more of a training, and changes nothing of what it comes to
-
-
-def watching(default: Any) -> Any:
-    """Return a dataclass's field that tells more of a training and changes nothing of it.
-
-    Two configurations that differ in it alone are those of one training.
-    """
-    return field(default=default, metadata={_WATCHES: True})
 
 
 def options_of(
@@ -58,7 +50,7 @@ def options_of(
             yield from options_of(hint, below, made=default)
         else:
             plain = list(default) if isinstance(default, tuple) else default
-            yield Option(below, hint, required, plain, watches=_WATCHES in one.metadata)
+            yield Option(below, hint, required, plain, watches=WATCHES in one.metadata)
 
 
 def _default(one: Field[Any]) -> Any:

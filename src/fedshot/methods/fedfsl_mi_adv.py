@@ -86,8 +86,16 @@ from fedshot.nn import (
     reference_model,
     weight_of,
 )
-from fedshot.options import watching
-from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Reply,
+    answer_at_server,
+    average,
+    changes,
+    client_work,
+    watching,
+)
 from fedshot.tree import Tree
 
 

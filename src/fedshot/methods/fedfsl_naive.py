@@ -44,8 +44,16 @@ from fedshot.nn import (
     moments_of,
     weight_of,
 )
-from fedshot.options import watching
-from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Reply,
+    answer_at_server,
+    average,
+    changes,
+    client_work,
+    watching,
+)
 from fedshot.tree import Tree
 
 

@@ -48,8 +48,16 @@ from fedshot.nn import (
     proximal,
     weight_of,
 )
-from fedshot.options import watching
-from fedshot.protocol import Answer, Clients, Reply, answer_at_server, average, changes, client_work
+from fedshot.protocol import (
+    Answer,
+    Clients,
+    Reply,
+    answer_at_server,
+    average,
+    changes,
+    client_work,
+    watching,
+)
 from fedshot.tree import Tree
 
 

@@ -28,12 +28,14 @@ from fedshot.protocol.few_round import (
 from fedshot.protocol.group import Group
 from fedshot.protocol.group_answers import GroupNorms, answer_group, in_group, predict, query_maps
 from fedshot.protocol.method import (
+    WATCHES,
     Answer,
     Method,
     answer_all,
     answer_at_clients,
     answer_at_server,
     answer_from_features,
+    watching,
     widest_test,
 )
 from fedshot.protocol.preparation import Preparation, Prepared, Prepares, StepBy
@@ -51,6 +53,7 @@ __all__ = [
     "LIGHTEST",
     "OF_EXAMPLES",
     "OF_FEATURES",
+    "WATCHES",
     "Accumulator",
     "Adapted",
     "Answer",
@@ -105,5 +108,6 @@ __all__ = [
     "through_rounds",
     "told_by",
     "update_reply",
+    "watching",
     "widest_test",
 ]

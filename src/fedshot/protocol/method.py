@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -18,7 +19,16 @@ from fedshot.protocol.reducers import Gather
 from fedshot.tree import Tree
 
 S = TypeVar("S", bound=Tree)
+WATCHES = "watches"  # in the metadata of an option that `watching` makes
 _TIDY = 32  # questions after which memory is given back
+
+
+def watching(default: Any) -> Any:
+    """Return a dataclass's field that tells more of a training and changes nothing of it.
+
+    Two configurations that differ in it alone are those of one training.
+    """
+    return field(default=default, metadata={WATCHES: True})
 
 
 class Answer(NamedTuple):
