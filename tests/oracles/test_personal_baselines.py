@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,17 @@ def test_pfedme_moves_towards_the_proximal_points(tmp_path: Path) -> None:
         assert_close(group.round().theta, w)
         for k in group.ids:
             assert_close(group.private(k)["model"], points[k])
+
+
+def test_pfedme_moves_its_running_statistics_as_far_as_its_weights(tmp_path: Path) -> None:
+    running = replace(CONV, norm_policy="running")
+    start, half, whole = (made(PFedMe, model=running, beta=beta) for beta in (0.0, 0.5, 1.0))
+    found = [Group(one, tmp_path / str(one.beta)).round() for one in (start, half, whole)]
+    for part in ("theta", "stats"):
+        none, some, all_ = (plain(getattr(server, part)) for server in found)
+        assert_close(none, plain(getattr(start.init(Key(9)), part)))
+        assert_close(some, {n: (none[n] + all_[n]) / 2 for n in none})
+        assert any(not torch.equal(none[n], all_[n]) for n in none)
 
 
 def test_pfedme_with_a_huge_pull_is_fedavg(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fedshot.methods import PFedFSL
 from fedshot.nn import (
     AverageDistance,
     Batch,
+    Mode,
     Optimizer,
     SoftThreshold,
     average_distance_logits,
@@ -34,7 +35,17 @@ from fedshot.protocol import Clients
 from fedshot.reports import features_picture, own_features
 from fedshot.tree import Tree
 from oracles.classifying import BASE
-from oracles.personal import CONV, MODEL, Group, Weights, features, gradient, options, plain
+from oracles.personal import (
+    CONV,
+    MODEL,
+    Group,
+    Weights,
+    conv_features,
+    features,
+    gradient,
+    options,
+    plain,
+)
 from system.runs import experiment, finished, last_hash
 
 LR, IOTA = 0.05, 0.01
@@ -46,8 +57,13 @@ def method(**changes: Any) -> PFedFSL:
 
 
 def plain_loss(w: Weights, x: Tensor, y: Tensor, own: str) -> Tensor:
+    """Return eq. (5) of the small net."""
+    return loss_of(features(w, x), y, own)
+
+
+def loss_of(h: Tensor, y: Tensor, own: str) -> Tensor:
     """Return eq. (5), one pair of samples after another."""
-    h, total = features(w, x), []
+    total = []
     for j in range(len(h)):
         scores = {}
         for c in sorted(set(y.tolist())):
@@ -59,6 +75,14 @@ def plain_loss(w: Weights, x: Tensor, y: Tensor, own: str) -> Tensor:
         log_all = torch.logsumexp(torch.stack(list(scores.values())), 0)
         total.append(log_all - scores[int(y[j])])
     return torch.stack(total).mean()
+
+
+def stepped(v: Tensor, g: Tensor, one: PFedFSL) -> Tensor:
+    """Return a weight one step further: of eq. (7), or of ISTA."""
+    if one.l1 == "subgradient":
+        return v - LR * (g + one.iota * v.sign())
+    to = v - LR * g
+    return torch.where(to.abs() > LR * one.iota, to - LR * one.iota * to.sign(), 0.0)
 
 
 def root(gap: Tensor) -> Tensor:
@@ -85,12 +109,29 @@ def sample(group: Group, k: int = 1) -> Batch:
     return group.method.draw(group.host.data(k), Key(0)).whole
 
 
-@pytest.mark.parametrize("mode", ["strict", "paper"])
-def test_two_rounds_are_those_written_out(mode: Any, tmp_path: Path) -> None:
-    group = Group(method(mode=mode, start="common", local_steps=3), tmp_path)
-    own = "without" if mode == "strict" else "with"
+@pytest.mark.parametrize(
+    ("changes", "own", "judged"),
+    [
+        ({}, "without", "without"),
+        ({"mode": "paper", "start": "common"}, "with", "with"),
+        # Own models start with biases of 0; rounding would decide the sign that a penalty follows.
+        ({"mode": "paper", "iota": 0.0}, "with", "with"),
+        ({"own_sample": "with"}, "with", "without"),
+        ({"weigh_by": "loss"}, "without", "with"),
+        ({"l1": "proximal"}, "without", "without"),
+    ],
+)
+def test_two_rounds_are_those_written_out(
+    changes: dict[str, Any], own: str, judged: str, tmp_path: Path
+) -> None:
+    one = method(local_steps=3, **changes)
+    group = Group(one, tmp_path)
     with_biases(group)
     held = [plain(group.server.start["theta"]) for _ in group.ids]
+    if one.starting == "own":
+        root_key = Key(int(group.server.seed))
+        held = [plain(one.learner.init(root_key.at("client", i))[0]) for i in group.ids]
+        assert not torch.equal(held[0]["body/linear1/weight"], held[1]["body/linear1/weight"])
     q = np.zeros((4, 4))
     np.fill_diagonal(q, -np.inf)
     for t in (1, 2):
@@ -102,7 +143,7 @@ def test_two_rounds_are_those_written_out(mode: Any, tmp_path: Path) -> None:
         for i in group.ids:
             x, y = group.examples(i)
             received = [held[j] for j in (*sent[i], i)]
-            losses = [float(plain_loss(w, x, y, own)) for w in received]
+            losses = [float(plain_loss(w, x, y, judged)) for w in received]
             raw = np.exp(-np.array(losses))
             weights = raw / raw.sum()
             w = {
@@ -111,7 +152,7 @@ def test_two_rounds_are_those_written_out(mode: Any, tmp_path: Path) -> None:
             }
             for _ in range(3):
                 g = gradient(lambda w, x=x, y=y: plain_loss(w, x, y, own), w)
-                w = {n: v - LR * (g[n] + IOTA * v.sign()) for n, v in w.items()}
+                w = {n: stepped(v, g[n], one) for n, v in w.items()}
             trained.append(w)
             q[i, sent[i]] += weights[:-1] - weights[-1]
             for n, value in group.banked(i).items():
@@ -260,6 +301,21 @@ def test_a_sample_alone_in_its_class_is_included_or_dropped() -> None:
     assert float(drop._loss(h, alone)[0]) == pytest.approx(float(each[:3].mean()))
 
 
+def test_samples_that_are_all_alone_teach_and_weigh_only_where_they_are_included(
+    tmp_path: Path,
+) -> None:
+    held = (((0, 1), 1), ((0, 1, 2), 1), ((3, 4), 1), ((2, 3, 4), 1))
+    for word in ("include", "drop"):
+        group = Group(method(alone=word, iota=0.0), tmp_path / word, held)
+        first = plain(group.server.start["theta"])
+        seen = group.method.judge.loss(group.server.start["theta"], {}, sample(group))
+        group.round()
+        assert (float(seen) > 0) == (word == "include")
+        gaps = [float((group.banked(1)[n] - w).abs().max()) for n, w in first.items()]
+        still = max(gaps) < 1e-12
+        assert still == (word == "drop")
+
+
 def test_soft_thresholding_is_the_minimum_of_its_proximal_problem() -> None:
     w = {"body": {"linear": {"weight": torch.tensor([0.3, -0.02, 0.0, -0.5], dtype=torch.float64)},
                   "norm1": {"weight": torch.tensor([0.001], dtype=torch.float64)}}}  # fmt: skip
@@ -291,6 +347,12 @@ def test_the_penalty_is_on_batch_norm_only_where_it_is_asked_for(tmp_path: Path)
         taught = replace(group.method, penalise_norms=asked).objective(theta, stats, batch, seed)
         assert float(taught.loss - bare) == pytest.approx(IOTA * total, rel=1e-9)
         assert float(taught.extra["penalty"]) == pytest.approx(IOTA * total, rel=1e-9)
+        steps = replace(group.method, l1="proximal", penalise_norms=asked).steps
+        found, _ = steps.update(tree.zeros_like(theta), steps.init(theta), theta)
+        least = LR * IOTA if asked else 0.0
+        for path, w in tree.items(found):
+            if "/norm" in path and path.endswith("weight"):
+                assert w.tolist() == pytest.approx([1 - least] * 6, rel=1e-12)
 
 
 def test_a_packed_tree_is_the_tree_in_fewer_bytes() -> None:
@@ -379,6 +441,52 @@ def test_an_answer_is_the_average_distance_to_ones_own_samples(tmp_path: Path) -
         torch.testing.assert_close(answer.logits.double(), want, rtol=1e-5, atol=1e-6)
 
 
+def test_running_statistics_are_mixed_with_the_weights_of_their_models(tmp_path: Path) -> None:
+    running = replace(CONV, norm_policy="running")
+    group = Group(method(model=running, local_steps=1, iota=0.0), tmp_path)
+    made = [AverageDistance(running, 5).init(Key(i)) for i in range(3)]
+    held = [
+        {"theta": theta, "stats": tree.map(lambda v, i=i: v + 0.3 * i, stats)}
+        for i, (theta, stats) in enumerate(made)
+    ]
+    drawn = group.method.draw(group.host.data(0), Key(0))
+    up = group.method.train({"models": held[:2], "own": held[2]}, {}, drawn).up
+    weights = up["weights"].tolist()
+    assert min(weights) > 0.01
+    mixed = {
+        part: tree.map(lambda *v: sum(a * b for a, b in zip(weights, v, strict=True)),
+                       *(one[part] for one in held))
+        for part in ("theta", "stats")
+    }  # fmt: skip
+    x, mode = drawn.batches.steps[0][0].x, Mode(True, "batch")
+    zeros, ones = (tree.map(lambda v, a=a: 0 * v + a, mixed["stats"]) for a in (0.0, 1.0))
+    low, high = (running.features(mixed["theta"], at, x, mode)[1] for at in (zeros, ones))
+    kept = plain(tree.map(lambda a, b: b - a, low, high))  # the share of the old statistics
+    for n, value in plain(up["model"]["stats"]).items():
+        want = plain(low)[n] + kept[n] * plain(mixed["stats"])[n]
+        torch.testing.assert_close(value, want, rtol=1e-9, atol=1e-12)
+
+
+def test_batch_norm_weighs_and_answers_by_the_statistics_of_ones_own_samples(
+    tmp_path: Path,
+) -> None:
+    group = Group(method(model=CONV), tmp_path)
+    group.round()
+    for answer in group.answers():
+        k = answer.question
+        x, y = group.host.data(k).all()
+        y = torch.tensor([BASE.index(int(c)) for c in y])
+        q, w = group.exam.questions[k], group.banked(k)
+        own, asked = (conv_features(w, x, images) for images in (x, q.query_x))
+        places = [BASE.index(int(c)) for c in q.classes]
+        want = torch.stack([-torch.cdist(asked, own[y == p]).mean(1) for p in places], 1)
+        torch.testing.assert_close(answer.logits.double(), want, rtol=1e-5, atol=1e-6)
+        clients = Clients(group.spy, group.ids, round=group.t, phase="evaluate")
+        theta = group.method.own_model(group.server, clients, k)["theta"]
+        judged = group.method.judge.loss(theta, {}, sample(group, k))
+        assert float(judged) == pytest.approx(float(loss_of(own, y, "without")), rel=1e-8)
+
+
 def test_own_first_models_differ_and_common_ones_do_not() -> None:
     for start, n in (("own", 4), ("common", 1)):
         one = method(start=start)
@@ -389,9 +497,14 @@ def test_own_first_models_differ_and_common_ones_do_not() -> None:
 
 
 def test_noise_is_added_to_what_is_sent_and_nothing_else(tmp_path: Path) -> None:
-    quiet, loud = (Group(method(noise=s, m=0), tmp_path / str(s)) for s in (0.0, 0.5))
+    running = replace(CONV, norm_policy="running")
+    quiet, loud = (Group(method(noise=s, model=running), tmp_path / str(s)) for s in (0.0, 0.5))
     quiet.round()
     loud.round()
+    for k in range(4):
+        one, other = quiet.spy.seen[k], loud.spy.seen[k]
+        assert torch.equal(one.up["weights"], other.up["weights"])
+        assert tree.digest(one.up["model"]["stats"]) == tree.digest(other.up["model"]["stats"])
     gaps = [(loud.banked(k)[n] - w).flatten() for k in range(4) for n, w in quiet.banked(k).items()]
     gap = torch.cat(gaps)
     assert float(gap.std()) == pytest.approx(0.5, rel=0.1)

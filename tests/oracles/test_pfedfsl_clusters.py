@@ -142,6 +142,16 @@ def test_choice_by_affinity_sends_clients_their_own_clusters_models(tmp_path: Pa
     assert losses[SAME].mean() < 0.5 * losses[OTHER].mean()  # mixtures have become the clusters'
 
 
+@pytest.mark.slow
+def test_where_gains_alone_are_noted_hardly_any_is(tmp_path: Path) -> None:
+    """One's own model nearly always weighs most, so the choice stays one of chance."""
+    play = Play(tmp_path, affinity="positive").play(30)
+    q = play.server.q.numpy()
+    assert (q[~np.eye(CLIENTS, dtype=bool)] > 0).sum() <= 2
+    counts = chosen(play, 10)
+    assert counts[SAME].sum() / counts.sum() < 0.35  # 3 / 11 by chance
+
+
 def test_affinities_are_drawn_with_groups_side_by_side() -> None:
     q = np.where(np.equal.outer(TRUTH, TRUTH), 0.1, -0.2)
     np.fill_diagonal(q, -np.inf)
