@@ -95,7 +95,6 @@ class Experiment:
         self.round, self.best_round = 0, 0
         self._best: Look | None = None
         self._private = ""
-        self._other_settings: str | None = None  # than those of the last checkpoint
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
@@ -136,7 +135,7 @@ class Experiment:
         """Return what a person should know before a run begins or is gone on with."""
         found = self.setting.notices()
         goes_on = self._started and self.round < self.config.run.rounds
-        if goes_on and (changes := self.recorder.changes(self._environment)):
+        if goes_on and (changes := self.recorder.changes(self.round, self._environment)):
             found.append(
                 f"computed in another way than before round {self.round + 1}: "
                 f"{'; '.join(changes)}. The bits may be others from here on."
@@ -309,7 +308,18 @@ class Experiment:
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
         self._best = self._best_look() if self._started else None
-        self.recorder.note_environment(last, self._environment, self._other_settings)
+        if last < self.config.run.rounds:  # who trains nothing changes nothing
+            self.recorder.note_environment(last, self._environment, self._changed_settings())
+
+    def _changed_settings(self) -> str | None:
+        """Say which settings are others than those of the last checkpoint; None for none.
+
+        The fleet is told as a part of the environment.
+        """
+        if not self._started:
+            return None
+        before = self.checkpoints.notes(self.round)["config"]
+        return every_difference(before, self.config.settings, except_for=["run.fleet"])
 
     @property
     def _environment(self) -> dict[str, Any]:
@@ -355,7 +365,6 @@ class Experiment:
         self.round = self.checkpoints.rounds()[-1]
         notes = self.checkpoints.notes(self.round)
         check_belongs(self.folder, notes, self.config)
-        self._other_settings = every_difference(notes["config"], self.config.settings)
         if notes["dataset"] != self.setting.dataset.digest:
             raise CheckpointError(
                 f"{self.folder} was started on other data: the hash of dataset "

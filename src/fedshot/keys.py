@@ -78,8 +78,10 @@ def draws() -> str:
         rng.random(9), rng.random((2, 3), dtype=np.float32), rng.standard_normal(9),
         rng.integers(0, 256, 9), rng.permutation(9), rng.choice(99, 9, replace=False),
         rng.dirichlet(np.full(9, 0.3)),
-        *(draw(9, generator=key.torch()).numpy() for draw in (torch.rand, torch.randn)),
-        torch.randn(64, generator=key.torch(), dtype=torch.float64).numpy(),  # drawn by the block
+        *(draw(n, generator=key.torch(), dtype=dtype).numpy()
+          for draw in (torch.rand, torch.randn)
+          for dtype in (torch.float32, torch.float64)
+          for n in (9, 64)),  # many are drawn by the block
         torch.randperm(9, generator=key.torch()).numpy(),
     ]  # fmt: skip
     found = hashlib.blake2b(digest_size=16)

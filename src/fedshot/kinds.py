@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fedshot import settings as trees
@@ -158,18 +158,27 @@ def difference(old: Settings, new: Settings, *, except_for: Collection[str] = ()
     return trees.difference(old, new, except_for=unasked, later=defaults(new))
 
 
-def every_difference(old: Settings, new: Settings) -> str | None:
+def every_difference(
+    old: Settings, new: Settings, *, except_for: Collection[str] = ()
+) -> str | None:
     """Say which settings differ as `difference` does, those that only watch included."""
-    return trees.difference(old, new, later=defaults(new))
+    return trees.difference(old, new, except_for=except_for, later=defaults(new))
 
 
-def _options_in(settings: Settings) -> Iterator[Option]:
-    """Yield the options of the kinds that settings name, or leave to be the usual ones."""
-    names = {
-        place: (long(place, trees.at(settings, place)) or {}).get("name", default)
-        for place, (_, default) in KINDS.items()
-    }
-    return all_options({at: kind for at, kind in names.items() if kind in KINDS[at][0]})
+def _options_in(settings: Settings) -> tuple[Option, ...]:
+    """Return the options of the kinds that settings name, or leave to be the usual ones."""
+    found = []
+    for place, (kinds, default) in KINDS.items():
+        section = long(place, trees.at(settings, place)) or {}
+        kind = section.get("name", default) if isinstance(section, Mapping) else None
+        if isinstance(kind, str) and kind in kinds:
+            found.append((place, kind, kinds[kind]))
+    return _options_for(tuple(found))
+
+
+@lru_cache(256)
+def _options_for(chosen: tuple[tuple[str, str, type[Any]], ...]) -> tuple[Option, ...]:
+    return tuple(all_options({place: kind for place, kind, _ in chosen}))
 
 
 def kind_options(place: str, kind: str) -> Iterator[Option]:

@@ -33,24 +33,31 @@ class Option:
 
 
 def options_of(
-    cls: type[Any], place: str, skip: Collection[str] = (), made: Any = None
+    cls: type[Any],
+    place: str,
+    skip: Collection[str] = (),
+    made: Any = None,
+    *,
+    watches: bool = False,
 ) -> Iterator[Option]:
     """Yield the options of a dataclass, those of dataclasses in it included.
 
-    `made` is an instance whose values are the defaults, where another dataclass has one as such.
+    `made` is an instance whose values are the defaults, where another dataclass has one as such;
+    what lies in an option that only watches does, too.
     """
     hints = get_type_hints(cls)
     for one in fields(cls):
         hint, below = hints[one.name], f"{place}.{one.name}"
         if one.name in skip or not one.init:
             continue
+        seen = watches or WATCHES in one.metadata
         required = one.default is MISSING and one.default_factory is MISSING
         default = _default(one) if made is None else getattr(made, one.name)
         if isinstance(hint, type) and is_dataclass(hint):
-            yield from options_of(hint, below, made=default)
+            yield from options_of(hint, below, made=default, watches=seen)
         else:
             plain = list(default) if isinstance(default, tuple) else default
-            yield Option(below, hint, required, plain, watches=WATCHES in one.metadata)
+            yield Option(below, hint, required, plain, watches=seen)
 
 
 def _default(one: Field[Any]) -> Any:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,35 +77,35 @@ class Recorder:
     ) -> None:
         """Write what the figures are made with; a run that goes on otherwise notes that beside it.
 
+        What was noted of attempts whose rounds are trained again is dropped.
+
         Args:
             round: the last complete round, -1 before the first.
             more: what is the run's own: its threads, its fleet, the file of a method of one's own.
             settings: which settings are others than in that round; None for none.
         """
         now, held = {**environment(), **more}, self._environments()
-        if held is None:
-            self.write(ENVIRONMENT, now, sync=True)
-            return
-        first, resumed, last = held
+        first, noted = held or ({} if round >= 0 else now, [])
+        resumed = _until(round, noted)
         told = {"settings": settings} if settings else {}
-        other = {"after_round": round, "environment": now, **told}
-        if (now != last or settings) and other != (resumed or [None])[-1]:
-            resumed.append(other)
-            self.write(ENVIRONMENT, first | {"resumed": resumed}, sync=True)
+        if now != _last(first, resumed) or settings:
+            resumed.append({"after_round": round, "environment": now, **told})
+        if held is None or resumed != noted:
+            content = first | ({"resumed": resumed} if resumed else {})
+            self.write(ENVIRONMENT, content, sync=True)
 
-    def changes(self, more: Mapping[str, Any]) -> list[str]:
-        """Say what decides bits and is other than when the run last trained; `more` as above."""
+    def changes(self, round: int, more: Mapping[str, Any]) -> list[str]:
+        """Say what decides bits and is other than up to a round; `more` as above."""
         held, now = self._environments(), {**environment(), **more}
-        return changed(held[2] if held else now, now)
+        before = _last(held[0], _until(round, held[1])) if held else now
+        return changed(before, now, besides=_NO_BITS)
 
-    def _environments(self) -> tuple[dict[str, Any], list[Any], dict[str, Any]] | None:
-        """Return the first environment, the later ones, and the last; None where none is noted."""
-        path = self.folder / ENVIRONMENT
-        if not path.exists():
+    def _environments(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+        """Return the first environment and the later ones; None where none is noted."""
+        if not (self.folder / ENVIRONMENT).exists():
             return None
-        first = _json(path.read_text(encoding="utf-8"), path)
-        resumed = first.pop("resumed", [])
-        return first, resumed, {**first, **resumed[-1]["environment"]} if resumed else first
+        first = read_environment(self.folder)
+        return first, first.pop("resumed", [])
 
     def append(self, record: Record) -> None:
         """Add a line to metrics.jsonl."""
@@ -152,9 +152,48 @@ def _json(text: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what decides bits and differs between two environments."""
-    names = sorted((before.keys() | now.keys()) - _NO_BITS)
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Return what a run was made with, and below "resumed" how it went on otherwise.
+
+    {} where nothing is noted. Raises CheckpointError when the file is damaged.
+    """
+    path = folder / ENVIRONMENT
+    if not path.exists():
+        return {}
+    found = _json(path.read_text(encoding="utf-8"), path)
+    later = found.get("resumed", [])
+    if not isinstance(later, list) or not all(_is_turn(one) for one in later):
+        raise CheckpointError(
+            f"{path} is damaged: `resumed` does not tell rounds and environments. Restore it from "
+            "a copy, or remove it."
+        )
+    return found
+
+
+def _is_turn(one: Any) -> bool:
+    return (
+        isinstance(one, dict)
+        and isinstance(one.get("after_round"), int)
+        and isinstance(one.get("environment"), dict)
+        and isinstance(one.get("settings", ""), str)
+    )
+
+
+def _until(round: int, resumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what has come to the last complete round."""
+    return [one for one in resumed if one["after_round"] < round]
+
+
+def _last(first: dict[str, Any], resumed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a run was last made with."""
+    return {**first, **resumed[-1]["environment"]} if resumed else first
+
+
+def changed(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, besides: Collection[str] = ()
+) -> list[str]:
+    """Say what differs between two environments, besides some names."""
+    names = sorted((before.keys() | now.keys()) - set(besides))
     return [
         f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
         for name in names

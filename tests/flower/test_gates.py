@@ -206,6 +206,8 @@ def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None
     assert "another deal than the server's" in reply.head["refused"]
     head["setup"] = setup.to_json() | {"fedshot": "0.0.0"}
     assert "the server runs fedshot 0.0.0" in worker.answer(Letter(head)).head["refused"]
+    head["setup"] = setup.to_json() | {"draws": None}
+    assert "does not tell what its keys draw" in worker.answer(Letter(head)).head["refused"]
     head["setup"] = setup.to_json() | {"draws": ["0" * 32, "numpy 9.9", "torch 9.9"]}
     refused = worker.answer(Letter(head)).head["refused"]
     assert "draws other numbers (numpy 9.9, torch 9.9) than this node (numpy " in refused

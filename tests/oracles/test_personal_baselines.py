@@ -309,8 +309,14 @@ def test_pfedme_moves_towards_the_proximal_points(tmp_path: Path) -> None:
 
 def test_pfedme_moves_its_running_statistics_as_far_as_its_weights(tmp_path: Path) -> None:
     running = replace(CONV, norm_policy="running")
-    start, half, whole = (made(PFedMe, model=running, beta=beta) for beta in (0.0, 0.5, 1.0))
+    start, half, whole, beyond = (
+        made(PFedMe, model=running, beta=beta) for beta in (0.0, 0.5, 1.0, 2.0)
+    )
     found = [Group(one, tmp_path / str(one.beta)).round() for one in (start, half, whole)]
+    far = Group(beyond, tmp_path / "far").round()
+    assert_close(far.stats, plain(found[2].stats))  # a variance is never below 0
+    none, all_ = plain(found[0].theta), plain(found[2].theta)
+    assert_close(far.theta, {n: 2 * all_[n] - none[n] for n in none})
     for part in ("theta", "stats"):
         none, some, all_ = (plain(getattr(server, part)) for server in found)
         assert_close(none, plain(getattr(start.init(Key(9)), part)))

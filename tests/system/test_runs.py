@@ -204,7 +204,9 @@ def test_another_fleet_is_noted_where_a_run_goes_on(tmp_path: Path) -> None:
     (other,) = noted["resumed"]
     assert other["after_round"] == 0
     assert other["environment"]["fleet"] == "vectorised"
-    assert other["settings"] == f"run.fleet was {noted['fleet']!r}, is 'vectorised'"
+    assert Run.read(tmp_path / "run").turns() == [
+        (0, f"fleet was {noted['fleet']!r}, is 'vectorised'")
+    ]
 
 
 def test_a_run_that_is_made_longer_tells_it(tmp_path: Path) -> None:
@@ -220,11 +222,52 @@ def test_a_run_that_is_made_longer_tells_it(tmp_path: Path) -> None:
     assert html.escape(told) in (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_a_run_that_dies_before_its_next_checkpoint_tells_its_turn_once(tmp_path: Path) -> None:
-    rounds = finished(tmp_path / "run").config.run.rounds
-    longer = {"run": {"rounds": rounds + 2, "checkpoint_every": 2}}
-    for _ in range(2):  # each time from the checkpoint of the shorter run
-        begun = experiment(tmp_path / "run", longer).run()
+def test_what_was_tried_and_trained_again_is_not_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rounds = finished(folder).config.run.rounds
+
+    def begin(n: int) -> None:
+        """Die before the next checkpoint."""
+        begun = experiment(folder, {"run": {"rounds": n, "checkpoint_every": 9}}).run()
         next(begun)
         begun.close()
-    assert len(Run.read(tmp_path / "run").turns()) == 1
+
+    begin(rounds + 4)
+    begin(rounds + 4)
+    begin(rounds + 5)
+    told = f"run.checkpoint_every was 1, is 9; run.rounds was {rounds}, is {rounds + 5}"
+    assert Run.read(folder).turns() == [(rounds, told)]
+    finished(folder, {"run": {"quorum": 0.1}})  # trains nothing
+    assert Run.read(folder).turns() == [(rounds, told)]
+    finished(folder, {"run": {"rounds": rounds + 1}})
+    assert Run.read(folder).turns() == [(rounds, f"run.rounds was {rounds}, is {rounds + 1}")]
+
+
+def test_an_experiment_that_runs_twice_tells_its_turn_once(tmp_path: Path) -> None:
+    rounds = finished(tmp_path / "run").config.run.rounds
+    longer = experiment(tmp_path / "run", {"run": {"rounds": rounds + 3}})
+    for _ in range(2):
+        begun = longer.run()
+        next(begun)
+        begun.close()
+    assert [round for round, _ in Run.read(tmp_path / "run").turns()] == [rounds]
+
+
+def test_a_lost_environment_is_told(tmp_path: Path) -> None:
+    rounds = finished(tmp_path / "run").config.run.rounds
+    (tmp_path / "run" / "environment.json").unlink()
+    finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})
+    told = f"run.rounds was {rounds}, is {rounds + 1}; environment.json was lost"
+    assert Run.read(tmp_path / "run").turns() == [(rounds, told)]
+
+
+@pytest.mark.parametrize(
+    "resumed",
+    ["null", "{}", "[1]", '[{"after_round": 1}]', '[{"environment": {}}]',
+     '[{"after_round": 1, "environment": {}, "settings": 5}]'],
+)  # fmt: skip
+def test_a_damaged_environment_is_named(resumed: str, tmp_path: Path) -> None:
+    finished(tmp_path / "run")
+    (tmp_path / "run" / "environment.json").write_text(f'{{"resumed": {resumed}}}')
+    with pytest.raises(CheckpointError, match=r"environment.json is damaged"):
+        Run.read(tmp_path / "run")

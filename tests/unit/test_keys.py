@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedshot.keys import Key, draws
 
-DRAWS = "64310e4ac3c7768589e3a884fe7519e7"
+DRAWS = "b476906ce5d5e9890cb343e5e6bbd9ed"
 PATHS = st.lists(st.one_of(st.text(), st.integers()), max_size=4)
 CLIENT = Key(0).at("round", 3, "client", 17)
 

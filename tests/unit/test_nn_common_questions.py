@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from fedshot.nn import (
     InnerLoop,
     LinearHead,
     Model,
+    Optimizer,
     common_form,
     common_questions,
     divergence,
     kl,
 )
+from fedshot.options import options_of
+from fedshot.protocol import watching
 from oracles.fedfsl import Run, options
 
 KINDS = (FedFSLNaive, FedFSLProx, FedFSLMI, FedFSLMIAdv)
@@ -142,3 +145,25 @@ def test_who_asks_goes_on_with_a_run_that_did_not() -> None:
 def test_an_option_of_that_name_is_no_such_one_in_another_method() -> None:
     old, new = ({"method": {"name": "mine", "common_questions": n}} for n in (0, 4))
     assert difference(old, new) == "method.common_questions was 0, is 4"
+
+
+@pytest.mark.parametrize("odd", [{"method": [1]}, {"data": 5}, {"method": {"name": ["a"]}}])
+def test_settings_that_are_none_differ_too(odd: dict[str, Any]) -> None:
+    assert difference(odd, {"method": "fl_proto"}) is not None
+    assert difference({"method": "fl_proto"}, odd) is not None
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Options of which one, and what lies in another, only watch."""
+
+    optimizer: Optimizer = watching(Optimizer())
+    more: int = watching(1)
+    steps: int = 2
+
+
+def test_what_lies_in_an_option_that_watches_watches_too() -> None:
+    found = {one.place: one.watches for one in options_of(Telling, "method")}
+    assert found.pop("method.steps") is False
+    assert len(found) > 2
+    assert all(found.values())

@@ -74,7 +74,8 @@ class PFedMe(AmongBaseClasses):
         lambda_prox: weight of the distance between a personal model and w_i.
         inner_steps: gradient steps that find a personal model, K.
         eta: step size of w_i; null for the learning rate of `optimizer`.
-        beta: how far the server moves to the average, batch-norm statistics too; 1 takes it.
+        beta: how far the server moves to the average; 1 takes it. Batch-norm statistics move as
+            far, and no further than the average.
         local_steps: passes over the samples; each is one step of w_i, R of the paper.
         batch: with a number, a pass is a step of w_i for every so many samples.
         optimizer: of the inner steps.
@@ -141,11 +142,17 @@ class PFedMe(AmongBaseClasses):
     def round(
         self, server: Server, clients: Clients, key: Key
     ) -> tuple[Server, Mapping[str, float]]:
-        """w <- w + beta sum_i (w_i - w) / S; the running statistics go as far."""
+        """w <- w + beta sum_i (w_i - w) / S; the running statistics go no further than the mean."""
         new, got = average(clients, self.train, server._asdict(), key, heaviest=1)
-        if self.beta != 1:
-            new = tree.map(lambda a, b: a + self.beta * (b - a), server._asdict(), new)
-        return Server(**new), got.metrics
+        if self.beta == 1:
+            return Server(**new), got.metrics
+
+        def move(old: Tree, to: Tree, far: float) -> Tree:
+            return tree.map(lambda a, b: a + far * (b - a), old, to)
+
+        theta = move(server.theta, new["theta"], self.beta)
+        # Beyond the average lie variances below 0.
+        return Server(theta, move(server.stats, new["stats"], min(self.beta, 1.0))), got.metrics
 
     @client_work()
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:

@@ -151,9 +151,9 @@ def _stories(runs: Sequence[Run]) -> str:
     told = f"{count(len(runs), 'run')}, {count(len(alike), 'machine')}"
     inside = table(head, lines, kind="settings", name="Runs")
     if turns:
-        told += f"; {count(len(turns), 'time')} one went on otherwise"
-        names = ("run", "folder", "after round", "otherwise")
-        inside += table(names, turns, kind="settings", name="Runs that went on otherwise")
+        told += f"; {count(len(turns), 'change')} on the way"
+        names = ("run", "folder", "after round", "what changed")
+        inside += table(names, turns, kind="settings", name="Changes on the way")
     inside += "".join(machines)
     return folded("Runs and machines", told, inside)
 

@@ -14,7 +14,7 @@ import yaml
 from fedshot import run_folder
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
-from fedshot.recorder import ENVIRONMENT, RECORDS, Recorder, changed
+from fedshot.recorder import RECORDS, Recorder, changed, read_environment
 from fedshot.tested import Terms
 from fedshot.words import joined, printable
 
@@ -55,14 +55,13 @@ class Run:
         run_folder.check(folder)
         settings = _parsed(folder / run_folder.CONFIG)
         result = _result(folder / run_folder.RESULT, settings)
-        environment = folder / ENVIRONMENT
         return cls(
             label=label or str(settings.get("name", folder.name)),
             folder=folder,
             settings=settings,
             records=_records(folder),
             result=result,
-            environment=_parsed(environment) if environment.exists() else {},
+            environment=read_environment(folder),
             ledger=_ledger(folder / "ledger.json", result),
         )
 
@@ -120,7 +119,7 @@ class Run:
     @property
     def _method_files(self) -> list[str]:
         """The names and hashes of the method's files that trained the run, each once."""
-        later = [one.get("environment", {}) for one in self._resumed]
+        later = [one["environment"] for one in self._resumed]
         every = [one.get("method_file", "") for one in (self.begun_with, *later)]
         return list(dict.fromkeys(filter(None, every)))
 
@@ -137,10 +136,11 @@ class Run:
         """Return after which rounds the run went on otherwise, and what is other since."""
         found, before = [], self.begun_with
         for one in self._resumed:
-            now = {**before, **one.get("environment", {})}
+            now = {**before, **one["environment"]}
             settings = [one["settings"]] if "settings" in one else []
-            if others := [*settings, *changed(before, now)]:
-                found.append((int(one["after_round"]), "; ".join(others)))
+            others = changed(before, now) if before else ["environment.json was lost"]
+            if settings or others:
+                found.append((one["after_round"], "; ".join([*settings, *others])))
             before = now
         return found
 

@@ -168,9 +168,14 @@ def _libraries() -> tuple[str, str]:
 
 def _check_draws(told: Any) -> None:
     """Raise ConfigError where the server's keys draw other numbers than this node's."""
-    found, *libraries = told if isinstance(told, list) and told else [None]
+    if not isinstance(told, list) or not told:
+        raise ConfigError(
+            "the server does not tell what its keys draw: its fedshot is older than this node's. "
+            "Install the same version on both, from one commit."
+        )
+    found, *libraries = told
     if found != draws():
-        theirs = ", ".join(str(one)[:40] for one in libraries[:2]) or "versions that are not told"
+        theirs = ", ".join(str(one)[:40] for one in libraries[:2])
         raise ConfigError(
             f"from one key the server draws other numbers ({theirs}) than this node "
             f"({', '.join(_libraries())}). Install the same versions on both."
