@@ -46,16 +46,26 @@ _FIXES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code.
 
-    0; 2 for a refused request, 75 for one that may be met later, 130 when stopped.
+    0; 2 for a refused request, 75 for one that may be met later, 130 when stopped. Without
+    arguments the command is what the process is there for: when stopped, it ends at once.
     """
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    stopping.asked.clear()
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        if stopping.asked.is_set() and arguments is None:
+            stopping.leave(code)
+        return code
+    finally:
+        stopping.asked.clear()
+
+
+def _run(words: list[str]) -> int:
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         tell(f"fedshot: error: {words[0]} stands before the command; write it behind, as in "
              f"`fedshot run {words[0]}`.")  # fmt: skip
         return REFUSED
     options, rest = _parser().parse_known_args(words)
     options.run_folder = None  # set by the commands that can be gone on with
-    stopping.asked.clear()
     try:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, usual, stopping.stop)

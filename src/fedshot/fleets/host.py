@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedshot import tree
+from fedshot import stopping, tree
 from fedshot.data import ClientData, Dataset, Partition
 from fedshot.fleets.private import PrivateStore
 from fedshot.keys import Key
@@ -87,6 +87,7 @@ class Host:
 
     def finish(self, exchange: Exchange, visit: Visit, reply: Reply) -> Arrival:
         """Keep what stays with the client; return what goes up."""
+        stopping.check()  # the folder may be another process's by now
         client, private = visit.client, visit.private
         if self.device.type != "cpu":
             up, kept, metrics = (

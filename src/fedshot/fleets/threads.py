@@ -20,6 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from fedshot import stopping
 from fedshot.fleets.host import Host
 from fedshot.fleets.sequential import Sequential
 from fedshot.machine import begin_thread, denormals_flushed
@@ -90,7 +91,8 @@ class Threads(Sequential):
 
 
 def _stop(tasks: Collection[Future[Any]]) -> None:
-    """Cancel what has not begun, and wait for what has."""
+    """Cancel what has not begun, and wait for what has, unless the whole program is to end."""
     for task in tasks:
         task.cancel()
-    wait(tasks)
+    if not stopping.asked.is_set():
+        wait(tasks)
