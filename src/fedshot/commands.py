@@ -36,7 +36,11 @@ def run(options: argparse.Namespace) -> int:
                 "choose another --name."
             )
     options.run_folder = folder
-    return finish(Experiment(Setting(chosen, options.data_dir), folder), options)
+    experiment = Experiment(Setting(chosen, options.data_dir), folder)
+    if options.resume and not options.quiet:
+        rounds = f"goes on after round {experiment.round}" if experiment.begun else "is a new run"
+        tell(f"{folder} {rounds}")
+    return finish(experiment, options)
 
 
 def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:

@@ -94,7 +94,7 @@ def library() -> ctypes.CDLL | None:
 
     Says on stderr why not, where there is a compiler.
     """
-    if os.environ.get("FEDSHOT_KERNELS", "").lower() in ("off", "0", "no"):
+    if os.environ.get("FEDSHOT_KERNELS", "").lower() in ("off", "0", "no", "false"):
         return None
     if sys.platform not in ("linux", "darwin"):
         return None

@@ -45,9 +45,16 @@ class BusyError(CheckpointError):
 
 
 class QuorumError(FedshotError):
-    """Too few clients gave a usable reply for the round to count."""
+    """Too few clients gave a usable reply for the round to count.
+
+    `told` is what happened, without what to do about it.
+    """
 
     passing = True
+
+    def __init__(self, told: str, fix: str = "") -> None:
+        super().__init__(f"{told} {fix}".rstrip())
+        self.told = told
 
 
 class DivergenceError(QuorumError):

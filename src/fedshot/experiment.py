@@ -127,6 +127,11 @@ class Experiment:
                     record = self._one_round()
                 yield record
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a round to go on from, be it the untrained one."""
+        return self._started
+
     def alone(self) -> AbstractContextManager[bool]:
         """Be the one process that trains in the folder, as `run_folder.alone` has it."""
         return run_folder.alone(self.folder)
@@ -254,7 +259,7 @@ class Experiment:
             self.fleet.void(self.round)
             if self.config.run.below_quorum == "stop":
                 raise
-            skipped = str(error)
+            skipped = error.told
         record = Record(
             self.round, metrics, faults=_faults(clients), skipped=skipped,
             exchanges=clients.exchanges,

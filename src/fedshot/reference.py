@@ -62,6 +62,11 @@ def parts(place: str) -> list[Part]:
     if place in KINDS:
         found = [Part(place, name, cls) for name, cls in KINDS[place][0].items()]
         return [*found, Part(place, NO_HEAD, _NoHead)] if place == "model.head" else found
+    above = next((one for one in PLACES if place.startswith(f"{one}.")), None)
+    if above is not None:
+        raise ConfigError(
+            f"{place!r} is no place of its own. `fedshot options {above}` lists what is below it."
+        )
     raise ConfigError(f"there are no options at {place!r}. {nearest(place, PLACES)}")
 
 
@@ -88,7 +93,10 @@ def text(place: str, kind: str | None = None) -> str:
     held = {part.kind: part for part in every}
     if (kind or "") not in held:
         if place in SECTIONS:
-            raise ConfigError(f"{place} has no kinds, so {kind!r} says too much. Leave it out.")
+            raise ConfigError(
+                f"{place} has no kinds to choose {kind!r} from. `fedshot options {place}` lists "
+                "all of its options."
+            )
         raise ConfigError(f"there is no {place} {kind!r}. {nearest(str(kind), held)}")
     part = held[kind or ""]
     lines = [part.summary]

@@ -317,7 +317,7 @@ class Setting(Arrangement):
         if self.left_out and (run.unable == "refuse" or not self.clients):
             without = " Or set run.unable to 'leave_out' to go on without them."
             raise DataError(
-                f"{len(self.left_out)} of {n} clients cannot form a {spec} episode: "
+                f"{len(self.left_out)} of {n} clients cannot form {spec.whole_text}: "
                 f"{_first(self.left_out)}. {fix}{without if self.clients else ''}"
             )
         if run.cohort is not None and run.cohort > len(self.clients):

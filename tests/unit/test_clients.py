@@ -212,6 +212,7 @@ def test_a_quorum_error_names_five_clients_and_counts_the_rest() -> None:
         assert f"client {c}: lost, gone {c}" in text
     assert "client 6" not in text
     assert "; and 3 more. To go on without such a round lower run.quorum" in text
+    assert error.value.told.endswith("; and 3 more.")
 
 
 NAN = "part 'x': holds a value that is not finite"

@@ -60,7 +60,11 @@ def test_a_place_is_listed(words: list[str], said: str, capsys: pytest.CaptureFi
     ("words", "said"),
     [
         (["runs"], "there are no options at 'runs'. Did you mean 'run'"),
-        (["run", "fast"], "run has no kinds, so 'fast' says too much. Leave it out."),
+        (["run.unreliable"], "no place of its own. `fedshot options run` lists what is below it"),
+        (
+            ["run", "fast"],
+            "run has no kinds to choose 'fast' from. `fedshot options run` lists",
+        ),
         (["model.head", "cosin"], "there is no model.head 'cosin'. Did you mean 'cosine'"),
         (["run", "--markdown"], "--markdown is the page of all places. Leave out the place."),
     ],

@@ -107,6 +107,13 @@ class EpisodeSpec:
             return f"an episode of up to {self.max_way} classes"
         return f"a {self.way_text} episode"
 
+    @property
+    def whole_text(self) -> str:
+        """An episode in full, as in `a 5-way 1-shot, 15 queries episode`."""
+        return f"{'an episode of' if self.classes == 'up_to' else 'a'} {self}" + (
+            "" if self.classes == "up_to" else " episode"
+        )
+
     def __str__(self) -> str:
         way = f"up to {self.way_text}" if self.classes == "up_to" else self.way_text
         most = "up to " if self.queries == "up_to" else ""

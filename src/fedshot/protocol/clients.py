@@ -141,12 +141,14 @@ class Clients:
         )
         if sum(f.diverged for f in outcome.faults.values()) > len(shown) / 2:
             raise DivergenceError(
-                f"{told} Values that are not finite or too large mean that training diverges: "
-                "lower the step sizes."
+                told,
+                "Values that are not finite or too large mean that training diverges: lower the "
+                "step sizes, in a new run under another --name.",
             )
         raise QuorumError(
-            f"{told} To go on without such a round lower run.quorum, or set run.below_quorum to "
-            "'skip': in the run's config.yaml for `fedshot resume`, in your own file for --resume."
+            told,
+            "To go on without such a round lower run.quorum, or set run.below_quorum to 'skip': in "
+            "the run's config.yaml for `fedshot resume`, in your own file for --resume.",
         )
 
 

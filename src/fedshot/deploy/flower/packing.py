@@ -146,7 +146,7 @@ def pack_client(
     rows = np.arange(len(dataset), dtype=np.int64)
     lacking = unable(dataset, Partition.of([rows]), config.episode, divides=config.divides)
     if lacking:
-        refused = f"client {client} cannot form a {config.episode} episode: it {lacking[0]}."
+        refused = f"client {client} cannot form {config.episode.whole_text}: it {lacking[0]}."
         fix = (
             "Lower episode.way, episode.shot or episode.query on all hosts; or lower "
             "partition.clients, number the others anew, and pack everything again."
