@@ -54,9 +54,14 @@ class SplitOptions:
         if self.base or self.validation or self.novel:
             return ClassSplit.from_names(dataset, self.base, self.validation, self.novel)
         if standard is None:
+            by_users = (
+                "; or split.users to three shares of the users, such as [0.6, 0.2, 0.2], to train, "
+                "to choose the round and to test, all on the same classes"
+            )
             raise ConfigError(
                 f"{dataset.name} has no split of its own; set split.base and split.novel to class "
-                "names, or split.random to three numbers of classes."
+                f"names, or split.random to three numbers of classes"
+                f"{by_users if dataset.users is not None else ''}."
             )
         return standard
 

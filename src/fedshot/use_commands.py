@@ -7,7 +7,8 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,10 +37,12 @@ def predict(options: argparse.Namespace) -> int:
         accept_unknown=share("none-of-these", options.none_of_these),
         data_dir=options.data_dir,
     )
-    _check_writable(options.to)
+    _check_writable("to", options.to)
+    if options.page and options.page.is_dir():  # its folder is made
+        _check_writable("page", options.page)
     run, inputs = classifier.opened, classifier.inputs
     is_text = run.facts.is_text
-    with warnings.catch_warnings(record=True) as noted:
+    with warnings.catch_warnings(record=True) as noted, _in_words_of_the_shell():
         warnings.simplefilter("always")
         support, skipped = learn(classifier, options.support, inputs, is_text)
     for one in noted:
@@ -173,13 +176,23 @@ def share(option: str, text: str | None) -> float | None:
     return value
 
 
-def _check_writable(path: Path | None) -> None:
+@contextmanager
+def _in_words_of_the_shell() -> Iterator[None]:
+    """Let what is refused of the threshold name the option of the command line."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).replace("accept_unknown is", "--none-of-these is")
+        raise ConfigError(text.replace(", and leave calibrated on", "")) from None
+
+
+def _check_writable(option: str, path: Path | None) -> None:
     """Refuse a place that cannot be written to before anything is answered."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         if path.is_dir():
-            raise ConfigError(f"--to is {path}, which is a folder. Name a file in it.")
+            raise ConfigError(f"--{option} is {path}, which is a folder. Name a file in it.")
         raise ConfigError(
-            f"--to is {path}, and {path.parent} is no folder. Make it, or correct the path."
+            f"--{option} is {path}, and {path.parent} is no folder. Make it, or correct the path."
         )
 
 

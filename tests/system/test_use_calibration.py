@@ -36,7 +36,7 @@ from fedshot.use.confidence import (
 from fedshot.use.measuring import _halves, _marked
 from fedshot.use_commands import calibration_lines
 
-from .runs import finished
+from .runs import OWN, finished
 
 PROTO: dict[str, Any] = {
     "method": {"name": "fl_proto", "local_steps": 2},
@@ -227,6 +227,14 @@ def test_what_is_none_of_the_classes_is_turned_away(folder: Path) -> None:
         FewShotClassifier.from_run(folder, accept_unknown=0.001).fit(
             data.pixels[rows], data.y[rows]
         )
+
+
+def test_clients_that_are_tested_on_their_own_classes_leave_none_to_measure_on(
+    tmp_path: Path,
+) -> None:
+    finished(tmp_path / "run", OWN, {"run": {"rounds": 1, "choose": "last"}})
+    with pytest.raises(ConfigError, match="tested on their own classes, and no others were set"):
+        measure(TrainedRun(tmp_path / "run"))
 
 
 def test_a_threshold_needs_a_measurement(tmp_path: Path) -> None:

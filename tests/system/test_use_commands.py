@@ -125,13 +125,19 @@ def test_a_page_holds_all_its_pictures_and_escapes_names(
     assert "default-src 'none'" in text
     assert str(tmp_path) not in text
     assert "wrote" in capsys.readouterr().err
+    assert predict(run, folders, "--page", tmp_path) == 2
+    out, err = capsys.readouterr()
+    assert f"--page is {tmp_path}, which is a folder" in err
+    assert not out  # nothing is answered in vain
 
 
 def test_none_of_these_needs_a_calibration_and_then_turns_away(
     run: Experiment, folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(run, folders, "--none-of-these", "0.05") == 2
-    assert "needs a measurement. Run `fedshot calibrate" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "--none-of-these is 0.05, which needs a measurement. Run `fedshot calibrate" in err
+    assert "leave calibrated on" not in err
     data = run.setting.dataset
     for i, row in enumerate(data.images_of([0])[:20]):
         Image.fromarray(data.pixels[row][..., 0]).save(folders[1] / f"zero-{i}.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ def test_a_page_keeps_a_class_and_what_is_turned_away_apart(tmp_path: Path) -> N
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert text.count("<h3") == 3
     assert "1 look like none of them" in text
+
+
+def test_a_page_has_some_of_every_answer_where_there_are_too_many(tmp_path: Path) -> None:
+    many = {"a": 700, "b": 3, "c": 650}
+    cards = [Card(f"{k}{i}", k, 0.9, k, False, "words") for k, n in many.items() for i in range(n)]
+    write_answers(tmp_path / "p.html", Sheet("t", {}, {k: ["x"] for k in many}, cards))
+    text = (tmp_path / "p.html").read_text(encoding="utf-8")
+    shown = {k: len(re.findall(f'class="file" title="{k}', text)) for k in many}
+    assert shown == {"a": 299, "b": 3, "c": 298}
+    assert [f"And {n} more, in the CSV or JSON" in text for n in (401, 352)] == [True, True]
 
 
 def test_a_threshold_of_another_shape_is_told(tmp_path: Path) -> None:

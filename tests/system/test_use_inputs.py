@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from fedshot.data import Dataset, ImageFolder, Omniglot, Tokens
+from fedshot.data.images import decode
 from fedshot.data.inputs import Pictures
 from fedshot.data.tokenizer import tokenize
 from fedshot.errors import DataError, InputError
@@ -46,6 +47,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def picture(pixels: np.ndarray[Any, Any]) -> Image.Image:
     return Image.fromarray(pixels)
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    out = io.BytesIO()
+    picture(pixels).save(out, "png")
+    return out.getvalue()
 
 
 def inputs(run: Experiment) -> Inputs:
@@ -142,8 +149,11 @@ def test_deep_and_hidden_pictures_are_refused(run: Experiment) -> None:
         inputs(run)([deep])
     ink = np.zeros((12, 12, 4), np.uint8)
     ink[3:6, :, 3] = 255
-    with pytest.raises(InputError, match=r"image 0 is drawn in its transparency alone.*Flatten it"):
+    hidden = r"is drawn in its transparency alone.*Flatten it"
+    with pytest.raises(InputError, match=f"image 0 {hidden}"):
         inputs(run)([picture(ink)])
+    with pytest.raises(DataError, match=hidden):  # nor does a run train on it
+        decode(png(ink), "one", 3, 12)
 
 
 @pytest.mark.parametrize(

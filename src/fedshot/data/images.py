@@ -112,7 +112,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
 def decode(source: Path | bytes, name: object, channels: int, size: int | None) -> Pixels:
     """Return the picture as uint8 [H, W, channels]; `size` squeezes it to a square."""
     with picture(source, name) as image:
-        return plain(image, name, channels, None if size is None else (size, size))
+        return shown(image, name, channels, None if size is None else (size, size))
 
 
 @contextmanager
@@ -133,6 +133,30 @@ def check_file(path: Path, name: str) -> None:
         return  # whoever opens it says why that cannot be
     if not stat.S_ISREG(kind):
         raise DataError(f"{name} cannot be read (it is no regular file). Remove it.")
+
+
+def shown(
+    image: Image.Image,
+    name: object,
+    channels: int,
+    size: tuple[int, int] | None,
+    resample: Image.Resampling = Image.Resampling.BILINEAR,
+) -> Pixels:
+    """Return the picture as `plain` does; one of which nothing would be left is refused."""
+    pixels = plain(image, name, channels, size, resample)
+    if _lost_in_transparency(image, pixels):
+        raise DataError(
+            f"image {name} is drawn in its transparency alone: without it there is one colour. "
+            "Flatten it on a ground of your choice first."
+        )
+    return pixels
+
+
+def _lost_in_transparency(image: Image.Image, pixels: Pixels) -> bool:
+    if pixels.min() != pixels.max() or not image.has_transparency_data:
+        return False
+    alpha = np.asarray(image.convert("RGBA").getchannel("A"))
+    return bool(alpha.min() != alpha.max())
 
 
 def plain(

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedshot.data.dataset import Pixels
 from fedshot.data.huffpost import HuffPost
-from fedshot.data.images import check_file, picture, plain, readable
+from fedshot.data.images import check_file, picture, readable, shown
 from fedshot.data.omniglot import Omniglot
 from fedshot.data.sent140 import Sent140
 from fedshot.data.sources import Source
@@ -85,20 +85,7 @@ class Pictures:
                 f"image {name} cannot become one of {channels} channels, which this run's data "
                 f"have. Pass arrays of shape {list(self.shape)}."
             )
-        pixels = plain(image, name, channels, (width, height), how)
-        if _lost_in_transparency(image, pixels):
-            raise DataError(
-                f"image {name} is drawn in its transparency alone: without it there is one colour. "
-                "Flatten it on a ground of your choice first."
-            )
-        return pixels
-
-
-def _lost_in_transparency(image: Image.Image, pixels: Pixels) -> bool:
-    if pixels.min() != pixels.max() or not image.has_transparency_data:
-        return False
-    alpha = np.asarray(image.convert("RGBA").getchannel("A"))
-    return bool(alpha.min() != alpha.max())
+        return shown(image, name, channels, (width, height), how)
 
 
 @dataclass(frozen=True)

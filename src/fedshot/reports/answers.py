@@ -116,18 +116,28 @@ def _answers(sheet: Sheet) -> Iterator[str]:
         '<p class="small">Under each name the least certain come first: that is where a look is '
         "worth most.</p>"
     )
-    left = MOST
-    for (turned, label), cards in _by_label(sheet).items():
+    by_label = _by_label(sheet)
+    most = _shares([len(cards) for cards in by_label.values()])
+    for ((turned, label), cards), shown in zip(by_label.items(), most, strict=True):
         tone = ' class="turned"' if turned else ""
         files = count(len(cards), "file")
         yield f"<h3{tone}>{_e(shortened(label, _NAME))} <span>{files}</span></h3>"
         yield '<ul class="cards">'
-        yield from map(_card, cards[: max(0, left)])
+        yield from map(_card, cards[:shown])
         yield "</ul>"
-        if len(cards) > max(0, left):
-            yield f'<p class="small">And {len(cards) - max(0, left):,} more, in the table.</p>'
-        left -= len(cards)
+        if len(cards) > shown:
+            yield f'<p class="small">And {len(cards) - shown:,} more, in the CSV or JSON.</p>'
     yield "</section>"
+
+
+def _shares(asked: Sequence[int]) -> list[int]:
+    """Return how many of each are shown: all of the few, and as many of each of the others."""
+    shares = dict.fromkeys(range(len(asked)), 0)
+    left = MOST
+    for done, i in enumerate(sorted(shares, key=lambda i: asked[i])):
+        shares[i] = min(asked[i], left // (len(asked) - done))
+        left -= shares[i]
+    return list(shares.values())
 
 
 def _card(card: Card) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedshot import __version__
+from fedshot.data.inputs import Pictures
 from fedshot.data.licences import LICENCES, UNKNOWN, VECTORS
 from fedshot.errors import CheckpointError
 from fedshot.run_folder import RESULT
@@ -175,8 +176,8 @@ def _use(run: TrainedRun, file: str) -> list[str]:
         )
     else:
         takes = (
-            f"uint8 [n, {shape}] (height, width, channels); the scaling, (x / 255 - "
-            f"{model.pixel_mean:g}) / {model.pixel_std:g}, is inside"
+            f"uint8 [n, {shape}] (height, width, channels), {made_of(run)}; the scaling, "
+            f"(x / 255 - {model.pixel_mean:g}) / {model.pixel_std:g}, is inside"
         )
     if file == "encoder.safetensors":
         where = "`body/...` are the weights and `stats/...` the statistics of batch norm by layer"
@@ -191,6 +192,14 @@ def _use(run: TrainedRun, file: str) -> list[str]:
     if run.model.bf16:
         lines.append("- Trained in bfloat16, exported in float32: features differ by its rounding.")
     return lines
+
+
+def made_of(run: TrainedRun) -> str:
+    """Return how a picture becomes pixels of the run's data set, in words."""
+    height, width, channels = run.model.shape
+    if Pictures.like(run.config.data, (height, width, channels)).ink:
+        return "ink 255 on 0, averaged down from the drawing"
+    return f"{'grey' if channels == 1 else 'colour'}, upright, scaled bilinearly"
 
 
 def _limits(run: TrainedRun) -> list[str]:

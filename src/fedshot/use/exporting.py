@@ -24,7 +24,7 @@ from torch import Tensor
 from fedshot import storage, tree
 from fedshot.errors import ConfigError, DataError
 from fedshot.nn.learners import test_modes
-from fedshot.use.card import CARD, card_text
+from fedshot.use.card import CARD, card_text, made_of
 from fedshot.use.encoder import encoder_of
 from fedshot.use.plain import Encoder, TaskEncoder, encoder_module, example
 from fedshot.use.trained import TrainedRun
@@ -99,6 +99,8 @@ def _described(run: TrainedRun, module: Encoder) -> bytes:
         "pixel_std": model.pixel_std,
         "shape": list(model.shape),
     }
+    if not run.facts.is_text:
+        told["pixels"] = made_of(run)
     return (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
 
 

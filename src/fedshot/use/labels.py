@@ -39,7 +39,7 @@ def labels_of(y: Any, n: int) -> Labels:
         try:
             check_classification_targets(found)
         except ValueError as error:
-            raise InputError(f"{error}. Labels name classes.") from error
+            raise InputError(f"{str(error).rstrip('.')}. Labels name classes.") from error
     return found
 
 

@@ -65,6 +65,11 @@ def measure(
     rows = run.arrangement.rows.validation
     dataset = run.arrangement.dataset
     classes = np.unique(dataset.y[rows]).tolist()
+    if not classes and not run.facts.novel:
+        raise ConfigError(
+            f"the clients of {run.folder} are tested on their own classes, and no others were set "
+            "aside: there is nothing to measure confidence on."
+        )
     if not classes:
         raise ConfigError(
             f"{run.folder} has no validation classes, which confidence is measured on; the novel "
