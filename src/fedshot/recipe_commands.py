@@ -122,7 +122,7 @@ def _tell(event: Event) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     """List the recipes: data, methods, and the time they will take."""
-    recipes = [load(name, options.results) for name in names(options.results)]
+    recipes = list(_readable(options.results))
     _request(recipes[0], options)  # refuses numbers that cannot be
     if options.budget:
         had = dict.fromkeys(name for recipe in recipes for name in recipe.budgets)
@@ -159,6 +159,15 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
         )
         if not options.quiet:
             tell(f"{i}/{len(wanted)} {cell.settings()['name']}: {told}")
+
+
+def _readable(results: Path) -> Iterator[Recipe]:
+    """Yield all recipes that can be read; what is wrong with the others is told."""
+    for name in names(results):
+        try:
+            yield load(name, results)
+        except ConfigError as error:
+            tell(f"{name} is left out: {error}")
 
 
 def _results(options: argparse.Namespace) -> int:

@@ -334,3 +334,15 @@ def test_trials_that_could_not_be_today_leave_the_rest_of_the_page(
     assert said in left[0]
     other = replace(result, variant="small-tunex")
     assert "names no number of trials" in current("t", "small-tunex", [other], made)[1][0]
+
+
+def test_one_recipe_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("title: [")
+    words = ["reproduce", "list", "--results", str(tmp_path), "--json", "--budget", "digits"]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)
+    assert "mine is left out: " in err

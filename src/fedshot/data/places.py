@@ -38,6 +38,7 @@ def home(data_dir: Path | None, source: str, folder: str, wanted: str) -> Path:
         raise DataError(
             f"{source} needs a data folder and none is given. Set $FEDSHOT_DATA, or {OPTION}, to "
             f"the folder that holds {folder}/ with {wanted}; without either it is "
-            f"{default_data_dir()}, which is not there."
+            f"{default_data_dir()}, which is not there. `fedshot data get` fetches what publishers "
+            "hand out, and tells of the rest."
         )
     return data_dir / folder
