@@ -50,13 +50,19 @@ def look(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, A
     except DataError as error:
         return Obstacle("no data", str(error)), None
     except ConfigError as error:
-        return Obstacle("refused", str(error)), None
+        return Obstacle("refused", _refusal(cell, error)), None
     try:
         return None, facts(Setting(config, data_dir))
     except DataError as error:
         return Obstacle("too little data", str(error)), None
     except ConfigError as error:
         return Obstacle("refused", str(error)), None
+
+
+def _refusal(cell: Cell, error: ConfigError) -> str:
+    """Return what is wrong with a cell; who adds a row of their own can change that row alone."""
+    hint = " What a recipe or its budget sets a row takes away with a null."
+    return f"{error}{hint if cell.row.own and 'Remove it' in str(error) else ''}"
 
 
 def facts(setting: Setting) -> dict[str, Any]:
