@@ -95,6 +95,8 @@ class Arrangement:
     def notices(self) -> list[str]:
         """Return what a person should know before round 1."""
         found = not_honest(self.config.settings)
+        if self.dataset.passed_over:
+            found.append(f"{self.dataset.name}: {self.dataset.passed_over}")
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":

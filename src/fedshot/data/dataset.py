@@ -34,6 +34,7 @@ class Dataset:
     """Images `x` (uint8 [n, H, W, C]), or texts (`Tokens`), and class numbers `y` (int64 [n]).
 
     `users` are numbers from 0 on, never names. `standard` is the split the data came with, if any.
+    `passed_over` says what lay there and was not read, for a person; "" for nothing.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Dataset:
     class_names: tuple[str, ...]
     users: Ints | None = None
     standard: ClassSplit | None = None
+    passed_over: str = ""
     known_digest: str | None = None  # set by the cache alone, which keeps it beside the images
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ _PARTS = ("base", "validation", "novel")
 class ImageFolder:
     """Pictures from `path/<class>/`, or `path/{base,validation,novel}/<class>/` with a split.
 
-    Hidden files, and files that are no pictures by their suffix, are passed over.
+    Hidden files are passed over, and files that are no pictures by their suffix, which is told.
 
     Args:
         path: the folder.
@@ -64,7 +65,10 @@ class ImageFolder:
                 *(tuple(c for c, part in enumerate(parts) if part == which) for which in _PARTS)
             )
         x = self._read(files)
-        return Dataset(root.name, x, np.array(labels, dtype=np.int64), names, standard=split)
+        y = np.array(labels, dtype=np.int64)
+        return Dataset(
+            root.name, x, y, names, standard=split, passed_over=_passed_over(classes)
+        )  # fmt: skip
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return the split the folders tell, if they do."""
@@ -133,6 +137,21 @@ def _pictures(root: Path, folder: Path) -> list[Path]:
         f"class folder {folder} holds no picture ({', '.join(sorted(SUFFIXES))}). Add some, or "
         "remove the folder."
     )
+
+
+def _passed_over(classes: list[Path]) -> str:
+    """Say how many files of class folders are no pictures by their suffix."""
+    others = Counter(
+        p.suffix.lower() or "no suffix"
+        for folder in classes
+        for p in folder.iterdir()
+        if not p.name.startswith(".") and p.suffix.lower() not in SUFFIXES and p.is_file()
+    )
+    if not others:
+        return ""
+    shown = ", ".join(f"{kind} {n}" for kind, n in others.most_common(4))
+    n = sum(others.values())
+    return f"{n} file{'s' if n != 1 else ''} of other kinds passed over: {shown}"
 
 
 def _seen_from(path: Path) -> str:
