@@ -193,6 +193,24 @@ def average(models: list[Weights]) -> Weights:
     return {name: torch.stack([m[name] for m in models]).mean(0) for name in models[0]}
 
 
+def holds_less(run: Run, k: int) -> None:
+    """Take half of its examples from a client."""
+    rows = [run.host.data(c).indices for c in run.ids]
+    rows[k] = rows[k][::2]
+    run.host._partition = Partition.of(rows)
+
+
+def mean_of(run: Run, models: list[Weights]) -> Weights:
+    """Eq. (10), by what `weigh_by` says."""
+    if run.method.weigh_by == "episodes":
+        return average(models)
+    held = [run.host.data(k).n for k in run.ids]
+    return {
+        name: sum(n * m[name] for n, m in zip(held, models, strict=True)) / sum(held)
+        for name in models[0]
+    }
+
+
 def assert_rounds(n: int, run: Run, update: Callable[[Weights, int], Weights]) -> None:
     """Train n rounds; `update(w, k)` is what client k makes of the server's weights."""
     w = flat(run.server.w)

@@ -39,7 +39,9 @@ from oracles.fedfsl import (
     both_optimizers,
     close,
     flat,
+    holds_less,
     local_training,
+    mean_of,
     nearness,
     options,
     task_loss,
@@ -318,6 +320,18 @@ def test_three_rounds_with_the_others_as_reference_equal_the_equations(tmp_path:
             new[k] = client_update(run, w, k, average(rest) if rest else w)
         w, last = average(list(new.values())), new
         close(run.server.w, w)
+
+
+def test_the_other_is_the_reference_however_much_it_holds(tmp_path: Path) -> None:
+    run = Run(method(gamma=2.0, reference="exclusive", weigh_by="examples"), tmp_path, 2)
+    holds_less(run, 1)
+    w = flat(run.server.w)
+    run.round()
+    sent = [client_update(run, w, k, w) for k in range(2)]
+    w = mean_of(run, sent)
+    close(run.server.w, w)
+    run.round()
+    close(run.server.w, mean_of(run, [client_update(run, w, k, sent[1 - k]) for k in range(2)]))
 
 
 def test_the_reference_of_two_clients_in_a_run_is_the_other(tmp_path: Path) -> None:

@@ -37,11 +37,12 @@ from oracles.fedfsl import (
     Weights,
     assert_rounds,
     assert_slopes,
-    average,
     beside,
     both_optimizers,
     close,
     flat,
+    holds_less,
+    mean_of,
     nearness,
     options,
     p,
@@ -139,6 +140,8 @@ def test_two_rounds_equal_the_stages_written_out(
     [
         {"mode": "paper"},
         {"mode": "v1"},
+        {"epsilon": 0.05},
+        {"mode": "paper", "epsilon": 0.05},
         {"discrepancy": "l1"},
         {"discrepancy": "js"},
         {"predictions": "unadapted_query"},
@@ -157,14 +160,18 @@ def test_a_round_with_other_options_equals_the_stages_too(changes: Any, tmp_path
     assert_rounds(1, run, lambda w, k: client_update(run, w, k))
 
 
-def test_the_others_are_the_reference_here_too(tmp_path: Path) -> None:
-    run = Run(method(gamma=2.0, reference="exclusive"), tmp_path, 2)
+@pytest.mark.parametrize("weigh_by", ["episodes", "examples"])
+def test_the_others_are_the_reference_here_too(weigh_by: Any, tmp_path: Path) -> None:
+    run = Run(method(gamma=2.0, reference="exclusive", weigh_by=weigh_by), tmp_path, 2)
+    if weigh_by == "examples":
+        holds_less(run, 1)
     w = flat(run.server.w)
     run.round()
     sent = [client_update(run, w, k) for k in range(2)]
-    w = average(sent)
+    w = mean_of(run, sent)
     run.round()
-    close(run.server.w, average([client_update(run, w, k, None, sent[1 - k]) for k in range(2)]))
+    then = [client_update(run, w, k, None, sent[1 - k]) for k in range(2)]
+    close(run.server.w, mean_of(run, then))
 
 
 @pytest.mark.parametrize("without", [{"gamma": 0.0}, {"mi_in_stages": False}], ids=str)
