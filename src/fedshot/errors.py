@@ -63,6 +63,12 @@ class DivergenceError(QuorumError):
     passing = False
 
 
+class ServerGoneError(FedshotError):
+    """A server that does not answer, or not any more."""
+
+    passing = True
+
+
 class AbsentError(FedshotError):
     """Clients that no host answers for."""
 

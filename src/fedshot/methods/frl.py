@@ -386,6 +386,7 @@ class FRL:
         if self._of("query_prototypes") == "local":
             support, _ = local.maps(theta, {}, share.support_x, learning_mode(share).layer(-3))
             own, _ = local.prototypes_of(local.rows(support), share.support_y, len(told.held))
+            own = own if self.through_prototypes else tree.detach(own)
             by_own, _ = local.query_loss(g, y, own)
             loss = by_own + self._gamma * loss if self.variant == "gpal" else by_own
         return loss, (hits, stats)

@@ -99,7 +99,7 @@ def joined(host: str, port: int) -> str:
 def split(address: str) -> tuple[str, int]:
     """Return host and port of host:port. Raises ConfigError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{address!r} is no address; expected host:port, such as 10.0.0.1:9092.")
     return host.strip("[]"), int(port)
 
@@ -117,8 +117,8 @@ def check_secure(host: str, *, secure: bool, insecure: bool) -> None:
     if not secure and not insecure and not is_loopback(host):
         raise ConfigError(
             f"{host} is not this machine, and without TLS and node keys anybody on the way could "
-            "read and change what is sent. Make them with `fedshot flower keys`, or say --insecure "
-            "where the network itself is safe."
+            "read and change what is sent. Make them with `fedshot flower keys`, and give a node "
+            "--ca and --key; or say --insecure where the network itself is safe."
         )
 
 

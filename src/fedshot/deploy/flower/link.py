@@ -120,8 +120,9 @@ class Link:
             if number == 0 or not self._beat(number):
                 raise ConfigError(
                     "the server does not know this node's key, or the clocks of both differ by "
-                    "more than some seconds. Bring its .pub file to the server's folder of nodes, "
-                    f"set the clocks (NTP), and try again. ({_words(error)})"
+                    "more than some seconds, or a node with this key was there in the last "
+                    "20 seconds. Bring its .pub file to the server's folder of nodes, set the "
+                    f"clocks (NTP), and try again. ({_words(error)})"
                 ) from None
         self._node = Node(node_id=number)
         self._memory.parent.mkdir(parents=True, exist_ok=True)

@@ -160,6 +160,8 @@ class Doorman:
     def look(self) -> None:
         """Take in what has changed."""
         try:
+            if self.known and not self._home.nodes.is_dir():
+                raise ConfigError(f"{self._home.nodes} is no folder any more. Put it back.")
             now = load_public_keys(self._home.nodes)
             if now == self.known:
                 self._told = ""

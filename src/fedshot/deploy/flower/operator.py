@@ -37,7 +37,7 @@ from flwr.superlink.grid import HttpGrid
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import be_quiet, bound
-from fedshot.errors import ConfigError
+from fedshot.errors import ConfigError, ServerGoneError
 
 _PATIENCE = 60.0  # seconds for which a server that does not answer may come back
 _APP = b"""\
@@ -118,7 +118,8 @@ class Operator:
     def grid(self) -> Iterator[HttpGrid]:
         """Begin a run of Flower's and yield what reaches its nodes.
 
-        Raises ConfigError when the server cannot be reached or refuses the token.
+        Raises ServerGoneError when the server cannot be reached, ConfigError when it refuses the
+        token.
         """
         be_quiet()
         try:
@@ -130,7 +131,7 @@ class Operator:
                 f"({error.response.status_code}). Use the folder of that server, as its owner."
             ) from None
         except httpx.TransportError as error:
-            raise ConfigError(
+            raise ServerGoneError(
                 f"the server at {self.address} does not answer: {error}. Start it with "
                 "`fedshot flower server`."
             ) from None

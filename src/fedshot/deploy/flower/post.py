@@ -22,7 +22,7 @@ from flwr.superlink.grid import HttpGrid
 from fedshot.deploy.flower.codec import CodecError, Limits, short
 from fedshot.deploy.flower.letters import Letter, Mail, read_letter, refusal
 from fedshot.deploy.flower.wire import fetch
-from fedshot.errors import FedshotError
+from fedshot.errors import ServerGoneError
 
 _TYPE = "query.fedshot"
 _SOON, _SELDOM, _PATIENCE = 0.02, 0.25, 0.05  # seconds between looks, and a share of the waiting
@@ -30,10 +30,6 @@ _MANNERS = 4.0  # times what a look takes, so that looking does not keep the ser
 _LATE = 600.0  # seconds for which a reply is waited for to be named
 _AT_ONCE = 8  # replies that are brought at once
 _WHOLE = 60.0  # seconds for a reply to arrive whole, of which the outline has come
-
-
-class ServerGoneError(FedshotError):
-    """The SuperLink has ended, or another has taken its place."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedshot.data import Dataset, Partition, Tokens
 from fedshot.data.dataset import Ints
 from fedshot.data.redealt import Pool
 from fedshot.data.tokens import PADDING, Table, Words
-from fedshot.errors import DataError
+from fedshot.errors import ConfigError, DataError
 
 _NAME = re.compile(r"client-(\d{6,})\.safetensors")
 
@@ -56,6 +56,19 @@ def kind_of(dataset: Dataset) -> dict[str, Any]:
         "shape": list(dataset.shape),
     }
     return found | ({"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {})
+
+
+def check_empty(folder: Path, deals: Sequence[Collection[int]]) -> None:
+    """Raise ConfigError where folders of nodes hold clients that a deal gives to others."""
+    for held in sorted(folder.glob("node-*")):
+        number = held.name.removeprefix("node-")
+        mine = deals[int(number)] if number.isdecimal() and int(number) < len(deals) else ()
+        wanted = {path_of(held, client) for client in mine}
+        if strange := sorted({*held.glob("client-*.safetensors")} - wanted):
+            raise ConfigError(
+                f"{strange[0]} is of another deal, and would be of two nodes. Deal into another "
+                f"folder, or remove {held} first."
+            )
 
 
 def write_shards(
