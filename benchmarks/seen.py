@@ -1,0 +1,52 @@
+"""Tests of own classes where images are shared: those that another client trains on, and the rest.
+
+    python benchmarks/seen.py DATA_DIR RUN...
+
+With `partition.overlap` a client is tested on images that others may train on. Each run sits two
+tests: of its test images those that another client trains on, and those that nobody does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from fedshot.data import Partition
+from fedshot.evaluation import Exam
+from fedshot.experiment import Experiment
+from fedshot.keys import Key
+from fedshot.run_folder import configuration
+from fedshot.setting import Setting
+
+
+def halves(setting: Setting) -> dict[str, Exam]:
+    """Return the tests of images that another client trains on, and of those that nobody does."""
+    deal = setting.deal
+    assert deal.test is not None, "clients are tested on their own classes"
+    trained = Counter(row for rows in deal.train for row in rows.tolist())
+    exams = {}
+    for name, seen in (("trained on by others", True), ("by nobody", False)):
+        # What a client trains on itself is in no test of its own.
+        kept = [np.array([r for r in rows if (trained[int(r)] > 0) == seen]) for rows in deal.test]
+        exams[name] = Exam.own(
+            setting.dataset, deal.train, Partition.of(kept), setting.clients, Key(0)
+        )
+    return exams
+
+
+def main(data_dir: str, *folders: str) -> None:
+    """Print both accuracies of each run, with their intervals over clients."""
+    for folder in map(Path, folders):
+        run = Experiment(Setting(configuration(folder), data_dir), folder)
+        found = {name: run.answer(exam) for name, exam in halves(run.setting).items()}
+        told = ", ".join(
+            f"{name} {100 * s.accuracy:.2f} ± {100 * s.interval:.2f}" for name, s in found.items()
+        )
+        print(f"{folder.name.split('.s')[0]}: {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
