@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.nn import MLP, Conv4, Local, Model, Prototypes, ResNet12, Share
+from fedshot.nn import MLP, Conv4, Local, Model, Prototypes, ResNet12, Share, value_and_grad
 from fedshot.nn.few_round import pieces
 from fedshot.protocol import LIGHTEST, Group
 from oracles.frl import (
@@ -284,6 +285,35 @@ def test_the_global_loss_of_queries_is_no_sum_over_positions(tmp_path: Path) -> 
     f = rows(flat(phi), share.query_x)
     by_all = l_local(f, share.query_y, dict(enumerate(own)))
     torch.testing.assert_close(loss - alone, 0.2 * by_all)
+
+
+def test_no_gradient_passes_a_clients_own_prototypes_where_none_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    """In the last step, too: with prototypes that stay put the slope is another one."""
+    found = {}
+    for through in (True, False):
+        m = method(FLAT, query_prototypes="local", through_prototypes=through)
+        run = Run(m, tmp_path / str(through))
+        share, phi = run.shares()[0], run.server.phi
+        told = Prototypes(torch.zeros(3, 5).double(), torch.ones(3) > 0)
+
+        def loss(phi: Any, m: Any = m, share: Any = share, told: Any = told) -> Any:
+            at = {"theta": phi, "means": told.means}
+            return m.query_loss(at, told, {}, share)
+
+        value, _, grad = value_and_grad(loss, phi)
+        w = leaf(flat(phi))
+        y = share.support_y
+        own = means(net(w, share.support_x).flatten(1), y)
+        fixed = own if through else {c: mean.detach() for c, mean in own.items()}
+        want = l_local(net(w, share.query_x).flatten(1), share.query_y, fixed)
+        # The global prototypes all lie at 0: they add 0.2 log 3, and no slope.
+        torch.testing.assert_close(float(value), float(want.detach()) + 0.2 * math.log(3))
+        found[through] = flat(grad)
+        for name, slope in gradient(want, w).items():
+            torch.testing.assert_close(found[through][name], slope, rtol=1e-8, atol=1e-10)
+    assert any(not torch.allclose(found[True][n], found[False][n]) for n in found[True])
 
 
 def test_gpal_over_positions_asks_for_a_map() -> None:

@@ -150,6 +150,12 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     assert main([*words, *own, "--partition.way", "3"]) == 0
     assert sorted(path.name for path in (tmp_path / "dealt").iterdir()) == ["node-0", "node-1"]
     assert "start the server on the whole dataset" in capsys.readouterr().err
+    assert main([*words, *own, "--partition.way", "3"]) == 0, "the same deal may be written again"
+    capsys.readouterr()
+    words[words.index("2")] = "3"
+    assert main([*words, *own, "--partition.way", "3"]) == 2
+    err = capsys.readouterr().err
+    assert "client-000002.safetensors is of another deal, and would be of two nodes" in err
 
 
 def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) -> None:
