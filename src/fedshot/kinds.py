@@ -154,8 +154,7 @@ def difference(old: Settings, new: Settings, *, except_for: Collection[str] = ()
         new: settings now; they say of which kinds the options are.
         except_for: keys that may differ.
     """
-    unasked = {*except_for, *watches(new)}
-    return trees.difference(old, new, except_for=unasked, later=defaults(new))
+    return every_difference(old, new, except_for={*except_for, *watches(new)})
 
 
 def every_difference(

@@ -102,10 +102,8 @@ class Recorder:
 
     def _environments(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
         """Return the first environment and the later ones; None where none is noted."""
-        if not (self.folder / ENVIRONMENT).exists():
-            return None
         first = read_environment(self.folder)
-        return first, first.pop("resumed", [])
+        return (first, first.pop("resumed", [])) if first else None
 
     def append(self, record: Record) -> None:
         """Add a line to metrics.jsonl."""

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from fedshot.reports.answers import Card, Sheet, write_answers
 from fedshot.use import Calibration, FewShotClassifier, TrainedRun, export, measure, store
 from fedshot.use.card import card_facts
 from fedshot.use.folders import WRITERS, Reply, Skipped, Support, learn, replies
-from fedshot.words import count
+from fedshot.words import count, other_kinds
 
 _TOLD = 20  # skipped files that are named on the terminal
 _ENDS = {
@@ -38,8 +37,7 @@ def predict(options: argparse.Namespace) -> int:
         data_dir=options.data_dir,
     )
     _check_writable("to", options.to)
-    if options.page and options.page.is_dir():  # its folder is made
-        _check_writable("page", options.page)
+    _check_writable("page", options.page, makes_folder=True)
     run, inputs = classifier.opened, classifier.inputs
     is_text = run.facts.is_text
     with warnings.catch_warnings(record=True) as noted, _in_words_of_the_shell():
@@ -182,15 +180,16 @@ def _in_words_of_the_shell() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        text = str(error).replace("accept_unknown is", "--none-of-these is")
-        raise ConfigError(text.replace(", and leave calibrated on", "")) from None
+        raise ConfigError(str(error).replace("accept_unknown is", "--none-of-these is")) from None
 
 
-def _check_writable(option: str, path: Path | None) -> None:
+def _check_writable(option: str, path: Path | None, *, makes_folder: bool = False) -> None:
     """Refuse a place that cannot be written to before anything is answered."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        if path.is_dir():
-            raise ConfigError(f"--{option} is {path}, which is a folder. Name a file in it.")
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"--{option} is {path}, which is a folder. Name a file in it.")
+    if not makes_folder and not path.parent.is_dir():
         raise ConfigError(
             f"--{option} is {path}, and {path.parent} is no folder. Make it, or correct the path."
         )
@@ -198,15 +197,9 @@ def _check_writable(option: str, path: Path | None) -> None:
 
 def _passed(skipped: Sequence[Skipped]) -> str:
     """Return how many files of other kinds and linked folders were passed over."""
-    kinds = Counter(
-        s.path.suffix.lower() or "no suffix" for s in skipped if s.passed == "other kind"
-    )
+    kinds = other_kinds((s.path for s in skipped if s.passed == "other kind"), "left out")
     links = sum(one.passed == "linked folder" for one in skipped)
-    said = ""
-    if kinds:
-        shown = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common(4))
-        more = ", ..." if len(kinds) > 4 else ""
-        said += f", {count(kinds.total(), 'file')} of other kinds left out ({shown}{more})"
+    said = f", {kinds}" if kinds else ""
     return said + (f", {count(links, 'linked folder')} not followed" if links else "")
 
 

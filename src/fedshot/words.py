@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 def printable(text: object) -> str:
@@ -20,6 +22,22 @@ def shortened(text: object, length: int) -> str:
     """Return the printable text, cut to `length` characters with an ellipsis."""
     shown = printable(text)
     return shown if len(shown) <= length else shown[: length - 1].rstrip() + "…"
+
+
+def other_kinds(paths: Iterable[Path], what: str) -> str:
+    """Return how many files are of other kinds than those read, and what became of them.
+
+    "" for none.
+
+    >>> other_kinds([Path("a.heic"), Path("b.HEIC"), Path("c")], "left out")
+    '3 files of other kinds left out (.heic 2, no suffix 1)'
+    """
+    kinds = Counter(path.suffix.lower() or "no suffix" for path in paths)
+    if not kinds:
+        return ""
+    shown = ", ".join(f"{printable(kind)} {n}" for kind, n in kinds.most_common(4))
+    more = ", ..." if len(kinds) > 4 else ""
+    return f"{count(kinds.total(), 'file')} of other kinds {what} ({shown}{more})"
 
 
 def percent(accuracy: float, interval: float) -> str:

@@ -55,7 +55,7 @@ def test_a_folder_is_read_by_class_in_the_order_of_names(pets):
     assert dataset.y.tolist() == [0, 0, 1]
     assert dataset.shape == (4, 6, 3)
     assert dataset.x[:, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255], [0, 255, 0]]
-    assert dataset.passed_over == "1 file of other kinds passed over: .txt 1"
+    assert dataset.passed_over == "1 file of other kinds passed over (.txt 1)"
     assert ImageFolder(str(pets)).split(dataset) is None
 
 

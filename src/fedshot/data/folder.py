@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset
 from fedshot.data.images import SUFFIXES, decode, workers
 from fedshot.errors import DataError
+from fedshot.words import other_kinds
 
 _PARTS = ("base", "validation", "novel")
 
@@ -65,10 +65,8 @@ class ImageFolder:
                 *(tuple(c for c, part in enumerate(parts) if part == which) for which in _PARTS)
             )
         x = self._read(files)
-        y = np.array(labels, dtype=np.int64)
-        return Dataset(
-            root.name, x, y, names, standard=split, passed_over=_passed_over(classes)
-        )  # fmt: skip
+        y, others = np.array(labels, dtype=np.int64), _passed_over(classes)
+        return Dataset(root.name, x, y, names, standard=split, passed_over=others)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return the split the folders tell, if they do."""
@@ -141,17 +139,13 @@ def _pictures(root: Path, folder: Path) -> list[Path]:
 
 def _passed_over(classes: list[Path]) -> str:
     """Say how many files of class folders are no pictures by their suffix."""
-    others = Counter(
-        p.suffix.lower() or "no suffix"
+    others = (
+        p
         for folder in classes
         for p in folder.iterdir()
         if not p.name.startswith(".") and p.suffix.lower() not in SUFFIXES and p.is_file()
     )
-    if not others:
-        return ""
-    shown = ", ".join(f"{kind} {n}" for kind, n in others.most_common(4))
-    n = sum(others.values())
-    return f"{n} file{'s' if n != 1 else ''} of other kinds passed over: {shown}"
+    return other_kinds(others, "passed over")
 
 
 def _seen_from(path: Path) -> str:

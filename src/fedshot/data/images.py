@@ -112,7 +112,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
 def decode(source: Path | bytes, name: object, channels: int, size: int | None) -> Pixels:
     """Return the picture as uint8 [H, W, channels]; `size` squeezes it to a square."""
     with picture(source, name) as image:
-        return shown(image, name, channels, None if size is None else (size, size))
+        return plain(image, name, channels, None if size is None else (size, size))
 
 
 @contextmanager
@@ -135,23 +135,6 @@ def check_file(path: Path, name: str) -> None:
         raise DataError(f"{name} cannot be read (it is no regular file). Remove it.")
 
 
-def shown(
-    image: Image.Image,
-    name: object,
-    channels: int,
-    size: tuple[int, int] | None,
-    resample: Image.Resampling = Image.Resampling.BILINEAR,
-) -> Pixels:
-    """Return the picture as `plain` does; one of which nothing would be left is refused."""
-    pixels = plain(image, name, channels, size, resample)
-    if _lost_in_transparency(image, pixels):
-        raise DataError(
-            f"image {name} is drawn in its transparency alone: without it there is one colour. "
-            "Flatten it on a ground of your choice first."
-        )
-    return pixels
-
-
 def _lost_in_transparency(image: Image.Image, pixels: Pixels) -> bool:
     if pixels.min() != pixels.max() or not image.has_transparency_data:
         return False
@@ -166,7 +149,10 @@ def plain(
     size: tuple[int, int] | None,
     resample: Image.Resampling = Image.Resampling.BILINEAR,  # antialiased
 ) -> Pixels:
-    """Return the picture as uint8 [H, W, channels]; `size` (width, height) squeezes it."""
+    """Return the picture as uint8 [H, W, channels]; `size` (width, height) squeezes it.
+
+    Transparency is left out; a picture that is drawn in nothing else is refused.
+    """
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise DataError(
@@ -186,4 +172,9 @@ def plain(
     if size is not None:
         flat = flat.resize(size, resample)
     pixels = np.asarray(flat)
+    if _lost_in_transparency(image, pixels):
+        raise DataError(
+            f"image {name} is drawn in its transparency alone: without it there is one colour. "
+            "Flatten it on a ground of your choice first."
+        )
     return pixels.reshape(*pixels.shape[:2], channels)

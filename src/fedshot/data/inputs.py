@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedshot.data.dataset import Pixels
 from fedshot.data.huffpost import HuffPost
-from fedshot.data.images import check_file, picture, readable, shown
+from fedshot.data.images import check_file, picture, plain, readable
 from fedshot.data.omniglot import Omniglot
 from fedshot.data.sent140 import Sent140
 from fedshot.data.sources import Source
@@ -85,7 +85,7 @@ class Pictures:
                 f"image {name} cannot become one of {channels} channels, which this run's data "
                 f"have. Pass arrays of shape {list(self.shape)}."
             )
-        return shown(image, name, channels, (width, height), how)
+        return plain(image, name, channels, (width, height), how)
 
 
 @dataclass(frozen=True)

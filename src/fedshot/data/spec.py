@@ -110,9 +110,7 @@ class EpisodeSpec:
     @property
     def whole_text(self) -> str:
         """An episode in full, as in `a 5-way 1-shot, 15 queries episode`."""
-        return f"{'an episode of' if self.classes == 'up_to' else 'a'} {self}" + (
-            "" if self.classes == "up_to" else " episode"
-        )
+        return f"an episode of {self}" if self.classes == "up_to" else f"a {self} episode"
 
     def __str__(self) -> str:
         way = f"up to {self.way_text}" if self.classes == "up_to" else self.way_text

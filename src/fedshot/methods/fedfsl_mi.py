@@ -20,7 +20,7 @@ client takes its own share out of the mean that it is sent, where the paper's se
 sends K models: see `fedshot.nn.others`. What is left out is the client's part in the last mean, so
 where only a cohort takes part each round, a client that made no part of w^t has w^t for a
 reference. It keeps |B_k| w_k in float64, the memory of two models, at the client. As in
-FedFSL-naive: several inner steps by default, fresh episodes in every local step, clients upload
+FedFSL-naive: fresh episodes in every local step, clients upload
 w_k - w^t, and the Adam state starts afresh at every visit unless moments="kept".
 """
 

@@ -7,10 +7,10 @@ Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, eqs.
 and (10) of the first version. w' = w - a grad f_S(w) (inner step); l_T(w) = f_Q(w') (task loss);
 L_k(w) = 1/|B_k| sum_T l_T(w) (local objective); w <- sum_k |B_k| w_k / |B| (server).
 Symbols: w backbone and head; a = inner.lr; |B_k| the episodes that client k used.
-Departures from the paper: several inner steps by default (the paper writes one: inner.steps=1);
-every local step draws fresh episodes and uses them once, where eq. (9) has one fixed batch B_k;
-clients upload w_k - w, which averages to the same; the Adam state starts afresh at every visit
-unless moments="kept".
+The paper allows one or several inner steps and writes one, inner.steps=1; the default is five.
+Departures from the paper: every local step draws fresh episodes and uses them once, where eq. (9)
+has one fixed batch B_k; clients upload w_k - w, which averages to the same; the Adam state starts
+afresh at every visit unless moments="kept".
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ eq. (7): L_k(w) + (mu/2) ||w - w^t||^2. Inner step, task loss and server: eqs. (
 Symbols: w backbone and head; w^t those of the server at the start of round t; mu the pull.
 Departures from the paper: it gives no mu, and none is left out of the distance here (backbone and
 head, not the running statistics). The inner steps know nothing of the term. As in FedFSL-naive:
-several inner steps by default, fresh episodes in every local step, clients upload w_k - w^t, and
+fresh episodes in every local step, clients upload w_k - w^t, and
 the Adam state starts afresh at every visit unless moments="kept".
 """
 

@@ -14,7 +14,7 @@ import yaml
 from fedshot import run_folder
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
-from fedshot.recorder import RECORDS, Recorder, changed, read_environment
+from fedshot.recorder import ENVIRONMENT, RECORDS, Recorder, changed, read_environment
 from fedshot.tested import Terms
 from fedshot.words import joined, printable
 
@@ -138,7 +138,7 @@ class Run:
         for one in self._resumed:
             now = {**before, **one["environment"]}
             settings = [one["settings"]] if "settings" in one else []
-            others = changed(before, now) if before else ["environment.json was lost"]
+            others = changed(before, now) if before else [f"{ENVIRONMENT} was lost"]
             if settings or others:
                 found.append((one["after_round"], "; ".join([*settings, *others])))
             before = now

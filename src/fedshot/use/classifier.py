@@ -264,7 +264,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if found is None:
             raise ConfigError(
                 f"accept_unknown is {self.accept_unknown}, which needs a measurement. Run `fedshot "
-                f"calibrate {self.run}`, and leave calibrated on."
+                f"calibrate {self.run}`{'' if self.calibrated else ', and leave calibrated on'}."
             )
         found.at(self.accept_unknown)
 

@@ -113,13 +113,13 @@ def deal(options: argparse.Namespace) -> int:
     require_flower()
     from fedshot.deploy.flower.exams import write_exams
     from fedshot.deploy.flower.home import own_folder
-    from fedshot.deploy.flower.shards import check_empty, write_shards
+    from fedshot.deploy.flower.shards import check_apart, write_shards
 
     arranged = Arrangement(chosen_config(options), options.data_dir)
     _check("nodes", options.nodes, 1, len(arranged.clients))
     own_folder(options.to)
     deals = [[c for c in arranged.clients if c % options.nodes == i] for i in range(options.nodes)]
-    check_empty(options.to, deals)
+    check_apart(options.to, deals)
     for i, clients in enumerate(deals):
         own_folder(options.to / f"node-{i}")
         write_shards(options.to / f"node-{i}", arranged.dataset, arranged.deal.train, clients)

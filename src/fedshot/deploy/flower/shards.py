@@ -58,16 +58,15 @@ def kind_of(dataset: Dataset) -> dict[str, Any]:
     return found | ({"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {})
 
 
-def check_empty(folder: Path, deals: Sequence[Collection[int]]) -> None:
+def check_apart(folder: Path, deals: Sequence[Collection[int]]) -> None:
     """Raise ConfigError where folders of nodes hold clients that a deal gives to others."""
     for held in sorted(folder.glob("node-*")):
         number = held.name.removeprefix("node-")
         mine = deals[int(number)] if number.isdecimal() and int(number) < len(deals) else ()
-        wanted = {path_of(held, client) for client in mine}
-        if strange := sorted({*held.glob("client-*.safetensors")} - wanted):
+        if strange := sorted({*clients_in(held)} - {*mine}):
             raise ConfigError(
-                f"{strange[0]} is of another deal, and would be of two nodes. Deal into another "
-                f"folder, or remove {held} first."
+                f"{path_of(held, strange[0])} is of another deal, and would be of two nodes. Deal "
+                f"into another folder, or remove {held} first."
             )
 
 
