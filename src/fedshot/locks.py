@@ -17,10 +17,11 @@ from fedshot.errors import BusyError
 
 
 @contextmanager
-def only_one(path: Path) -> Iterator[bool]:
+def only_one(path: Path, does: str = "is training") -> Iterator[bool]:
     """Hold the lock file at `path`, which stays; yield whether there are locks there at all.
 
-    Raises BusyError when another process holds it, and not who only looks whether it is held.
+    Raises BusyError when another process holds it, which says what that one `does`, and not when
+    one only looks whether it is held.
     """
     with path.open("ab") as file:
         got = _lock(file.fileno(), wait=False)
@@ -30,7 +31,7 @@ def only_one(path: Path) -> Iterator[bool]:
                 got = _lock(file.fileno(), wait=False)
         if got == "taken":
             raise BusyError(
-                f"another process is training in {path.parent}. Wait for it, or stop it first."
+                f"another process {does} in {path.parent}. Wait for it, or stop it first."
             )
         yield got == "held"
 

@@ -70,6 +70,9 @@ def test_a_server_killed_and_resumed_ends_in_the_same_bits(ground: Ground, tmp_p
             until_round(folder, reached, process)
             if life:
                 restart_server(ground)
+                _, err = process.communicate(timeout=LONG)
+                assert process.returncode == 75, err
+                assert "does not know this run any more" in err
         finally:
             process.kill()
             process.communicate()

@@ -160,7 +160,7 @@ def keys(options: argparse.Namespace) -> int:
     """Make the certificates of a server, or the key of a node."""
     require_flower()
     from fedshot.deploy.flower.home import CA
-    from fedshot.deploy.flower.keys import make_node_key, make_server_keys
+    from fedshot.deploy.flower.keys import fingerprint, make_node_key, make_server_keys
 
     if bool(options.server) == bool(options.node):
         raise ConfigError("say --server with its names, or --node with the file of its key.")
@@ -168,12 +168,14 @@ def keys(options: argparse.Namespace) -> int:
         public = make_node_key(options.node)
         say(f"{options.node}: keep it on this machine")
         say(f"{public}: copy it into nodes/ of the server's folder, named after the node")
+        say(f"SHA-256 of {public}: {fingerprint(public)}")
         return 0
     _check("days", options.days, 1, 3650)
     hosts = [*options.server, "localhost", "127.0.0.1"]
     make_server_keys(options.folder, list(dict.fromkeys(hosts)), options.days)
     (options.folder / "nodes").mkdir(exist_ok=True)
     say(f"{options.folder / CA}: copy it to every node; the rest stays here")
+    say(f"SHA-256 of {options.folder / CA}: {fingerprint(options.folder / CA)}")
     return 0
 
 
@@ -184,6 +186,7 @@ def server(options: argparse.Namespace) -> int:
     from fedshot.deploy.flower.home import CA, Home, own_folder
     from fedshot.deploy.flower.local import Doorman, start_server
     from fedshot.deploy.flower.processes import Children, heed_leash
+    from fedshot.locks import only_one
 
     heed_leash()
     _check("most-mb", options.most_mb, 1, _MOST_MB)
@@ -197,7 +200,7 @@ def server(options: argparse.Namespace) -> int:
             "where the network itself is safe."
         )
     own_folder(home.folder)
-    with Children() as children:
+    with only_one(home.folder / ".lock", "runs a server"), Children() as children:
         log = home.folder / "server.log"
         child = start_server(children, home, options.host, options.port, limits, log=log,
                              secure=secure)  # fmt: skip
@@ -217,7 +220,7 @@ def node(options: argparse.Namespace) -> int:
     require_flower()
     from fedshot.deploy.flower.codec import Limits
     from fedshot.deploy.flower.home import check_secure, joined, own_folder, split
-    from fedshot.deploy.flower.keys import load_node_key, new_key
+    from fedshot.deploy.flower.keys import authority, load_node_key, new_key
     from fedshot.deploy.flower.link import Link
     from fedshot.deploy.flower.node import serve
     from fedshot.deploy.flower.processes import heed_leash
@@ -236,6 +239,8 @@ def node(options: argparse.Namespace) -> int:
         raise ConfigError("--ca without --key: make a key with `fedshot flower keys --node FILE`.")
     if options.ca and not options.ca.is_file():
         raise ConfigError(f"{options.ca} is no file. Bring ca.pem from the server's folder.")
+    if options.ca:
+        authority(options.ca)  # which checks that it is one
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())
     key = load_node_key(options.key) if options.key else new_key()

@@ -129,6 +129,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def check_free(host: str, port: int) -> None:
+    """Raise ConfigError unless a server can listen there."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            probe.bind(found[0][4])
+    except OSError as error:
+        raise ConfigError(
+            f"no server can listen on {joined(host, port)}: {error.strerror}. Choose another "
+            "--port, or stop what listens there; --host is an address of this machine."
+        ) from None
+
+
 def own_folder(path: Path) -> None:
     """Make a folder that its owner alone can look into; one that is there is left as it is."""
     if not path.is_dir():

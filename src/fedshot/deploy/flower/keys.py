@@ -8,6 +8,7 @@ halves stay where they were made and are readable by their owner alone.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import re
 from collections.abc import Sequence
@@ -47,12 +48,12 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
             f"{folder / CA_KEY} does not exist, and a new certificate is signed with it. Bring it "
             "back from where you keep it, and take it away again afterwards."
         )
-    authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+    issuer = authority(folder / CA)
     signing = _private(folder / CA_KEY)
     key = new_key()
     made = (
         _certificate("fedshot server", key.public_key(), days)
-        .issuer_name(authority.subject)
+        .issuer_name(issuer.subject)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -66,6 +67,21 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
     partial.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     _write_private(folder / KEY, key)
     partial.replace(folder / CERTIFICATE)
+
+
+def authority(path: Path) -> x509.Certificate:
+    """Read the certificate of an authority. Raises ConfigError when it is none."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is no certificate: {error}. Bring ca.pem from the server's folder."
+        ) from None
+
+
+def fingerprint(path: Path) -> str:
+    """Return the SHA-256 of a file, as `sha256sum` prints it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -46,10 +46,11 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedshot import storage
 from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.keys import public_bytes
-from fedshot.deploy.flower.wire import bound, fetch, name_message
+from fedshot.deploy.flower.wire import bound, fetch, name_message, tls_error
 from fedshot.errors import ConfigError
 
 _WHOLE = 60.0  # seconds for a message to arrive whole
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # by OpenSSL's versions
 HEARTBEAT = 10.0  # seconds, the least that Flower takes; a node is gone after twice that
 
 
@@ -196,10 +197,16 @@ class Link:
                 raise LinkError(_words(error)) from None
             raise
         except httpx.TransportError as error:
-            if isinstance(_cause(error), ssl.SSLCertVerificationError):
+            said = tls_error(error)
+            if isinstance(said, ssl.SSLCertVerificationError):
                 raise ConfigError(
-                    f"the server's certificate is not trusted: {_cause(error)}. Give --ca the "
-                    "ca.pem of this server, and --server a name that its certificate has."
+                    f"the server's certificate is not trusted: {said}. Give --ca the ca.pem of "
+                    "this server, and --server a name that its certificate has."
+                ) from None
+            if said is not None and said.reason in _NO_TLS:
+                raise ConfigError(
+                    "the server does not speak TLS. Start it without --insecure; or, where the "
+                    "network itself is safe, leave out --ca and say --insecure here, too."
                 ) from None
             if not self._secure and isinstance(error, httpx.RemoteProtocolError):
                 raise ConfigError(
@@ -236,11 +243,3 @@ class Link:
 
 def _words(error: httpx.HTTPStatusError) -> str:
     return f"{error.response.status_code}: {' '.join(error.response.text.split())[:200]}"
-
-
-def _cause(error: BaseException) -> BaseException | None:
-    """Return the error of the lowest layer."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, ssl.SSLError):
-        found = found.__cause__ or found.__context__
-    return found

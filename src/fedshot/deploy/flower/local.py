@@ -15,7 +15,14 @@ from pathlib import Path
 import httpx
 
 from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.home import CERTIFICATE, Home, free_port, joined, own_folder
+from fedshot.deploy.flower.home import (
+    CERTIFICATE,
+    Home,
+    check_free,
+    free_port,
+    joined,
+    own_folder,
+)
 from fedshot.deploy.flower.keys import (
     load_node_key,
     load_public_keys,
@@ -127,8 +134,10 @@ def start_server(
 ) -> Child:  # fmt: skip
     """Start a SuperLink, wait until it answers, and register the nodes.
 
-    Raises StartError when it does not.
+    Raises StartError when it does not, and ConfigError where another program has the port, or the
+    certificate is another host's.
     """
+    check_free(host, port)  # before the folder says that a server is there
     words = home.command(host, port, secure=secure, limits=limits)
     env = {TOKEN: home.token(), "FLWR_HOME": str(home.folder / "flwr")}
     home.write_address(host, port, secure=secure, limits=limits)

@@ -7,6 +7,7 @@ asks for is an empty one, and nobody runs it.
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,10 +37,11 @@ from flwr.superlink.grid import HttpGrid
 
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
-from fedshot.deploy.flower.wire import be_quiet, bound
+from fedshot.deploy.flower.wire import be_quiet, bound, tls_error
 from fedshot.errors import ConfigError, ServerGoneError
 
 _PATIENCE = 60.0  # seconds for which a server that does not answer may come back
+_BUSY = (502, 503, 504)  # what a server, or what stands before it, says when it may be well soon
 _APP = b"""\
 [project]
 name = "fedshot"
@@ -73,11 +75,14 @@ class Operator:
     limits: Limits = LIMITS
 
     def ready(self) -> bool:
-        """Whether the server answers."""
+        """Whether the server answers. Raises ConfigError when its certificate is another host's."""
         try:
             with self._control() as client:
                 client.ListNodes(ListNodesRequest())
-        except (httpx.TransportError, httpx.HTTPStatusError):
+        except httpx.TransportError as error:
+            self._check_trust(error)
+            return False
+        except httpx.HTTPStatusError:
             return False
         return True
 
@@ -131,12 +136,15 @@ class Operator:
                 f"({error.response.status_code}). Use the folder of that server, as its owner."
             ) from None
         except httpx.TransportError as error:
+            self._check_trust(error)
             raise ServerGoneError(
                 f"the server at {self.address} does not answer: {error}. Start it with "
                 "`fedshot flower server`."
             ) from None
         grid = HttpGrid(self.address, self.ca is None, self._root(), token=token)
         grid._retry_invoker.max_time = _PATIENCE
+        # Flower's own interrupts the process where the server does not know the run any more.
+        grid._retry_invoker.should_giveup = _is_final
         client = grid._runtime_client
         bound(client, self.limits, self._headers())
         got = client.PullTaskInput(PullTaskInputRequest())
@@ -156,6 +164,15 @@ class Operator:
             with suppress(httpx.HTTPError, RuntimeError):
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
             grid.close()
+
+    def _check_trust(self, error: httpx.TransportError) -> None:
+        said = tls_error(error)
+        if isinstance(said, ssl.SSLCertVerificationError):
+            raise ConfigError(
+                f"the certificate of the server at {self.address} is not trusted: {said}. Make one "
+                "for the address that it listens on with `fedshot flower keys --server ADDRESS`, "
+                "in the server's folder, and start the server anew."
+            ) from None
 
     def _start(self) -> int:
         fab, _ = build_fab_from_files(
@@ -197,6 +214,13 @@ class Operator:
 
     def _headers(self) -> dict[str, str]:
         return {TOKEN_HEADER: self.token}
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether an answer of a server, or its certificate, stays the same when asked again."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code not in _BUSY
+    return isinstance(tls_error(error), ssl.SSLCertVerificationError)
 
 
 def _beat(client: RuntimeHttpClient) -> Any:

@@ -30,6 +30,8 @@ _MANNERS = 4.0  # times what a look takes, so that looking does not keep the ser
 _LATE = 600.0  # seconds for which a reply is waited for to be named
 _AT_ONCE = 8  # replies that are brought at once
 _WHOLE = 60.0  # seconds for a reply to arrive whole, of which the outline has come
+_STRANGER = (401, 403, 404)  # what a server says to a run that it did not begin
+_GONE = "the server does not answer any more ({}). Start it again, and go on with `fedshot resume`."
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,16 @@ def _server() -> Iterator[None]:
     """Say in words that the server has gone."""
     try:
         yield
-    except (httpx.HTTPError, RuntimeError, CodecError, ObjectPushError) as error:
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        if status not in _STRANGER:
+            raise ServerGoneError(_GONE.format(error)) from None
         raise ServerGoneError(
-            f"the server does not answer any more ({error}). Start it again, and go on with "
-            "`fedshot resume`."
+            f"the server does not know this run any more ({status}): it was started anew meanwhile. "
+            "Go on with `fedshot resume`."
         ) from None
+    except (httpx.HTTPError, RuntimeError, CodecError, ObjectPushError) as error:
+        raise ServerGoneError(_GONE.format(error)) from None
 
 
 class Post:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
@@ -178,3 +179,11 @@ def _are_numbers(found: Iterable[Any], below: int) -> bool:
 def name_message(message: Message) -> None:
     """Give a message the name that Flower knows it by: the hash of its content."""
     message.metadata.__dict__["_message_id"] = message.object_id
+
+
+def tls_error(error: BaseException) -> ssl.SSLError | None:
+    """Return what TLS said, if that is what an error of a connection comes from."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, ssl.SSLError):
+        found = found.__cause__ or found.__context__
+    return found

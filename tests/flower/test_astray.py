@@ -1,0 +1,80 @@
+"""What a server and a node say that were started with something of another's."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from fedshot.errors import BusyError, ConfigError
+
+from .ground import Ground
+
+
+def serve(folder: Path, host: str, port: int, *, insecure: bool = False) -> int:
+    """Run the command of a server, in this process."""
+    from fedshot.deploy.flower import commands
+
+    options = argparse.Namespace(
+        folder=folder, host=host, port=port, insecure=insecure, most_mb=1
+    )  # fmt: skip
+    return commands.server(options)
+
+
+def test_a_second_server_leaves_the_first_ones_address_as_it_is(ground: Ground) -> None:
+    from fedshot.deploy.flower.home import free_port, split
+    from fedshot.locks import only_one
+
+    host, port = split(ground.address())
+    written = (ground.home.folder / "server.json").read_bytes()
+    with pytest.raises(ConfigError, match=f"no server can listen on {host}:{port}"):
+        serve(ground.home.folder, host, port)
+    with (
+        only_one(ground.home.folder / ".lock", "runs a server"),
+        pytest.raises(BusyError, match="another process runs a server in"),
+    ):
+        serve(ground.home.folder, host, free_port())
+    with pytest.raises(ConfigError, match="--host is an address of this machine"):
+        serve(ground.home.folder, "192.0.2.1", free_port())
+    assert (ground.home.folder / "server.json").read_bytes() == written
+
+
+def test_a_certificate_of_another_host_is_named_at_once(tmp_path: Path) -> None:
+    """The server comes up, and the operator, who asks it by its address, does not trust it."""
+    from fedshot.deploy.flower.home import free_port
+    from fedshot.deploy.flower.keys import make_server_keys
+
+    make_server_keys(tmp_path, ["example.org"])
+    (tmp_path / "nodes").mkdir()
+    with pytest.raises(ConfigError, match=r"certificate of the server at 127.0.0.1:\d+ is not tr"):
+        serve(tmp_path, "127.0.0.1", free_port())
+
+
+def test_a_node_names_what_is_no_certificate(ground: Ground) -> None:
+    from fedshot.deploy.flower.keys import authority
+
+    with pytest.raises(ConfigError, match=r"node-0\.pub is no certificate"):
+        authority(ground.home.nodes / "node-0.pub")
+
+
+def test_a_node_with_tls_names_a_server_without(tmp_path: Path) -> None:
+    from fedshot.deploy.flower.codec import LIMITS
+    from fedshot.deploy.flower.home import CA, Home, free_port, joined
+    from fedshot.deploy.flower.keys import make_server_keys, new_key
+    from fedshot.deploy.flower.link import Link
+    from fedshot.deploy.flower.local import start_server
+    from fedshot.deploy.flower.processes import Children
+
+    make_server_keys(tmp_path / "keys", ["127.0.0.1"])
+    home, port = Home(tmp_path / "plain"), free_port()
+    with Children() as children:
+        log = tmp_path / "server.log"
+        start_server(children, home, "127.0.0.1", port, LIMITS, log=log, secure=False)
+        line = Link(joined("127.0.0.1", port), new_key(), tmp_path / "keys" / CA,
+                    tmp_path / "node.json", LIMITS)  # fmt: skip
+        try:
+            with pytest.raises(ConfigError, match="the server does not speak TLS"):
+                line.open()
+        finally:
+            line.close()
