@@ -12,6 +12,7 @@ from torch import Tensor
 from conformance.cases import FleetCase
 from conformance.small import CLIENTS, Home, exam
 from fedshot import tree
+from fedshot.evaluation import Exam
 from fedshot.fleets import Guard, Meter, Trouble, Unreliable
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.keys import Key
@@ -156,19 +157,20 @@ class Federation:
             self.outcomes += clients.outcomes
             self.faults += clients.faults
 
-    def answer(self, n: int = 5) -> list[Answer]:
-        """Sit a test of n questions."""
+    def answer(self, n: int = 5, asked: Exam | None = None) -> list[Answer]:
+        """Sit a test of n questions, or another one."""
         clients = Chosen(
             self.fleet, range(CLIENTS), round=self.round, phase="evaluate", choose=None
         )
         key = self.key.at("round", self.round, "exam")
-        answers = self.method.evaluate(self.server, clients, exam(n).questions, key)
+        questions = (asked or exam(n)).questions
+        answers = self.method.evaluate(self.server, clients, questions, key)
         self.outcomes += clients.outcomes
         return answers
 
-    def logits(self, n: int = 5) -> Everything:
+    def logits(self, n: int = 5, asked: Exam | None = None) -> Everything:
         """Return what `answer` gives, by name."""
-        found = {f"{a.question} by {a.client}": a.logits for a in self.answer(n)}
+        found = {f"{a.question} by {a.client}": a.logits for a in self.answer(n, asked)}
         return Everything(found, self.where)
 
     def private(self, client: int) -> Tree:
