@@ -106,18 +106,19 @@ def text(place: str, kind: str | None = None) -> str:
 
 
 def markdown() -> str:
-    """Return the page of all options but the methods', which have pages of their own."""
+    """Return the page of all options: of every section, and of every kind of this package."""
     said = [_HEAD]
     for place in PLACES:
-        if place == "method":
-            continue
         said += [f"## {place}", ""]
         if place in KINDS:
             default = KINDS[place][1]
             said += [f"`{place}.name` chooses; `{default}` where it is not given.", ""]
         for part in parts(place):
+            if not part.cls.__module__.startswith("fedshot."):
+                continue
             said += [f"### {part.kind}", ""] if part.kind else []
-            said += [part.summary, "", *_table(part.options())]
+            more = f" [Its page](methods/{part.kind}.md)." if place == "method" else ""
+            said += [part.summary + more, "", *_table(part.options())]
     return "\n".join(said).rstrip() + "\n"
 
 
@@ -126,9 +127,9 @@ _HEAD = """\
 
 Made by `fedshot options --markdown > docs/options.md`; not written by hand. Each is a key of the
 configuration file and an option of the command line: `run.rounds` is `rounds:` below `run:`, and
-`--run.rounds 50`. `fedshot options PLACE NAME` prints the same. The options of a method stand in
-`fedshot methods NAME`, and what they mean for it on [its page](methods/fedfsl_naive.md). Beside the
-sections there are `name`, of the run and its folder, and `seed`.
+`--run.rounds 50`. `fedshot options PLACE NAME` prints the same, and `fedshot methods NAME` that of
+a method; what its options are for stands on its page. Beside the sections there are `name`, of the
+run and its folder, and `seed`.
 """
 
 

@@ -51,8 +51,8 @@ def _server() -> Iterator[None]:
         if status not in _STRANGER:
             raise ServerGoneError(_GONE.format(error)) from None
         raise ServerGoneError(
-            f"the server does not know this run any more ({status}): it was started anew meanwhile. "
-            "Go on with `fedshot resume`."
+            f"the server does not know this run any more ({status}): it was started anew. Go on "
+            "with `fedshot resume`."
         ) from None
     except (httpx.HTTPError, RuntimeError, CodecError, ObjectPushError) as error:
         raise ServerGoneError(_GONE.format(error)) from None
