@@ -1,5 +1,7 @@
 """No option is without effect: each, changed alone, changes what a run comes to.
 
+Of all methods but `frl_fedavg`, whose rounds of training do nothing.
+
 What a value means is for the oracles to say; here it is that it arrives. Of words each gives a
 result of its own, and null that of one of them.
 """
@@ -220,6 +222,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], str]:
 def test_the_lists_name_options_that_there_are() -> None:
     assert {*WHERE, *ELSEWHERE} <= set(OPTIONS)
     assert {(name, path) for name, own in OF.items() for path in own} <= set(OPTIONS)
+    assert set(OTHER) <= {path for _, path in OPTIONS}
     for (_, option), file in ELSEWHERE.items():
         assert f"{option}=" in (ORACLES / file).read_text(encoding="utf-8"), (option, file)
 

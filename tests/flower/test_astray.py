@@ -35,8 +35,9 @@ def test_a_second_server_leaves_the_first_ones_address_as_it_is(ground: Ground) 
         pytest.raises(BusyError, match="another process runs a server in"),
     ):
         serve(ground.home.folder, host, free_port())
-    with pytest.raises(ConfigError, match="--host is an address of this machine"):
-        serve(ground.home.folder, "192.0.2.1", free_port())
+    for strange in ("192.0.2.1", "127.0.0..1", "no.such.host.invalid"):
+        with pytest.raises(ConfigError, match="--host is an address of this machine"):
+            serve(ground.home.folder, strange, free_port())
     assert (ground.home.folder / "server.json").read_bytes() == written
 
 

@@ -239,6 +239,39 @@ def test_an_error_in_opening_a_reply_is_no_server_that_is_gone(
         asked(Office({2: replying(honest)}))
 
 
+def refusing(status: int) -> Callable[[Office, Any], Any]:
+    """Return a call of Flower's that a server answers with this status."""
+
+    def call(self: Office, request: Any) -> Any:
+        asked_for = httpx.Request("POST", "https://127.0.0.1/")
+        raise httpx.HTTPStatusError(
+            f"{status}", request=asked_for, response=httpx.Response(status, request=asked_for)
+        )
+
+    return call
+
+
+@pytest.mark.parametrize("call", ["PullMessages", "PullObject"])
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_does_not_know_the_run_ends_it(
+    call: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was started anew, also while a reply was being brought."""
+    monkeypatch.setattr(Office, call, refusing(status))
+    with pytest.raises(ServerGoneError, match=rf"does not know this run any more \({status}\)"):
+        asked(Office({2: replying(honest)}))
+
+
+def test_an_object_that_a_server_does_not_have_is_a_loss_of_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Office, "PullObject", refusing(404))
+    assert "its reply cannot be read" in asked(Office({2: replying(honest)}))[2].reason
+    monkeypatch.setattr(Office, "PullMessages", refusing(404))
+    with pytest.raises(ServerGoneError, match="does not answer any more"):
+        asked(Office({2: replying(honest)}))
+
+
 def test_what_flower_does_not_take_is_said() -> None:
     office = Office({2: replying(honest)})
     office.takes = False

@@ -240,7 +240,7 @@ def node(options: argparse.Namespace) -> int:
     if options.ca and not options.ca.is_file():
         raise ConfigError(f"{options.ca} is no file. Bring ca.pem from the server's folder.")
     if options.ca:
-        authority(options.ca)  # which checks that it is one
+        authority(options.ca)  # before it is trusted: is it a certificate at all?
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())
     key = load_node_key(options.key) if options.key else new_key()

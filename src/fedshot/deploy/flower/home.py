@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,13 +134,21 @@ def check_free(host: str, port: int) -> None:
     """Raise ConfigError unless a server can listen there."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
-            probe.bind(found[0][4])
-    except OSError as error:
+        for family, *_, address in found:  # the server listens on all of them
+            with ExitStack() as stack:
+                try:
+                    probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                except OSError:
+                    continue  # a kind of address that this machine does not have
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"no server can listen on {joined(host, port)}: {error.strerror}. Choose another "
-            "--port, or stop what listens there; --host is an address of this machine."
+            f"no server can listen on {joined(host, port)}: {why}. Choose another --port, or stop "
+            "what listens there; --host is an address of this machine."
         ) from None
 
 

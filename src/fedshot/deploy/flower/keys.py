@@ -70,12 +70,16 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
 
 
 def authority(path: Path) -> x509.Certificate:
-    """Read the certificate of an authority. Raises ConfigError when it is none."""
+    """Read the certificate of an authority, by which others are trusted.
+
+    Raises ConfigError where a file holds none.
+    """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
         raise ConfigError(
-            f"{path} is no certificate: {error}. Bring ca.pem from the server's folder."
+            f"{path} is no certificate: {error}. It is to be the ca.pem that `fedshot flower "
+            "keys` made for the server."
         ) from None
 
 

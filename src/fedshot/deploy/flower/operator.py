@@ -137,17 +137,18 @@ class Operator:
             ) from None
         except httpx.TransportError as error:
             self._check_trust(error)
-            raise ServerGoneError(
-                f"the server at {self.address} does not answer: {error}. Start it with "
-                "`fedshot flower server`."
-            ) from None
+            raise self._gone(error) from None
         grid = HttpGrid(self.address, self.ca is None, self._root(), token=token)
         grid._retry_invoker.max_time = _PATIENCE
         # Flower's own interrupts the process where the server does not know the run any more.
         grid._retry_invoker.should_giveup = _is_final
         client = grid._runtime_client
         bound(client, self.limits, self._headers())
-        got = client.PullTaskInput(PullTaskInputRequest())
+        try:
+            got = client.PullTaskInput(PullTaskInputRequest())
+        except httpx.HTTPError as error:
+            grid.close()
+            raise self._gone(error) from None
         TaskIdentity.task_id, TaskIdentity.run_id = got.task_id, got.run.run_id
         TaskIdentity.node_id = got.context.node_id
         grid.set_run(run_from_proto(got.run))
@@ -165,13 +166,20 @@ class Operator:
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
             grid.close()
 
+    def _gone(self, error: httpx.HTTPError) -> ServerGoneError:
+        return ServerGoneError(
+            f"the server at {self.address} does not answer: {error}. Start it with "
+            "`fedshot flower server`."
+        )
+
     def _check_trust(self, error: httpx.TransportError) -> None:
         said = tls_error(error)
         if isinstance(said, ssl.SSLCertVerificationError):
             raise ConfigError(
                 f"the certificate of the server at {self.address} is not trusted: {said}. Make one "
-                "for the address that it listens on with `fedshot flower keys --server ADDRESS`, "
-                "in the server's folder, and start the server anew."
+                "for the address that it listens on, and for every name that nodes reach it by, "
+                "with `fedshot flower keys --server ADDRESS NAME... --folder FOLDER` (its own "
+                "one), and start it anew."
             ) from None
 
     def _start(self) -> int:

@@ -30,7 +30,7 @@ _MANNERS = 4.0  # times what a look takes, so that looking does not keep the ser
 _LATE = 600.0  # seconds for which a reply is waited for to be named
 _AT_ONCE = 8  # replies that are brought at once
 _WHOLE = 60.0  # seconds for a reply to arrive whole, of which the outline has come
-_STRANGER = (401, 403, 404)  # what a server says to a run that it did not begin
+_STRANGER = (401, 403)  # what a server says to a run that it does not know
 _GONE = "the server does not answer any more ({}). Start it again, and go on with `fedshot resume`."
 
 
@@ -47,15 +47,20 @@ def _server() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        if status not in _STRANGER:
+        if not _is_stranger(error):
             raise ServerGoneError(_GONE.format(error)) from None
+        status = error.response.status_code
         raise ServerGoneError(
-            f"the server does not know this run any more ({status}): it was started anew. Go on "
-            "with `fedshot resume`."
+            f"the server does not know this run any more ({status}): it was started anew, or has "
+            "heard nothing of the run for too long. Go on with `fedshot resume`."
         ) from None
     except (httpx.HTTPError, RuntimeError, CodecError, ObjectPushError) as error:
         raise ServerGoneError(_GONE.format(error)) from None
+
+
+def _is_stranger(error: Exception) -> bool:
+    """Whether a server says that it does not know the run that asks."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _STRANGER
 
 
 class Post:
@@ -174,10 +179,10 @@ class Post:
             if message.has_error():
                 return Mail(sent.node, None, short(f"Flower says: {message.error.reason}"))
             letter = read_letter(message.content, self._limits)
-        except httpx.TransportError as error:
-            with _server():
-                raise error
         except Exception as error:
+            if isinstance(error, httpx.TransportError) or _is_stranger(error):
+                with _server():
+                    raise error
             words = str(error) if isinstance(error, CodecError) else repr(error)
             return Mail(sent.node, None, short(f"its reply cannot be read: {words}"))
         refused = refusal(letter)
