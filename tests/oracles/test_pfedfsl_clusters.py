@@ -6,103 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
-from fedshot.data import Dataset, EpisodeSpec, Partition
-from fedshot.fleets import Guard, Host, PrivateStore, Sequential
-from fedshot.keys import Key
-from fedshot.methods import PFedFSL
-from fedshot.nn import MLP, Batch, Model, Optimizer
-from fedshot.protocol import Clients
 from fedshot.reports import affinity_groups, affinity_picture
-
-GROUPS, EACH, CLASSES, SHOT = 3, 4, 3, 10
-CLIENTS = GROUPS * EACH
-TRUTH = [k // EACH for k in range(CLIENTS)]
-
-
-def planted() -> tuple[Dataset, Partition]:
-    """Three clusters of four clients, each cluster with three classes that nobody else has.
-
-    The classes of a cluster differ in their own third of the pixels; the rest is loud noise. So a
-    model that has learned which pixels matter in one cluster is of no use in another.
-    """
-    rng = Key(0).at("planted").numpy()
-    x, y, rows = [], [], []
-    for client in range(CLIENTS):
-        g, mine = TRUTH[client], []
-        for c in range(CLASSES):
-            number = g * CLASSES + c
-            signal = Key(1).at("class", number).numpy().integers(40, 216, 12)
-            images = rng.integers(0, 256, (SHOT, 36))
-            images[:, g * 12 : g * 12 + 12] = signal + rng.integers(-30, 31, (SHOT, 12))
-            mine += range(len(y) * SHOT, (len(y) + 1) * SHOT)
-            x.append(images.clip(0, 255))
-            y.append(number)
-        rows.append(np.array(mine))
-    labels = np.repeat(np.array(y, dtype=np.int64), SHOT)
-    pictures = np.concatenate(x).astype(np.uint8).reshape(-1, 6, 6, 1)
-    return Dataset("planted", pictures, labels, tuple("abcdefghi")), Partition.of(rows)
-
-
-class Play:
-    """A federation on the planted clusters."""
-
-    def __init__(self, folder: Path, **changes: object) -> None:
-        options = {"m": 3, "delay": 2, "iota": 1e-4, "optimizer": Optimizer("sgd", 0.2)}
-        self.method = PFedFSL(
-            Model(MLP((32, 16)), None, (6, 6, 1)),
-            EpisodeSpec(2, 1, 1),
-            tuple(range(GROUPS * CLASSES)),
-            CLIENTS,
-            **(options | changes),  # type: ignore[arg-type]
-        )
-        data, partition = planted()
-        self.host = Host(self.method, data, partition, PrivateStore(folder / "c"), Key(0))
-        self.fleet = Guard(Sequential(self.host))
-        self.server = self.method.init(Key(2))
-        self.t = 0
-
-    def play(self, rounds: int) -> Play:
-        for _ in range(rounds):
-            self.t += 1
-            self.server, self.metrics = self.method.round(
-                self.server, self.clients("train"), Key(2).at(self.t)
-            )
-        return self
-
-    def clients(self, phase: str) -> Clients:
-        return Clients(self.fleet, range(CLIENTS), round=self.t, phase=phase)  # type: ignore[arg-type]
-
-    def losses(self) -> NDArray[np.float64]:
-        """Return [i, j], the loss of client j's model on client i's samples."""
-        now = self.clients("evaluate")
-        models = [self.method.own_model(self.server, now, j) for j in range(CLIENTS)]
-        batches: list[Batch] = [
-            self.method.draw(self.host.data(i), Key(0)).whole for i in range(CLIENTS)
-        ]
-        return np.array(
-            [
-                [float(self.method.judge.loss(m["theta"], m["stats"], b)) for m in models]
-                for b in batches
-            ]
-        )
-
-
-def chosen(play: Play, rounds: int) -> NDArray[np.float64]:
-    """Play on; return [i, j], how often client i was sent client j's model."""
-    counts = np.zeros((CLIENTS, CLIENTS))
-    for _ in range(rounds):
-        key = Key(2).at(play.t + 1)
-        for i in range(CLIENTS):
-            counts[i, play.method.neighbours(play.server, range(CLIENTS), i, key)] += 1
-        play.play(1)
-    return counts
-
-
-SAME = np.equal.outer(TRUTH, TRUTH) & ~np.eye(CLIENTS, dtype=bool)
-OTHER = ~np.equal.outer(TRUTH, TRUTH)
+from oracles.planted import CLIENTS, GROUPS, OTHER, SAME, TRUTH, Play, chosen
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def affinity_picture(
 
     def draw(ax: Axes) -> None:
         norm = TwoSlopeNorm(0.0, -most, most)
-        image = ax.imshow(shown, cmap="PuOr", norm=norm, interpolation="none")
+        image = ax.imshow(shown, cmap="PuOr", norm=norm, interpolation="nearest")
         ax.figure.colorbar(
             image, ax=ax, label="affinity (blank: oneself)", shrink=0.8, ticks=MaxNLocator(5)
         ).outline.set_visible(False)

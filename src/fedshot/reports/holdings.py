@@ -214,7 +214,7 @@ def _heat_map(ax: Axes, table: Ints) -> None:
         cmap=colours,
         norm=Normalize(0, most),
         aspect="auto",
-        interpolation="none",
+        interpolation="nearest",
     )
     ax.figure.colorbar(
         image,
