@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -167,12 +168,6 @@ OPTIONS = [(name, path) for name, method in CASES.items() for path in paths(meth
 ASKED = [pair for pair in OPTIONS if pair not in ELSEWHERE]
 
 
-def get(method: Any, path: str) -> Any:
-    first, _, rest = path.partition(".")
-    value = getattr(method, first)
-    return get(value, rest) if rest else value
-
-
 def put(method: Any, **changes: Any) -> Any:
     """Return a method with other values at these paths."""
     whole: dict[str, Any] = {}
@@ -231,7 +226,7 @@ def test_the_lists_name_options_that_there_are() -> None:
 @pytest.mark.parametrize(("name", "path"), ASKED, ids=[" ".join(pair) for pair in ASKED])
 def test_an_option_acts(name: str, path: str, outcome: Callable[[Any], str]) -> None:
     method = put(CASES[name], **WHERE.get((name, path), {}))
-    here = get(method, path)
+    here = attrgetter(path)(method)
     known = words(method, path)
     values = known or (here, OF.get(name, {}).get(path, OTHER.get(path)))
     assert values[-1] is not None, f"give {path} of {name} another value in OF"

@@ -12,13 +12,11 @@ from fedshot.errors import BusyError, ConfigError
 from .ground import Ground
 
 
-def serve(folder: Path, host: str, port: int, *, insecure: bool = False) -> int:
+def serve(folder: Path, host: str, port: int) -> int:
     """Run the command of a server, in this process."""
     from fedshot.deploy.flower import commands
 
-    options = argparse.Namespace(
-        folder=folder, host=host, port=port, insecure=insecure, most_mb=1
-    )  # fmt: skip
+    options = argparse.Namespace(folder=folder, host=host, port=port, insecure=False, most_mb=1)
     return commands.server(options)
 
 

@@ -13,7 +13,6 @@ import os
 import secrets
 import socket
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,11 +134,11 @@ def check_free(host: str, port: int) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, *_, address in found:  # the server listens on all of them
-            with ExitStack() as stack:
-                try:
-                    probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                except OSError:
-                    continue  # a kind of address that this machine does not have
+            try:
+                probe = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:
+                continue  # a kind of address that this machine does not have
+            with probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
                 if family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -174,12 +174,12 @@ class Operator:
 
     def _check_trust(self, error: httpx.TransportError) -> None:
         said = tls_error(error)
-        if isinstance(said, ssl.SSLCertVerificationError):
+        if isinstance(said, ssl.SSLCertVerificationError) and self.ca is not None:
             raise ConfigError(
                 f"the certificate of the server at {self.address} is not trusted: {said}. Make one "
                 "for the address that it listens on, and for every name that nodes reach it by, "
-                "with `fedshot flower keys --server ADDRESS NAME... --folder FOLDER` (its own "
-                "one), and start it anew."
+                f"with `fedshot flower keys --server ADDRESS NAME... --folder {self.ca.parent}`, "
+                "and start it anew."
             ) from None
 
     def _start(self) -> int:

@@ -31,7 +31,6 @@ _LATE = 600.0  # seconds for which a reply is waited for to be named
 _AT_ONCE = 8  # replies that are brought at once
 _WHOLE = 60.0  # seconds for a reply to arrive whole, of which the outline has come
 _STRANGER = (401, 403)  # what a server says to a run that it does not know
-_GONE = "the server does not answer any more ({}). Start it again, and go on with `fedshot resume`."
 
 
 @dataclass(frozen=True)
@@ -46,21 +45,22 @@ def _server() -> Iterator[None]:
     """Say in words that the server has gone."""
     try:
         yield
-    except httpx.HTTPStatusError as error:
-        if not _is_stranger(error):
-            raise ServerGoneError(_GONE.format(error)) from None
-        status = error.response.status_code
-        raise ServerGoneError(
-            f"the server does not know this run any more ({status}): it was started anew, or has "
-            "heard nothing of the run for too long. Go on with `fedshot resume`."
-        ) from None
     except (httpx.HTTPError, RuntimeError, CodecError, ObjectPushError) as error:
-        raise ServerGoneError(_GONE.format(error)) from None
+        if status := _stranger(error):
+            raise ServerGoneError(
+                f"the server does not know this run any more ({status}): it was started anew, or "
+                "has heard nothing of the run for too long. Go on with `fedshot resume`."
+            ) from None
+        raise ServerGoneError(
+            f"the server does not answer any more ({error}). Start it again, and go on with "
+            "`fedshot resume`."
+        ) from None
 
 
-def _is_stranger(error: Exception) -> bool:
-    """Whether a server says that it does not know the run that asks."""
-    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _STRANGER
+def _stranger(error: Exception) -> int:
+    """Return the status by which a server says that it does not know the run that asks, or 0."""
+    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+    return status if status in _STRANGER else 0
 
 
 class Post:
@@ -180,7 +180,7 @@ class Post:
                 return Mail(sent.node, None, short(f"Flower says: {message.error.reason}"))
             letter = read_letter(message.content, self._limits)
         except Exception as error:
-            if isinstance(error, httpx.TransportError) or _is_stranger(error):
+            if isinstance(error, httpx.TransportError) or _stranger(error):
                 with _server():
                     raise error
             words = str(error) if isinstance(error, CodecError) else repr(error)
