@@ -11,18 +11,21 @@ right, the first of these that fits is a token:
 | the end of a contraction | `n't`, `'s`, `'re`, `'ve`, `'ll`, `'d`, `'m`: "don't" is `do n't` |
 | initials with their dots | `u.s.`, `e.g.` |
 | a number with its inner marks | `1,000.5`, `10:30`, `24/7` |
-| a run of letters and digits | `mp3`, `2nd`, `café` |
+| a run of letters and digits with their marks | `mp3`, `2nd`, `café`, `हिन्दी` |
 | two or more dots, two or more dashes | `...`, `--`, however many there were |
 | a run of one other mark, once | `!` for `!!!`, `-`, `$` |
 
-What cannot be seen (control marks, joiners, variation selectors) is passed over, so an emoji made
-of several is several tokens. Words of a language written without spaces stay together.
+A joiner within a word stays in it. What else cannot be seen (control marks, other joiners,
+variation selectors) is passed over, so an emoji made of several is several tokens. Words of a
+language written without spaces stay together.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cache
+from itertools import chain
 
 URL, EMAIL, USER = "<url>", "<email>", "<user>"
 
@@ -30,25 +33,40 @@ _SPECIAL = {"url": URL, "email": EMAIL, "user": USER, "dots": "...", "dashes": "
 _NEGATION = re.compile(r"(?<=[^\W_])(?=n't(?![^\W_]))")
 _STRAIGHT = str.maketrans({"\u2019": "'", "\u02bc": "'", "`": "'"})
 
-# Possessive repeats (`++`): no text can make the search go back and forth.
-_TOKEN = re.compile(
-    r"""
+# Possessive repeats (`++`): no text can make the search go back and forth. MARKS is what combines
+# with the letter before it; `re` has no class of these.
+_TOKEN = r"""
       (?P<url> https?://\S++ | www\.[^\W_]\S*+ )
     | (?P<email> [\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)++ )
-    | (?P<user> @\w++ )
+    | (?P<user> @\w++(?:[MARKS]++\w*+)*+ )
     | (?P<word>
-          (?: (?<=\ )n't | (?<=[^\W_])'(?:s|re|ve|ll|d|m) )(?![^\W_])
-        | (?<![^\W_])(?:[^\W\d_]\.){2,}+
-        | \d++(?:[.,:/]\d++)*+(?![^\W_])
-        | [^\W_]++
+          (?: (?<=\ )n't | (?:(?<=[^\W_])|(?<=[MARKS]))'(?:s|re|ve|ll|d|m) )(?![^\W_]|[MARKS])
+        | (?<![^\W_])(?<![MARKS])(?:[^\W\d_]\.){2,}+
+        | \d++(?:[.,:/]\d++)*+(?![^\W_]|[MARKS])
+        | [^\W_]++(?:(?:[MARKS]|[\u200c\u200d](?=[^\W_]))++[^\W_]*+)*+
       )
     | (?P<dots> \.{2,}+ )
     | (?P<dashes> -{2,}+ )
     | (?P<mark> [^\w\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060\ufe00-\ufe0f\ufeff]|_)
       (?P=mark)*+
-    """,
-    re.VERBOSE,
-)
+"""
+
+
+@cache
+def _token(ascii_only: bool) -> re.Pattern[str]:
+    """Return the pattern of a token; without marks, for texts that have none, it is faster."""
+    marks = r"\u0300" if ascii_only else _marks()
+    return re.compile(_TOKEN.replace("MARKS", marks), re.VERBOSE)
+
+
+def _marks() -> str:
+    """Return the combining marks of this Python's Unicode, as ranges within a class of `re`."""
+    # Variation selectors, FE00 to FE0F, are marks that are not seen; tags lie above 1F000.
+    places = chain(range(0x300, 0xFE00), range(0xFE10, 0x1F000))
+    found = [i for i in places if unicodedata.category(chr(i)) in ("Mn", "Mc", "Me")]
+    first = [i for i, before in zip(found, [0, *found], strict=False) if i != before + 1]
+    last = [i for i, after in zip(found, [*found[1:], 0], strict=True) if i != after - 1]
+    return "".join(f"{chr(a)}-{chr(b)}" for a, b in zip(first, last, strict=True))
 
 
 def tokenize(text: str) -> list[str]:
@@ -58,13 +76,14 @@ def tokenize(text: str) -> list[str]:
     ['i', 'do', "n't", 'know', ':', 'see', '<url>', '<user>', '...', 'it', "'s", '10:30', '!']
     """
     text = text.lower()
-    if not text.isascii():
+    ascii_only = text.isascii()
+    if not ascii_only:
         text = unicodedata.normalize("NFC", text)
     text = text.translate(_STRAIGHT)
     if "n't" in text:
         text = _NEGATION.sub(" ", text)
     tokens = []
-    for match in _TOKEN.finditer(text):
+    for match in _token(ascii_only).finditer(text):
         kind = match.lastgroup
         assert kind is not None
         tokens.append(_SPECIAL.get(kind) or match[kind])
