@@ -6,6 +6,7 @@ a number, `no` and `2024-01-01` are texts, and a key that stands twice is refuse
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from fedshot import storage
 from fedshot.errors import ConfigError
 
 Settings: TypeAlias = dict[str, Any]
 IsText: TypeAlias = Callable[[str], bool]
 """Whether the option at a dotted place takes text, so that `2024` is meant as text there."""
 
+_LARGEST = 1 << 24  # bytes of a file of settings
 _MOST_NODES = 100_000  # anchors used over and over make a small file endless
 _PREFIX = "tag:yaml.org,2002:"
 
@@ -53,9 +56,15 @@ _Loader.add_constructor(f"{_PREFIX}int", _Loader.decimal)
 def load(path: Path, is_text: IsText) -> Settings:
     """Read settings from a YAML file. Raises ConfigError when it is not a tree of settings."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = storage.read_regular(path, _LARGEST).decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EFBIG):
+            raise  # told by the command line, with what to do
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); expected a YAML file."
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text in UTF-8: {error}.") from None
     settings = parse(text, is_text, origin=str(path))

@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -101,6 +102,35 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading its bytes.
+
+    Raises OSError for what is no regular file: a reader of a pipe may wait for ever, and a device
+    may have no end.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)  # at once, also where it is a pipe
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(code, "it is no regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises OSError for another kind of file, or for more than `limit` bytes, which are not read.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(limit + 1) if size <= limit else b""
+    if max(size, len(data)) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return data
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:

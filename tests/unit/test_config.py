@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ def test_unclear_yaml_is_refused_with_its_line(tmp_path: Path, text: str, expect
         read(tmp_path, text)
     assert expected in str(error.value)
     assert "config.yaml" in str(error.value)
+
+
+def test_a_pipe_or_a_device_as_settings_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=rf"{path} cannot be read \(it is no regular file"):
+            load(path)
 
 
 def test_anchors_used_over_and_over_are_refused(tmp_path: Path) -> None:

@@ -272,3 +272,22 @@ def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) ->
     with log.open("ab") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
     assert log.read_text(encoding="utf-8") == "precious\ntable\ntold\n"
+
+
+def test_a_regular_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert storage.read_regular(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes") as error:
+        storage.read_regular(tmp_path / "a", 4)
+    assert error.value.errno == errno.EFBIG
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name, code in (("pipe", errno.EINVAL), ("device", errno.EINVAL), (".", errno.EISDIR)):
+        with pytest.raises(OSError, match="it is no regular file") as error:
+            storage.open_regular(tmp_path / name)
+        assert error.value.errno == code
+    with pytest.raises(FileNotFoundError):
+        storage.open_regular(tmp_path / "none")
