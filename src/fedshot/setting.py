@@ -95,8 +95,7 @@ class Arrangement:
     def notices(self) -> list[str]:
         """Return what a person should know before round 1."""
         found = not_honest(self.config.settings)
-        if self.dataset.passed_over:
-            found.append(f"{self.dataset.name}: {self.dataset.passed_over}")
+        found += [f"{self.dataset.name}: {remark}" for remark in self.dataset.remarks]
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,25 @@ def printable(text: object) -> str:
     """
     line = " ".join(str(text).split())
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+
+
+def spelling(text: str) -> str:
+    """Return a text that all ways to write it share: composed (NFC), with single blanks.
+
+    >>> spelling(" cafe\\u0301  noir") == "caf\\u00e9 noir"
+    True
+    """
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def spelt_alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return the first two different names that one spelling has, if there are such."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(spelling(name), name)
+        if other != name:
+            return other, name
+    return None
 
 
 def shortened(text: object, length: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import tarfile
 import tracemalloc
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from fedshot.data import files
 from fedshot.data.archives import opened
 from fedshot.data.news import messages
 from fedshot.errors import DataError
@@ -151,6 +153,27 @@ def test_members_of_a_tar_without_end_are_refused(tmp_path: Path, monkeypatch) -
     path.write_bytes(gzip.compress(b"".join(head(b"0", 0, f"{i}.png") for i in range(300)), 1))
     said = r"endless\.tar\.gz has more than 100000 bytes of headers"
     with pytest.raises(DataError, match=said), opened(path):
+        pass
+
+
+def test_a_tar_that_unpacks_to_far_more_than_its_size_is_not_gone_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_FREE", 1 << 20)
+    path = tmp_path / "bomb.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name in ("a.bin", "b.png"):
+            info = tarfile.TarInfo(name)
+            info.size = 20_000_000
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    with pytest.raises(DataError, match="unpacks to more than"), opened(path) as archive:
+        archive.read("b.png")
+
+
+@pytest.mark.parametrize("name", ["pipe.zip", "pipe.tar.gz", "pipe.tar"])
+def test_a_pipe_in_place_of_an_archive_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="no regular file"), opened(tmp_path / name):
         pass
 
 

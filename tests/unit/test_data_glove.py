@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedshot.data import files
 from fedshot.data.glove import coverage, embed, find_vectors, load_vectors
 from fedshot.errors import DataError
 
@@ -52,6 +53,30 @@ def test_plain_gz_and_zip_give_the_same_whatever_they_are_called(file, tmp_path)
         load_vectors(tmp_path / "b.zip", {"the"}, dim=50)
 
 
+def test_words_with_spaces_end_where_their_numbers_begin(file):
+    file.write_bytes(b", -1 2\nat name@domain.com 1 2\n. . . 3 4\n12 5 6\ncat 7 8\n")
+    found, table = load_vectors(file, {"at name@domain.com", ". . .", "12", "cat"})
+    assert list(found) == ["at name@domain.com", ". . .", "12", "cat"]
+    assert table[2:].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize("first", [b"at name@domain.com 1 2\n", b"12 1 2\n"])
+def test_the_first_word_may_hold_spaces_or_be_a_number(file, first):
+    file.write_bytes(first + b"cat 7 8\n")
+    assert load_vectors(file, {"cat"})[1][2].tolist() == [7, 8]
+
+
+def test_a_packed_file_is_unpacked_to_a_bounded_multiple_of_its_size(file, monkeypatch):
+    monkeypatch.setattr(files, "_FREE", 1 << 20)
+    file.write_bytes(gzip.compress(b"the 1 2\n" + b"\n" * 30_000_000))
+    with pytest.raises(DataError, match=r"vectors\.txt unpacks to more than [0-9]+ bytes"):
+        load_vectors(file, {"the"})
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("glove.txt", b"\n" * 30_000_000)
+    with pytest.raises(DataError, match=r"glove\.txt has 30000000 bytes, expected at most"):
+        load_vectors(file, {"the"})
+
+
 def test_the_first_of_a_repeated_word_counts_and_line_ends_do_not_matter(file):
     file.write_bytes(b"the 1 2 \r\n\r\nthe 3 4\r\ncat 5 6")
     found, table = load_vectors(file, {"the", "cat"})
@@ -72,7 +97,7 @@ def test_the_first_of_a_repeated_word_counts_and_line_ends_do_not_matter(file):
         (b"the" * 40_000, "line 1: longer than any file of word vectors"),
         (gzip.compress(LINES, mtime=0)[:-9], "cannot be read to its end"),
         (b"\x1f\x8bnot gzip", "cannot be read to its end"),
-        (b"PK\x03\x04 not zip", "cannot be read to its end"),
+        (b"PK\x03\x04 not zip", "is not a whole zip file"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name_and_line(file, content, said):

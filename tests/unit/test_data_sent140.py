@@ -171,6 +171,7 @@ def test_a_bad_row_is_refused_without_quoting_it(home, content):
         '{"users": ["zoe_handle"], "user_data": {"zoe_handle": {"x": [[1,2,3,4,"hi"]], "y": [2]}}}',
         '{"users": ["zoe_handle"], "user_data": {"zoe_handle": {"x": [[1,2,3,4,5]], "y": [1]}}}',
         '{"users": [["zoe_handle"]], "user_data": {}}',
+        '{"users": [], "user_data": {"zoe_handle": {}, "zoe_handle": {}}}',
     ],
 )
 def test_json_that_leaf_did_not_write_is_refused_without_quoting_it(home, content):

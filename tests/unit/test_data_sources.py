@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import struct
 import zipfile
+import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -9,7 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.data import SOURCES, ClassSplit, Digits, ImageFolder, Npz, Omniglot, find_data_dir
+from fedshot.data import (
+    SOURCES,
+    ClassSplit,
+    Digits,
+    ImageFolder,
+    Npz,
+    Omniglot,
+    files,
+    find_data_dir,
+)
+from fedshot.data.images import decode, photo
 from fedshot.errors import DataError
 
 
@@ -122,6 +134,112 @@ def test_deep_pixels_are_refused(pets):
         ImageFolder(str(pets)).load(None)
 
 
+def deep_png(colour: int, channels: int) -> bytes:
+    """Return a PNG of 16 bits a channel, of the values 0 to 255."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    values = np.arange(256, dtype=">u2").repeat(channels).tobytes()
+    head = struct.pack(">IIBBBBB", 256, 1, 16, colour, 0, 0, 0)
+    rows = zlib.compress(b"\0" + values)
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def deep_tiff(order: str) -> bytes:
+    """Return a TIFF of 16 bits a channel, one pixel."""
+    tags = [
+        (256, 1),
+        (257, 1),
+        (258, 0),
+        (259, 1),
+        (262, 2),
+        (273, 0),
+        (277, 3),
+        (278, 1),
+        (279, 6),
+    ]
+    place = 8 + 2 + 12 * len(tags) + 4
+    out = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HIH", 42, 8, len(tags))
+    for tag, value in tags:
+        n, where = (3, place) if tag == 258 else (1, place + 6 if tag == 273 else value)
+        out += struct.pack(f"{order}HHII", tag, 3 if n == 3 else 4, n, where)
+    return out + struct.pack(f"{order}I3H3H", 0, 16, 16, 16, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("colour.png", deep_png(2, 3)),
+        ("grey_alpha.png", deep_png(4, 2)),
+        ("colour_alpha.png", deep_png(6, 4)),
+        ("colour.ppm", b"P6 2 1 65535\n" + np.arange(6, dtype=">u2").tobytes()),
+        ("text.ppm", b"P3 2 1 1023\n0 1 2 3 4 5\n"),
+        ("little.tif", deep_tiff("<")),
+        ("big.tif", deep_tiff(">")),
+    ],
+)
+def test_sixteen_bits_of_colour_are_refused_as_of_grey(pets, name, data):
+    (pets / "dog" / name).write_bytes(data)
+    with pytest.raises(DataError, match=rf"{name} has pixels of mode .* deeper than 8 bits"):
+        ImageFolder(str(pets), size=4).load(None)
+    read = (lambda: photo(data, name, 84, True, "")) if name.endswith("png") else None
+    with pytest.raises(DataError, match="deeper than 8 bits"):
+        (read or (lambda: decode(data, name, 3, None)))()
+
+
+@pytest.mark.parametrize("kept", [b"P6 1 1 15\n\x0f\0\x07", b"P3 1 1 255\n255 0 119\n"])
+def test_eight_bits_and_fewer_are_read(kept):
+    assert decode(kept, "kept.ppm", 3, None).tolist() == [[[255, 0, 119]]]
+
+
+def test_a_large_picture_is_refused_before_it_is_decoded(pets):
+    """A picture of 9,400 x 9,400 with alpha is below Pillow's own limit."""
+    head = struct.pack(">IIBBBBB", 9400, 9400, 8, 6, 0, 0, 0)
+    data = deep_png(6, 4)
+    (pets / "dog" / "huge.png").write_bytes(
+        data[:16] + head + struct.pack(">I", zlib.crc32(b"IHDR" + head)) + data[33:]
+    )
+    with pytest.raises(DataError, match=r"huge\.png has 9400x9400 pixels, .*scale it down"):
+        ImageFolder(str(pets), size=4).load(None)
+
+
+def test_more_pictures_than_memory_holds_are_refused_first(pets, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda _: 10)  # pages, and bytes of each
+    with pytest.raises(DataError, match=r"needs .* GB of memory, and this machine has .*`size`"):
+        ImageFolder(str(pets)).load(None)
+    with pytest.raises(DataError, match="size is 1000000; expected 1 to 8192"):
+        ImageFolder(str(pets), size=10**6)
+
+
+def test_all_that_is_not_read_is_counted(pets):
+    picture(pets / "beside.png")
+    picture(pets / "cat" / "more" / "1.png")
+    (pets / "readme.md").write_text("not a picture")
+    assert ImageFolder(str(pets)).load(None).passed_over == (
+        "2 files of other kinds passed over (.md 1, .txt 1); "
+        "1 picture beside the class folders passed over; "
+        "1 folder within class folders passed over"
+    )
+
+
+def test_pictures_beside_the_classes_of_a_part_are_counted(tmp_path):
+    for place in ("base/ant", "base", "novel/cat", "."):
+        picture(tmp_path / place / "1.png")
+    assert ImageFolder(str(tmp_path)).load(None).passed_over == (
+        "2 pictures beside the class folders passed over"
+    )
+
+
+def test_two_spellings_of_a_class_are_refused_with_both(pets):
+    for name in ("caf\u00e9", "cafe\u0301"):
+        picture(pets / name / "1.png")
+    with pytest.raises(DataError, match=r"'cafe\\u0301' and 'caf\\xe9' differ only in blanks"):
+        ImageFolder(str(pets), size=4).load(None)
+
+
 def test_a_class_without_pictures_is_named(pets):
     (pets / "fish").mkdir()
     with pytest.raises(DataError, match=r"class folder .*fish holds no picture"):
@@ -212,6 +330,74 @@ def test_an_npz_file_gains_a_channel_class_names_and_renumbered_users(tmp_path):
 def test_a_wrong_npz_file_is_refused_in_plain_words(tmp_path, arrays, said):
     with pytest.raises(DataError, match=said):
         saved(tmp_path, **arrays).load(None)
+
+
+@pytest.mark.parametrize("label", [20_240_103, 10**8, 10**12, 2**62])
+def test_labels_with_large_gaps_are_refused_before_memory_is_asked_for(tmp_path, label):
+    source = saved(tmp_path, y=np.array([0, 1, label]))
+    with pytest.raises(DataError, match=rf"3 different labels, and the largest is {label}; exp"):
+        source.load(None)
+    classes, y = np.unique(np.array([0, 1, label]), return_inverse=True)  # the fix that it names
+    named = saved(tmp_path, y=y, class_names=classes.astype(str)).load(None)
+    assert named.class_names == ("0", "1", str(label))
+
+
+def test_labels_beyond_int64_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"y has 9223372036854775808; expected numbers that int64"):
+        saved(tmp_path, y=np.array([0, 1, 2**63], np.uint64)).load(None)
+
+
+def test_small_gaps_leave_classes_without_images(tmp_path):
+    assert saved(tmp_path, y=np.array([0, 5, 999])).load(None).n_classes == 1000
+
+
+def header(shape: str, descr: str = "'|u1'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (header("(1000000000000, 2, 2)"), "x.npy holds 0 bytes, and announces 4000000000000"),
+        (header("(3, 2, 2)") + bytes(11), "x.npy holds 11 bytes, and announces 12"),
+        (header("(3, (2, 2)"), "is not a whole zip file"),
+        (header("(3, 'a')"), "is not a whole zip file"),
+        (header("[3, 2]") + bytes(6), "is not a whole zip file"),
+        (b"\x93NUMPY\x09\x00" + bytes(9), "of a version of .npy that is not taken"),
+    ],
+)
+def test_an_array_that_is_not_what_its_header_says_is_refused(tmp_path, x, said):
+    source = saved(tmp_path, x=None)
+    with zipfile.ZipFile(source.path, "a") as archive:
+        archive.writestr("x.npy", x)
+    with pytest.raises(DataError, match=said):
+        source.load(None)
+
+
+def test_an_npz_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_FREE", 1 << 20)
+    np.savez_compressed(tmp_path / "toy.npz", x=np.zeros((9, 1000, 1000), np.uint8), y=np.arange(9))
+    with pytest.raises(DataError, match=r"x\.npy has 9000128 bytes, expected at most"):
+        Npz(str(tmp_path / "toy.npz")).load(None)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["y", "y.npy"])
+def test_an_array_that_is_there_twice_is_refused(tmp_path, name):
+    source = saved(tmp_path)
+    with zipfile.ZipFile(source.path, "a") as archive:
+        archive.writestr(name, header("(3,)", "'<i8'") + bytes(24))
+    with pytest.raises(DataError, match="holds 'y' twice"):
+        source.load(None)
+
+
+def test_arrays_that_are_packed_with_lzma_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "toy.npz", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x.npy", header("(3, 2, 2)") + bytes(12))
+        archive.writestr("y.npy", header("(3,)", "'<i8'") + bytes(24))
+    with pytest.raises(DataError, match=r"x\.npy is packed in a way that is not taken"):
+        Npz(str(tmp_path / "toy.npz")).load(None)
 
 
 def test_a_member_that_is_no_array_is_refused(tmp_path):

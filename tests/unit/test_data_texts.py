@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +76,24 @@ def test_a_byte_order_mark_and_labels_that_are_numbers_are_fine(tmp_path, vector
             b"text,label\ncaf\xe9,a\n",
             "is not text in UTF-8: .* at byte 14. Save it as UTF-8",
         ),
-        ("m.csv", "text,label\n" + "x" * 200_000 + ",a\n", "not a csv in utf-8-sig .Error"),
+        (
+            "m.csv",
+            "text,label\n" + "x" * 200_000 + ",a\n",
+            "line 2: .* more than 131,072 characters",
+        ),
         ("m.jsonl", '{"text": "cat", "label": "a"}\n{"text": ', "line 2: not JSON"),
-        ("m.jsonl", "[1]\n", "line 1: list; expected an object"),
+        ("m.jsonl", "1\n", "line 1: int; expected an object"),
+        ("m.jsonl", '["cat", "a"]\n', "line 1: .* array of 2 values. Set `text` and `label` to"),
+        ("m.json", '{"part": [\n["cat", "a"]\n]}', "one dict of 1 values over many lines"),
+        (
+            "m.jsonl",
+            '{"text": "cat", "label": "a", "text": "dog"}',
+            "line 1: .*'text' stands twice",
+        ),
+        ("m.csv", "text,label,text\ncat,a,dog\n", "the header has 2 columns 'text'"),
+        ("m.csv", 'text,label\ncat,a\ndog,"b\ncat,a\n', "line 3: a double quote opens"),
+        ("m.csv", 'label,text\na,"x\ny"\nb,"dog\n' + "a,cat\n" * 40_000, "line 4: .* begins here"),
+        ("m.tsv", "text;label\ncat;a\n".replace("label", "kind"), "there is no 'label'"),
         ("m.jsonl", '{"text": 3, "label": "a"}\n', "line 1: 'text' is empty or int"),
         ("m.jsonl", '{"text": "cat", "label": true}\n', "'label' is empty or bool"),
         ("m.jsonl", '{"text": "cat", "label": null}\n', "'label' is empty or NoneType"),
@@ -91,6 +107,76 @@ def test_a_bad_file_is_refused_with_its_name_and_line(tmp_path, vectors, name, c
     with pytest.raises(DataError, match=said) as error:
         made(tmp_path, vectors, content, name).load(None)
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns"),
+    [
+        ("t.tsv", "label\ttext\nb\ta cat, a dog\na\tlines; cat\n", {}),
+        ("s.csv", "label;text\nb;a cat, a dog\na;lines\\; cat\n".replace("\\; ", " , "), {}),
+        (
+            "a.json",
+            '[\n{"label": "b", "text": "a cat, a dog"},\n{"label": "a", "text": "lines"}]',
+            {},
+        ),
+        ("p.json", '[["a cat, a dog", "b"], ["lines", "a"]]', {"text": "0", "label": "1"}),
+        ("p.jsonl", '["a cat, a dog", "b"]\n["lines", "a"]', {"text": "0", "label": "1"}),
+    ],
+)
+def test_tabs_semicolons_and_arrays_are_read(tmp_path, vectors, name, content, columns):
+    dataset = made(tmp_path, vectors, content, name, **columns).load(None)
+    assert dataset.class_names == ("a", "b")
+    assert dataset.y.tolist() == [1, 0]
+    assert dataset.x.rows(np.array([0])).tolist() == [[2, 3, 1, 2, 4]]
+    assert dataset.x.rows(np.array([1]))[0, 0] == 5
+
+
+@pytest.mark.parametrize("other", ["b ", " b", "cafe\u0301"])
+def test_two_spellings_of_a_label_are_refused_with_both(tmp_path, vectors, other):
+    one = "caf\u00e9" if "f" in other else "b"
+    source = made(tmp_path, vectors, f"text,label\ncat,{one}\ndog,{other}\n")
+    with pytest.raises(DataError, match="differ only in blanks or in how") as error:
+        source.load(None)
+    assert ascii(one) in str(error.value)
+    assert ascii(other) in str(error.value)
+
+
+def test_two_spellings_of_a_user_are_one_user(tmp_path, vectors):
+    content = "text,label,who\ncat,a,Ren\u00e9\ncat,b,Rene\u0301 \ndog,b,Jo\n"
+    users = made(tmp_path, vectors, content, user="who").load(None).users
+    assert users is not None
+    assert users.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "keep", "said"),
+    [
+        (["cat", "", "", "dog", ""], "all", "3 of 5 texts are empty or have no word"),
+        (["cat", "xyzzy", "plugh", "qwert"], "known", "3 of 4 texts .* 75.0 % of the words"),
+        (["cat q w e", "dog q w e"], "all", "0 of 2 texts .* 75.0 % of the words"),
+        (["cat q w e", "dog q w e"], "known", "0 of 2 texts .* 75.0 % of the words"),
+    ],
+)
+def test_texts_that_are_mostly_empty_or_unknown_are_refused(tmp_path, vectors, texts, keep, said):
+    rows = "".join(f"{text},{i % 2}\n" for i, text in enumerate(texts))
+    with pytest.raises(DataError, match=f"{said}.*; expected at most half"):
+        made(tmp_path, vectors, f"text,label\n{rows}", keep=keep).load(None)
+
+
+@pytest.mark.parametrize(("keep", "words"), [("all", "33.3"), ("known", "33.3")])
+def test_a_few_empty_and_unknown_texts_are_counted(tmp_path, vectors, keep, words):
+    dataset = made(tmp_path, vectors, "text,label\ncat q,a\ndog cat dog,b\n,a\nq,b\n", keep=keep)
+    x = dataset.load(None).x
+    assert x.lacking == (
+        f"2 of 4 texts are empty or have no word with a vector; {words} % of the words have none"
+    )
+
+
+@pytest.mark.parametrize("name", ["pipe.csv", "pipe.jsonl"])
+def test_a_pipe_is_refused_at_once(tmp_path, vectors, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name} cannot be read \(it is no regular file"):
+        Texts(str(tmp_path / name), vectors=vectors).load(None)
 
 
 def test_a_missing_file_is_named(vectors):
@@ -124,6 +210,11 @@ def test_a_run_on_texts_trains_validates_and_tests(tmp_path, vectors):
     )
     setting = Setting(config)
     assert any("240 texts of at most 100 words" in line for line in facts(setting))
+    lacking = (
+        "0 of 240 texts are empty or have no word with a vector; 33.3 % of the words have none"
+    )
+    assert f"my: {lacking}" in setting.notices()
+    assert lacking in facts(setting)
     assert all(path.suffix == ".svg" for path in pictures(setting, tmp_path / "pictures"))
     experiment = Experiment(setting, tmp_path / "run")
     assert [record.round for record in experiment.run()] == [0, 1, 2]

@@ -10,17 +10,17 @@ import os
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from fedshot.data.files import PIECE, check_name, check_size, damage
+from fedshot import storage
+from fedshot.data.files import PIECE, check_member, check_name, check_size, damage
 from fedshot.data.tars import Tar, opened_tar
 from fedshot.errors import DataError
 
 PICTURE_LIMIT = 32 << 20  # bytes of one picture file
-_ENCRYPTED = 1
 
 
 class Archive(Protocol):
@@ -42,17 +42,11 @@ def opened(path: Path) -> Iterator[Archive]:
         with opened_tar(path) as tar:
             yield _Tar(path, tar)
     else:
-        with damage(path, "zip"):
-            archive = zipfile.ZipFile(path)
-        with archive:
+        with ExitStack() as stack:
+            with damage(path, "zip"):
+                file = stack.enter_context(storage.open_regular(path))
+                archive = stack.enter_context(zipfile.ZipFile(file))
             yield _Zip(path, archive)
-
-
-@contextmanager
-def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; a damaged one is a DataError that names it."""
-    with damage(path, "zip"), zipfile.ZipFile(path) as archive:
-        yield archive
 
 
 def _hidden(name: str) -> bool:
@@ -73,23 +67,12 @@ class _Zip:
         self.path, self._archive = path, archive
         for info in archive.infolist():
             check_name(path, info.filename)
-            if info.flag_bits & _ENCRYPTED:
-                raise DataError(
-                    f"{path}: {info.filename} is encrypted. Pack the files again, "
-                    "without a password."
-                )
         names = [n for n in archive.namelist() if not n.endswith("/") and not _hidden(n)]
         self.names = _unique(path, names)
 
     def read(self, name: str, limit: int = PICTURE_LIMIT) -> bytes:
         info = self._archive.getinfo(name)
-        check_size(self.path, name, info.file_size, limit)
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            # Only deflate is unpacked piece by piece: the others may hold far more than they say.
-            raise DataError(
-                f"{self.path}: {name} is packed in a way that is not taken. Pack the files again, "
-                "as an ordinary zip (deflate)."
-            )
+        check_member(self.path, info, limit)
         with damage(self.path, "zip"), self._archive.open(info) as file:
             pieces = list(iter(lambda: file.read(PIECE), b""))
             return b"".join(pieces)
@@ -117,7 +100,7 @@ class _Folder:
         file = self.path / name
         try:
             check_size(self.path, name, file.stat().st_size, limit)
-            return file.read_bytes()
+            return storage.read_regular(file, limit)
         except OSError as error:
             raise DataError(f"{file} cannot be read ({error}). Put the file back.") from error
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedshot.data.tokens import Tokens
 from fedshot.errors import DataError
+from fedshot.words import spelt_alike
 
 if TYPE_CHECKING:  # it reads datasets, and is read here in an annotation alone
     from fedshot.data.class_split import ClassSplit
@@ -64,6 +65,7 @@ class Dataset:
         twice = first_twice(self.class_names)
         if twice is not None:
             raise DataError(f"{self.name}: class name {twice!r} occurs twice; names must differ")
+        check_spellings(self.name, self.class_names)
         if users is not None and (users.dtype != np.int64 or users.shape != y.shape):
             raise DataError(
                 f"{self.name}: users are {users.dtype}{list(users.shape)}; expected "
@@ -88,6 +90,12 @@ class Dataset:
     def is_text(self) -> bool:
         """Whether these are texts; else they are images."""
         return isinstance(self.x, Tokens)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person should know of the data: what was not read, and what has no vector."""
+        lacking = self.x.lacking if isinstance(self.x, Tokens) else ""
+        return [text for text in (self.passed_over, lacking) if text]
 
     @property
     def pixels(self) -> Pixels:
@@ -161,6 +169,16 @@ def check_classes(where: object, noun: str, y: Ints, names: Sequence[str], fix: 
         raise DataError(
             f"{where} holds {noun} of {len(names) - len(missing)} of its {len(names)} classes, "
             f"and none of {first}{more}. {fix}"
+        )
+
+
+def check_spellings(where: object, names: Iterable[str]) -> None:
+    """Raise DataError for names of classes that differ in blanks or composition (NFC) alone."""
+    alike = spelt_alike(names)
+    if alike is not None:
+        raise DataError(
+            f"{where}: classes {alike[0]!a} and {alike[1]!a} differ only in blanks or in how their "
+            "characters are encoded. Write them alike, or rename one."
         )
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from fedshot import storage
 from fedshot.data.archives import opened
 from fedshot.errors import DataError
 
@@ -63,7 +64,7 @@ class Fingerprints:
 
 def hash_file(path: Path, kind: str = "sha256") -> str:
     """Return the hash of a file's bytes, as hex."""
-    with path.open("rb") as file:
+    with storage.open_regular(path) as file:
         return hash_stream(file, kind)
 
 

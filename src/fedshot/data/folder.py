@@ -11,9 +11,10 @@ import numpy as np
 
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset
-from fedshot.data.images import SUFFIXES, decode, workers
+from fedshot.data.files import check_memory
+from fedshot.data.images import SUFFIXES, check_side, decode, workers
 from fedshot.errors import DataError
-from fedshot.words import other_kinds
+from fedshot.words import count, other_kinds
 
 _PARTS = ("base", "validation", "novel")
 
@@ -22,7 +23,8 @@ _PARTS = ("base", "validation", "novel")
 class ImageFolder:
     """Pictures from `path/<class>/`, or `path/{base,validation,novel}/<class>/` with a split.
 
-    Hidden files are passed over, and files that are no pictures by their suffix, which is told.
+    Hidden files are passed over. So are files that are no pictures by their suffix, pictures beside
+    the class folders and folders within them, which is told.
 
     Args:
         path: the folder.
@@ -38,8 +40,7 @@ class ImageFolder:
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
             raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
-        if self.size is not None and self.size < 1:
-            raise DataError(f"size is {self.size}; expected 1 or more pixels, or none")
+        check_side(self.size)
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all pictures; `path` is relative to the working folder."""
@@ -64,16 +65,17 @@ class ImageFolder:
             split = ClassSplit(
                 *(tuple(c for c, part in enumerate(parts) if part == which) for which in _PARTS)
             )
-        x = self._read(files)
-        y, others = np.array(labels, dtype=np.int64), _passed_over(classes)
+        x = self._read(root, files)
+        y, others = np.array(labels, dtype=np.int64), _passed_over(root, classes)
         return Dataset(root.name, x, y, names, standard=split, passed_over=others)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return the split the folders tell, if they do."""
         return dataset.standard
 
-    def _read(self, files: list[Path]) -> np.ndarray:
+    def _read(self, root: Path, files: list[Path]) -> np.ndarray:
         first = decode(files[0], files[0], self.channels, self.size)
+        check_memory(str(root), len(files) * first.nbytes, "Set `size`, or lower it.")
         x = np.empty((len(files), *first.shape), dtype=np.uint8)
 
         def fill(i: int) -> None:
@@ -137,15 +139,24 @@ def _pictures(root: Path, folder: Path) -> list[Path]:
     )
 
 
-def _passed_over(classes: list[Path]) -> str:
-    """Say how many files of class folders are no pictures by their suffix."""
-    others = (
-        p
-        for folder in classes
-        for p in folder.iterdir()
-        if not p.name.startswith(".") and p.suffix.lower() not in SUFFIXES and p.is_file()
-    )
-    return other_kinds(others, "passed over")
+def _passed_over(root: Path, classes: list[Path]) -> str:
+    """Say what lies in the folder and is not read, hidden files aside."""
+    above = {root, *(folder.parent for folder in classes)}
+    beside = [p for folder in above for p in _shown(folder) if p.is_file()]
+    within = [p for folder in classes for p in _shown(folder)]
+    kinds = [p for p in (*beside, *within) if p.suffix.lower() not in SUFFIXES and p.is_file()]
+    pictures = sum(p.suffix.lower() in SUFFIXES for p in beside)
+    folders = sum(p.is_dir() for p in within)
+    told = [other_kinds(kinds, "passed over")]
+    if pictures:
+        told.append(f"{count(pictures, 'picture')} beside the class folders passed over")
+    if folders:
+        told.append(f"{count(folders, 'folder')} within class folders passed over")
+    return "; ".join(filter(None, told))
+
+
+def _shown(folder: Path) -> list[Path]:
+    return [p for p in folder.iterdir() if not p.name.startswith(".")]
 
 
 def _seen_from(path: Path) -> str:

@@ -1,11 +1,11 @@
 """Frozen word vectors: GloVe's text format, and texts told in its words.
 
-Source: Pennington et al. 2014. A line is `word v1 ... vd`, without a header.
+Source: Pennington et al. 2014. A line is `word v1 ... vd`, without a header. A few words of
+glove.840B hold spaces, such as `. . .`: the last d parts of a line are its numbers.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import zipfile
 from array import array
@@ -13,13 +13,13 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedshot.data.files import DAMAGE
+from fedshot.data.files import DAMAGE, Stream, check_member, most_unpacked, opened_zip, unzipped
 from fedshot.data.places import OPTION
-from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, Table, Tokens
+from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Ints, Numbers, Table, Tokens
 from fedshot.errors import DataError
 
 Keep: TypeAlias = Literal["all", "known"]
@@ -27,6 +27,7 @@ Unknown: TypeAlias = Literal["zeros", "unk"]
 
 _LONGEST = 1 << 16  # bytes of a line; 300 numbers have about 3,000
 _LARGEST = 1 << 34  # bytes of a file, unpacked; the largest GloVe file has 5.6e9
+_RATIO = 10  # bytes for each one packed; real vectors have about 3
 _BLOCK = 1 << 20
 _UNK = "unk"
 
@@ -85,9 +86,14 @@ def load_vectors(
     lines: list[int] = []
     d = 0
     unk = -1
-    for n, word, rest in _entries(path, dim):
+    for n, line in _lines(path, dim):
+        d = d or _columns(line)
+        word, _, rest = line.partition(b" ")
         columns = rest.count(b" ") + 1 if rest else 0
-        d = d or columns
+        if columns > d >= 2:  # a word with spaces, or too many numbers
+            longer, rest = _split_right(line, d)
+            if not _is_number(longer.rpartition(b" ")[2]):
+                word, columns = longer, d
         if columns != d or d < 2:
             hint = " That is the header of word2vec's format; remove it." if d == 1 == n else ""
             raise DataError(
@@ -95,7 +101,8 @@ def load_vectors(
                 f"{max(d, 2) if n > 1 else '2 or more'}, as in `the 0.1 -0.2 ...`.{hint} Fetch the "
                 "file again."
             )
-        if word in found or (word not in words and not (word == _UNK and unknown == "unk")):
+        name = word.decode("utf-8", "surrogateescape")
+        if name in found or (name not in words and not (name == _UNK and unknown == "unk")):
             continue
         try:
             numbers.extend(map(float, rest.split(b" ")))
@@ -103,9 +110,9 @@ def load_vectors(
             raise DataError(
                 f"{path}, line {n}: the vector is not all numbers. Fetch the file again."
             ) from None
-        found[word] = FIRST_WORD + len(found)
+        found[name] = FIRST_WORD + len(found)
         lines.append(n)
-        unk = found[word] if word == _UNK else unk
+        unk = found[name] if name == _UNK else unk
     if d == 0:
         raise DataError(f"{path} holds no word vectors; expected lines such as `the 0.1 -0.2 ...`")
     table = np.zeros((FIRST_WORD + len(found), d), dtype=np.float32)
@@ -168,11 +175,16 @@ def embed(
             "language, or not in lower case? Set `vectors`."
         )
     ids, offsets = row[np.frombuffer(raw, dtype=np.int32)], np.frombuffer(ends, dtype=np.int64)
+    dropped = 0
     if keep == "known":
-        ids, offsets = _kept(ids, offsets, ids >= FIRST_WORD)
+        has = ids >= FIRST_WORD
+        before: Ints = np.cumsum(has) - has
+        before -= np.repeat(np.append(before, 0)[offsets[:-1]], np.diff(offsets))
+        dropped = int((~has & (before < cut)).sum())
+        ids, offsets = _kept(ids, offsets, has)
     place = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
     ids, offsets = _kept(ids, offsets, place < cut)
-    return Tokens(ids, offsets, table, cut, tuple(found))
+    return Tokens(ids, offsets, table, cut, tuple(found), dropped)
 
 
 class Coverage(NamedTuple):
@@ -196,8 +208,8 @@ def _kept(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray) -> tuple[np.nd
     return ids[mask], before[offsets]
 
 
-def _entries(path: Path, dim: int | None) -> Iterator[tuple[int, str, bytes]]:
-    """Yield (line number, word, the rest of the line)."""
+def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line) of all lines that are not empty."""
     with _damage_told(path), _opened(path, dim) as file:
         n = read = 0
         while line := file.readline(_LONGEST):
@@ -206,9 +218,31 @@ def _entries(path: Path, dim: int | None) -> Iterator[tuple[int, str, bytes]]:
                 raise DataError(
                     f"{path}, line {n}: longer than any file of word vectors. Fetch it again."
                 )
-            word, _, rest = line.strip(b" \r\n").partition(b" ")
-            if word:
-                yield n, word.decode("utf-8", "surrogateescape"), rest
+            line = line.strip(b" \r\n")
+            if line:
+                yield n, line
+
+
+def _split_right(line: bytes, d: int) -> tuple[bytes, bytes]:
+    """Return the word, which may hold spaces, and the d numbers after it."""
+    parts = line.rsplit(b" ", d)
+    return parts[0], b" ".join(parts[1:])
+
+
+def _columns(line: bytes) -> int:
+    """Return how many numbers end a line, after a word that may be a number."""
+    d, parts = 0, line.split(b" ")
+    while d < len(parts) - 1 and _is_number(parts[-d - 1]):
+        d += 1
+    return d
+
+
+def _is_number(part: bytes) -> bool:
+    try:
+        float(part)
+    except ValueError:
+        return False
+    return True
 
 
 @contextmanager
@@ -222,22 +256,19 @@ def _damage_told(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path, dim: int | None) -> Iterator[IO[bytes]]:
+def _opened(path: Path, dim: int | None) -> Iterator[Stream]:
     """Open by the first bytes, whatever the name says."""
-    with path.open("rb") as file:
-        start = file.read(2)
+    with unzipped(path, _RATIO) as file:
+        is_zip = file.read(2) == b"PK"
         file.seek(0)
-        if start == b"\x1f\x8b":
-            with gzip.open(file) as plain:
-                yield plain  # type: ignore[misc]  # it reads like any binary file
-        elif start == b"PK":
-            with (
-                zipfile.ZipFile(file) as archive,
-                archive.open(_member(path, archive, dim)) as text,
-            ):
-                yield text
-        else:
+        if not is_zip:
             yield file
+            return
+    with opened_zip(path) as archive:
+        member = archive.getinfo(_member(path, archive, dim))
+        check_member(path, member, most_unpacked(path, _RATIO))
+        with archive.open(member) as text:
+            yield text
 
 
 def _member(path: Path, archive: zipfile.ZipFile, dim: int | None) -> str:

@@ -14,7 +14,7 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.embedding import embedded
 from fedshot.data.glove import Keep, Unknown
-from fedshot.data.images import decode
+from fedshot.data.images import check_side, decode
 from fedshot.data.texts import labelled
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
@@ -62,6 +62,7 @@ class HF:
             raise DataError("set `text` or `image`, one of them, to the column that holds the data")
         if self.channels not in (1, 3):
             raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
+        check_side(self.size)
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Fetch the split, from the cache where it is there, and read it into memory."""

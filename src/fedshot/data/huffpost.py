@@ -19,7 +19,7 @@ from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.embedding import embedded
 from fedshot.data.glove import Keep, Unknown
 from fedshot.data.places import home
-from fedshot.data.texts import json_lines
+from fedshot.data.texts import json_rows
 from fedshot.errors import DataError
 
 _CLASSES = 41
@@ -68,16 +68,15 @@ class HuffPost:
 
 def headlines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (label, tokens) of rows `{"raw": "a b c"}` or `{"text": ["a", "b", "c"]}`."""
-    for n, row in json_lines(path):
+    for where, row in json_rows(path):
         label, words = row.get("label"), _words(row)
         if type(label) is not int or not 0 <= label < _CLASSES:  # a bool is an int too
             raise DataError(
-                f"{path}, line {n}: label is no whole number in 0..{_CLASSES - 1}. Fetch the file "
-                "again."
+                f"{where}: label is no whole number in 0..{_CLASSES - 1}. Fetch the file again."
             )
         if words is None:
             raise DataError(
-                f'{path}, line {n}: expected "raw", words joined by spaces, or "text", a list of '
+                f'{where}: expected "raw", words joined by spaces, or "text", a list of '
                 "words. Fetch the file again."
             )
         yield label, words

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import stat
+import re
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from fedshot import storage
 from fedshot.data.archives import Archive
 from fedshot.data.dataset import Pixels
 from fedshot.errors import DataError
@@ -36,7 +39,17 @@ _UNREADABLE = (
     zlib.error,
 )
 _BLOCK, _JOB = 1024, 32  # pictures held in memory at once, and handed to a thread at once
-_LARGEST = 1 << 26  # pixels of a picture that we are asked to scale down
+_LARGEST = 1 << 26  # pixels of a picture
+_LONGEST_SIDE = 1 << 13  # pixels; its square is as large
+_LARGE = 1 << 24  # pixels from which pictures are decoded one at a time, each up to 0.5 GB
+_one_large = threading.Lock()
+_DEEP = re.compile(r";16[BLN]")  # of Pillow's raw modes, 16 bits a channel; BGR;16 has 5 or 6
+
+
+def check_side(size: int | None) -> None:
+    """Raise DataError for a side of squares, in pixels, that no picture can have."""
+    if size is not None and not 1 <= size <= _LONGEST_SIDE:
+        raise DataError(f"size is {size}; expected 1 to {_LONGEST_SIDE} pixels, or none")
 
 
 def workers() -> ThreadPoolExecutor:
@@ -95,16 +108,13 @@ def decoded(
 def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixels:
     """Return a square colour picture as uint8 [size, size, 3]; `remedy` ends the refusal."""
     with readable(name), Image.open(BytesIO(data), formats=["PNG", "JPEG"]) as image:
+        check_picture(image, name)
         if image.size != (size, size):
             if not resize:
                 w, h = image.size
                 raise DataError(f"image {name} is {w}x{h} pixels; expected {size}x{size}. {remedy}")
-            if image.width * image.height > _LARGEST:
-                raise DataError(
-                    f"image {name} is {image.width}x{image.height}, more than {_LARGEST} pixels. "
-                    "Remove it, or scale it down first."
-                )
-            plain = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            with _turn(image):
+                plain = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(plain)
         return np.asarray(image.convert("RGB"))
 
@@ -118,28 +128,56 @@ def decode(source: Path | bytes, name: object, channels: int, size: int | None) 
 @contextmanager
 def picture(source: Path | bytes, name: object) -> Iterator[Image.Image]:
     """Open a picture file; what cannot be read in it is refused by name, also later on."""
-    if isinstance(source, Path):
-        check_file(source, f"image {name}")
-    opened = BytesIO(source) if isinstance(source, bytes) else source
-    with readable(name), Image.open(opened, formats=FORMATS) as image:
+    try:
+        opened = BytesIO(source) if isinstance(source, bytes) else storage.open_regular(source)
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"image {name} cannot be read ({said}). Replace it, or remove it."
+        ) from error
+    with opened, readable(name), Image.open(opened, formats=FORMATS) as image:
         yield image
 
 
-def check_file(path: Path, name: str) -> None:
-    """Refuse what is there and is no file: reading a pipe would wait for ever."""
-    try:
-        kind = path.stat().st_mode
-    except (OSError, ValueError):
-        return  # whoever opens it says why that cannot be
-    if not stat.S_ISREG(kind):
-        raise DataError(f"{name} cannot be read (it is no regular file). Remove it.")
+def check_picture(image: Image.Image, name: object) -> None:
+    """Refuse a picture that is too large, or that Pillow would cut to 8 bits; before it is loaded.
+
+    Of a picture that was loaded elsewhere Pillow does not tell how deep its file was.
+    """
+    most = min(_LARGEST, Image.MAX_IMAGE_PIXELS or _LARGEST)
+    if image.width * image.height > most:
+        raise DataError(
+            f"image {name} has {image.width}x{image.height} pixels, more than the safety limit of "
+            f"{most}. Remove it, or scale it down first."
+        )
+    if image.mode.startswith(("I", "F")) or any(map(_is_deep, getattr(image, "tile", ()))):
+        raise DataError(
+            f"image {name} has pixels of mode {image.mode}, deeper than 8 bits. Convert it to "
+            "8 bits first, so that the scaling is your choice."
+        )
+
+
+def _turn(image: Image.Image) -> AbstractContextManager[object]:
+    """Return what to decode a picture within, so that large ones are decoded one at a time."""
+    return _one_large if image.width * image.height > _LARGE else nullcontext()
+
+
+def _is_deep(tile: Any) -> bool:
+    """Whether Pillow decodes more than 8 bits a channel for this part of a picture."""
+    codec, _, _, arguments = tile
+    told = arguments if isinstance(arguments, tuple) else (arguments,)
+    if codec.startswith("ppm"):  # (mode, largest value)
+        return len(told) > 1 and told[1] > 255
+    return bool(told) and bool(_DEEP.search(str(told[0])))
 
 
 def _lost_in_transparency(image: Image.Image, pixels: Pixels) -> bool:
     if pixels.min() != pixels.max() or not image.has_transparency_data:
         return False
-    alpha = np.asarray(image.convert("RGBA").getchannel("A"))
-    return bool(alpha.min() != alpha.max())
+    if "A" not in image.getbands():
+        image = image.convert("RGBA")
+    least, most = image.getchannel("A").getextrema()
+    return least != most
 
 
 def plain(
@@ -153,17 +191,20 @@ def plain(
 
     Transparency is left out; a picture that is drawn in nothing else is refused.
     """
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise DataError(
-            f"image {name} has {image.width}x{image.height} pixels, more than Pillow's safety "
-            f"limit of {limit}. Remove it, or scale it down first."
-        )
-    if image.mode.startswith(("I", "F")):
-        raise DataError(
-            f"image {name} has pixels of mode {image.mode}, deeper than 8 bits. Convert it to "
-            "8 bits first, so that the scaling is your choice."
-        )
+    check_picture(image, name)
+    with _turn(image):
+        pixels = _converted(image, channels, size, resample)
+        if _lost_in_transparency(image, pixels):
+            raise DataError(
+                f"image {name} is drawn in its transparency alone: without it there is one "
+                "colour. Flatten it on a ground of your choice first."
+            )
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _converted(
+    image: Image.Image, channels: int, size: tuple[int, int] | None, resample: Image.Resampling
+) -> Pixels:
     # Cameras store a turned picture as it is, with a note; viewers and we follow the note.
     upright = ImageOps.exif_transpose(image)
     if "transparency" in upright.info:
@@ -171,10 +212,4 @@ def plain(
     flat = upright.convert("RGB" if channels == 3 else "L")
     if size is not None:
         flat = flat.resize(size, resample)
-    pixels = np.asarray(flat)
-    if _lost_in_transparency(image, pixels):
-        raise DataError(
-            f"image {name} is drawn in its transparency alone: without it there is one colour. "
-            "Flatten it on a ground of your choice first."
-        )
-    return pixels.reshape(*pixels.shape[:2], channels)
+    return np.asarray(flat)

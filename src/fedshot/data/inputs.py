@@ -15,9 +15,10 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
+from fedshot import storage
 from fedshot.data.dataset import Pixels
 from fedshot.data.huffpost import HuffPost
-from fedshot.data.images import check_file, picture, plain, readable
+from fedshot.data.images import picture, plain, readable
 from fedshot.data.omniglot import Omniglot
 from fedshot.data.sent140 import Sent140
 from fedshot.data.sources import Source
@@ -136,11 +137,8 @@ class Sentences:
 
 def read_text(path: Path) -> str:
     """Return a file of text in UTF-8. Raises DataError, naming it, if it is none."""
-    check_file(path, f"text {path}")
     try:
-        if path.stat().st_size > _LONGEST:
-            raise DataError(f"text {path} is longer than {_LONGEST} bytes. Cut it.")
-        return path.read_bytes().decode("utf-8-sig")
+        return storage.read_regular(path, _LONGEST).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"text {path} cannot be read ({error.strerror}). Check it.") from error
     except UnicodeDecodeError as error:

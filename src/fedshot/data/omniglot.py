@@ -22,7 +22,7 @@ from fedshot.data.archives import Archive, opened
 from fedshot.data.cache import Labels, Put, cached
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels
-from fedshot.data.images import decoded, readable
+from fedshot.data.images import check_picture, decoded, readable
 from fedshot.data.places import home
 from fedshot.data.splits import PARTS, PUBLISHED, beside, packaged, read_text, to_split
 from fedshot.errors import DataError
@@ -140,5 +140,6 @@ def _decode(data: bytes, name: str, size: int) -> Pixels:
     with readable(name), Image.open(BytesIO(data), formats=["PNG"]) as image:
         if image.width * image.height > _LARGEST:
             raise DataError(f"image {name} is {image.size}; drawings are 105 x 105 pixels")
+        check_picture(image, name)
         paper = image.convert("L").resize((size, size), Image.Resampling.BOX)
         return 255 - np.asarray(paper)[:, :, None]

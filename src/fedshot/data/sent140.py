@@ -18,18 +18,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedshot import storage
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, check_classes
 from fedshot.data.embedding import embedded
 from fedshot.data.glove import Keep, Unknown
 from fedshot.data.places import home
-from fedshot.data.texts import csv_rows
+from fedshot.data.texts import csv_rows, keys_once
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
 _FILE = "training.1600000.processed.noemoticon.csv"
+_LARGEST = 1 << 29  # bytes of a file that LEAF writes; its test users have 2e7
 _COLUMNS = 6  # polarity, id, date, query, user, text
 _CLASSES = ("negative", "positive")
 _POLARITY = {"0": 0, "4": 1, "2": None}  # 2 is neutral; only the hand-labelled test file has it
@@ -162,11 +164,13 @@ def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
 def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
     """Read `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(storage.read_regular(path, _LARGEST), object_pairs_hook=keys_once)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON. Write it again with LEAF's scripts.") from error
+    except (ValueError, RecursionError):  # without its words, as below
+        raise DataError(
+            f"{path} is not JSON with each key once. Write it again with LEAF's scripts."
+        ) from None
     try:
         for user in content["users"]:
             x, y = content["user_data"][user]["x"], content["user_data"][user]["y"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from fedshot.data.archives import opened_zip
 from fedshot.data.cifar import Cifar10, Cifar100
 from fedshot.data.class_split import ClassSplit
-from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.files import DAMAGE
+from fedshot.data.dataset import Dataset, Ints, first_twice
+from fedshot.data.files import DAMAGE, check_member, check_memory, opened_zip
 from fedshot.data.folder import ImageFolder
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
@@ -26,6 +27,8 @@ from fedshot.data.tiered_imagenet import TieredImageNet
 from fedshot.errors import DataError
 
 _ARRAYS = ("x", "y", "class_names", "users")
+_NUMBERS = 1 << 16  # classes that labels may always count to
+_GAPS = 10  # numbers for each class that has an image, beyond that
 
 
 class Source(Protocol):
@@ -91,7 +94,7 @@ class Npz:
         y = self._ints("y", arrays["y"])
         names = arrays.get("class_names")
         if names is None:
-            names = np.arange(max(int(y.max(initial=0)) + 1, 1)).astype(str)
+            names = np.arange(self._counted(y)).astype(str)
         elif names.ndim != 1 or names.dtype.kind != "U":
             raise DataError(
                 f"{self.path}: class_names is {names.dtype}{list(names.shape)}; expected a list "
@@ -108,11 +111,26 @@ class Npz:
         """Return None: an .npz file tells no split."""
         return dataset.standard
 
+    def _counted(self, y: Ints) -> int:
+        """Return how many classes labels without names count to."""
+        n, held = int(y.max(initial=0)) + 1, len(np.unique(y))
+        if n > max(_NUMBERS, _GAPS * held):
+            raise DataError(
+                f"{self.path}: y has {held} different labels, and the largest is {n - 1}; expected "
+                "labels that number the classes from 0. Write class_names, y = "
+                "np.unique(y, return_inverse=True), and class_names as texts beside y."
+            )
+        return n
+
     def _ints(self, name: str, array: np.ndarray) -> Ints:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise DataError(
                 f"{self.path}: {name} is {array.dtype}{list(array.shape)}; expected one whole "
                 "number for each image"
+            )
+        if array.max(initial=0) > np.iinfo(np.int64).max:
+            raise DataError(
+                f"{self.path}: {name} has {array.max()}; expected numbers that int64 can hold."
             )
         return array.astype(np.int64)
 
@@ -121,16 +139,24 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays we know by name; others in the file are not read."""
     if not path.is_file():
         raise DataError(f"{path} is not a file; expected an .npz file. Check `path`.")
-    with opened_zip(path):  # anything else numpy would take for a pickle
-        pass
+    with opened_zip(path) as archive:  # anything else numpy would take for a pickle
+        members = archive.infolist()
+        names = [member.filename.removesuffix(".npy") for member in members]
+        twice = first_twice(names)
+        if twice is not None:
+            raise DataError(f"{path} holds {twice!r} twice. Write the file again.")
+        missing = [name for name in ("x", "y") if name not in names]
+        if missing:
+            raise DataError(
+                f"{path} has no array {' and no array '.join(map(repr, missing))}; it has "
+                f"{sorted(names)}. Write it with np.savez(path, x=images, y=labels)."
+            )
+        for name, member in zip(names, members, strict=True):
+            if name in _ARRAYS:
+                check_member(path, member)
+                _check_header(path, archive, member)
     try:
         with np.load(path, allow_pickle=False) as stored:
-            missing = [name for name in ("x", "y") if name not in stored.files]
-            if missing:
-                raise DataError(
-                    f"{path} has no array {' and no array '.join(map(repr, missing))}; it has "
-                    f"{sorted(stored.files)}. Write it with np.savez(path, x=images, y=labels)."
-                )
             arrays = {name: stored[name] for name in _ARRAYS if name in stored.files}
     except ValueError as error:
         if "pickle" in str(error).lower():
@@ -145,6 +171,30 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(array, np.ndarray):  # a zip file may hold anything under any name
             raise DataError(f"{path}: {name} is no numpy array. Write the file with np.savez.")
     return arrays
+
+
+def _check_header(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Raise DataError where the memory that an array asks for is not what the file holds."""
+    with archive.open(member) as file:
+        if file.read(6) != np.lib.format.MAGIC_PREFIX:
+            return  # no array: refused by name once it is read
+        version = tuple(file.read(2))
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        if version not in readers:
+            raise DataError(f"{path}: {member.filename} is of a version of .npy that is not taken.")
+        shape, _, dtype = readers[version](file)
+        held = member.file_size - file.tell()
+    if dtype.hasobject:
+        return  # refused by numpy
+    asked = math.prod(shape) * dtype.itemsize
+    if asked != held:
+        raise DataError(
+            f"{path}: {member.filename} holds {held} bytes, and announces {asked}. Write it again."
+        )
+    check_memory(f"{path}: {member.filename}", asked, "Write fewer, or smaller, images.")
 
 
 SOURCES: dict[str, type[Source]] = {

@@ -33,8 +33,9 @@ class Tokens:
     """Text i is `ids[offsets[i]:offsets[i + 1]]`, and word w has the vector `table[w]`.
 
     A text may be empty. `cut` is the longest a text may be, and part of a model's shape. `words`
-    are those with a row of their own, from row FIRST_WORD on, where they are still known; they are
-    no part of the hash.
+    are those with a row of their own, from row FIRST_WORD on, where they are still known.
+    `dropped` counts words that were left out since they have no vector. Neither is part of the
+    hash.
     """
 
     ids: Words  # [m], each PADDING < id < V
@@ -42,6 +43,7 @@ class Tokens:
     table: Table  # [V, d]
     cut: int
     words: tuple[str, ...] = ()
+    dropped: int = 0
 
     def __post_init__(self) -> None:
         ids, o, table = self.ids, self.offsets, self.table
@@ -89,8 +91,32 @@ class Tokens:
 
     @property
     def known(self) -> float:
-        """The share of the words that have a vector of their own."""
-        return float((self.ids >= FIRST_WORD).mean()) if len(self.ids) else 0.0
+        """The share of the words, dropped ones included, that have a vector of their own."""
+        return float((self.ids >= FIRST_WORD).sum()) / max(1, len(self.ids) + self.dropped)
+
+    @property
+    def n_unknown(self) -> int:
+        """The number of texts without a word that has a vector: empty ones, and unknown ones."""
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.ids >= FIRST_WORD)])
+        return int((before[self.offsets[1:]] == before[self.offsets[:-1]]).sum())
+
+    @property
+    def lacking(self) -> str:
+        """What has no vector, for a person; "" where every word has one."""
+        if self.known == 1 and not self.n_unknown:
+            return ""
+        return (
+            f"{self.n_unknown:,} of {len(self):,} texts are empty or have no word with a vector; "
+            f"{100 * (1 - self.known):.1f} % of the words have none"
+        )
+
+    def check_known(self, name: object) -> None:
+        """Raise DataError where more than half of the texts, or of the words, have no vector."""
+        if 2 * self.n_unknown > len(self) or self.known < 0.5:
+            raise DataError(
+                f"{name}: {self.lacking}; expected at most half of the texts and half of the "
+                "words. Remove such texts, or set `vectors` to a file of their language."
+            )
 
     def lengths(self, indices: Ints) -> Ints:
         """Return the number of words of each of these texts."""

@@ -16,7 +16,7 @@ from fedshot.errors import DataError
 from fedshot.reports.holdings import class_histogram, one_client_picture, partition_picture
 from fedshot.reports.sheet import contact_sheet
 from fedshot.setting import Arrangement
-from fedshot.words import count
+from fedshot.words import count, joined
 
 _ROWS = 20  # classes on the contact sheet
 DEVICES = (2, 5, 10, 20, 30)
@@ -40,38 +40,49 @@ def facts(arrangement: Arrangement) -> list[str]:
     ]
     if data.users is not None:
         lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, known by number alone")
-    if data.passed_over:
-        lines.insert(1, data.passed_over)
+    lines[1:1] = data.remarks
     left_out = list(arrangement.left_out.items())
     lines += [f"client {c} cannot: {why}" for c, why in left_out[:5]]
     return lines + ([f"and {len(left_out) - 5} more"] if len(left_out) > 5 else [])
 
 
-def pictures(arrangement: Arrangement, folder: Path) -> list[Path]:
-    """Draw the data and who holds what; return the files.
+def pictures(arrangement: Arrangement, folder: Path) -> dict[Path, str]:
+    """Draw the data and who holds what; return the files, and what each shows.
 
     They are a contact sheet (of images), images per class, images per client and class, and how one
     client's share changes with the number of clients.
     """
     data = arrangement.dataset
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    noun = "texts" if data.is_text else "images"
+    written: dict[Path, str] = {}
     trained = np.unique(data.y[arrangement.rows.base])
     if not data.is_text:
-        written.append(folder / f"{data.name}-classes.png")
+        path = folder / f"{data.name}-classes.png"
         scale = max(1, 56 // max(data.shape[:2]))
         some = trained[np.linspace(0, len(trained) - 1, min(_ROWS, len(trained))).astype(int)]
-        contact_sheet(data, some.tolist(), scale=scale).save(written[0])
+        contact_sheet(data, some.tolist(), scale=scale).save(path)
+        written[path] = f"images of {len(some)} of the {len(trained)} base classes"
     held, notes = shares_of_client_0(arrangement)
     figures = {
-        "histogram": class_histogram(data.y, data.class_names, arrangement.split),
-        "partition": partition_picture(arrangement.deal.train, data.y, data.class_names),
-        "devices": one_client_picture(held, [data.class_names[c] for c in trained], notes),
+        "histogram": (
+            class_histogram(data.y, data.class_names, arrangement.split),
+            f"{noun} of each class",
+        ),
+        "partition": (
+            partition_picture(arrangement.deal.train, data.y, data.class_names),
+            f"{noun} of each class at each client",
+        ),
+        "devices": (
+            one_client_picture(held, [data.class_names[c] for c in trained], notes),
+            f"what client 0 would hold of {joined([str(n) for n in DEVICES])} clients, whatever "
+            "partition.clients is",
+        ),
     }
-    for name, svg in figures.items():
+    for name, (svg, shows) in figures.items():
         path = folder / f"{data.name}-{name}.svg"
         storage.write_bytes(path, svg.encode(), sync=False)
-        written.append(path)
+        written[path] = shows
     return written
 
 

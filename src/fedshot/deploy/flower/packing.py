@@ -96,7 +96,8 @@ class Classes:
         """Say which examples are left out, by class where the split does not know that."""
         counts = np.bincount(dataset.y, minlength=dataset.n_classes)
         strange = np.flatnonzero((common < 0) & (counts > 0)).tolist()
-        told = [self._strange(dataset.class_names[c], int(counts[c])) for c in strange[:_FEW]]
+        told = [f"{dataset.name}: {remark}." for remark in dataset.remarks]
+        told += [self._strange(dataset.class_names[c], int(counts[c])) for c in strange[:_FEW]]
         if strange[_FEW:]:
             more = count(int(counts[strange[_FEW:]].sum()), "example")
             classes = count(len(strange) - _FEW, "other class", "other classes")
