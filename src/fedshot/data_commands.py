@@ -65,8 +65,10 @@ def show(options: argparse.Namespace) -> int:
     arrangement = Arrangement(chosen_config(options), options.data_dir)
     for line in reports.facts(arrangement):
         say(line)
-    for path in reports.pictures(arrangement, options.out):
-        say(f"wrote {path}")
+    written = reports.pictures(arrangement, options.out)
+    say(f"wrote into {options.out.resolve()} (--out names another folder):")
+    for path, shows in written.items():
+        say(f"  {path.name}: {shows}")
     return 0
 
 

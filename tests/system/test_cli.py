@@ -160,6 +160,9 @@ def test_data_show_describes_the_deal_and_draws_it(
     out = capsys.readouterr().out
     assert "1797 images of 8 x 8 x 1, 10 classes" in out
     assert "6 clients can form a 5-way 1-shot, 5 queries episode" in out
+    assert f"wrote into {tmp_path / 'p'} (--out names another folder):" in out
+    assert "digits-classes.png: images of 5 of the 5 base classes" in out
+    assert "digits-devices.svg: what client 0 would hold of 2, 5, 10, 20 and 30 clients, wha" in out
     assert {p.name for p in (tmp_path / "p").iterdir()} >= {
         "digits-classes.png", "digits-histogram.svg", "digits-partition.svg", "digits-devices.svg",
     }  # fmt: skip
