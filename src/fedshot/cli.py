@@ -274,9 +274,14 @@ def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "answer a folder of files from a few labelled ones, with the chosen round of a run"
     predict = _add(commands, "predict", text, "use")
     predict.add_argument(
-        "--support", type=Path, required=True, help="folder with one for each class"
+        "--support",
+        type=Path,
+        required=True,
+        help="folder with one for each class; of texts also a table or JSON lines with labels",
     )
-    predict.add_argument("--query", type=Path, required=True, help="folder of files to answer")
+    predict.add_argument(
+        "--query", type=Path, required=True, help="folder of files, or table of texts, to answer"
+    )
     predict.add_argument("--to", type=Path, help="file to write; without it, stdout")
     predict.add_argument("--json", action="store_true", help="JSON lines instead of CSV")
     predict.add_argument("--page", type=Path, help="HTML page to write, with every picture")

@@ -74,8 +74,8 @@ def predict(options: argparse.Namespace) -> int:
         unused = sum(not one.passed for one in skipped)
         left = (f", {unused} skipped" if unused else "") + _passed(skipped)
         tell(
-            f"{count(len(found), 'file')} answered{left}; learnt from "
-            f"{count(len(support.paths), 'file')} of {len(classes)} classes"
+            f"{count(len(found), _noun(options.query))} answered{left}; learnt from "
+            f"{count(len(support.paths), _noun(options.support))} of {len(classes)} classes"
             + (f" ({unread} of the examples skipped)" if unread else "")
             + (f"; wrote {' and '.join(made)}" if made else "")
         )
@@ -196,10 +196,12 @@ def _check_writable(option: str, path: Path | None, *, makes_folder: bool = Fals
 
 
 def _passed(skipped: Sequence[Skipped]) -> str:
-    """Return how many files of other kinds and linked folders were passed over."""
+    """Return how many files of other kinds or places, and linked folders, were passed over."""
     kinds = other_kinds((s.path for s in skipped if s.passed == "other kind"), "left out")
+    beside = sum(one.passed == "beside" for one in skipped)
     links = sum(one.passed == "linked folder" for one in skipped)
     said = f", {kinds}" if kinds else ""
+    said += f", {count(beside, 'file')} beside the class folders left out" if beside else ""
     return said + (f", {count(links, 'linked folder')} not followed" if links else "")
 
 
@@ -223,8 +225,8 @@ def _sheet(
     skipped: Sequence[Skipped],
 ) -> Sheet:
     by_class: dict[str, list[Path | str]] = {}
-    for path, label in zip(support.paths, support.labels, strict=True):
-        by_class.setdefault(label, []).append(_shown(path, run.facts.is_text))
+    for path, label, text in zip(support.paths, support.labels, support.texts, strict=True):
+        by_class.setdefault(label, []).append(text or _shown(path, run.facts.is_text))
     cards = [
         Card(
             one.name,
@@ -232,15 +234,20 @@ def _sheet(
             one.confidence,
             one.nearest,
             one.turned_away,
-            _shown(one.path, run.facts.is_text),
+            one.text or _shown(one.path, run.facts.is_text),
         )
         for one in found
     ]
     facts = card_facts(run) | {"confidence": _trust(classifier)}
-    roots = (options.query.resolve(), options.support.resolve())
+    places = (options.query.resolve(), options.support.resolve())
+    roots = [place.parent if place.is_file() else place for place in places]
     unread = [(_below(str(s.path), roots), _below(s.reason, roots)) for s in skipped]
     title = f"{options.query.resolve().name}, answered by {facts['run']}"
     return Sheet(title, facts, by_class, cards, unread)
+
+
+def _noun(place: Path) -> str:
+    return "text" if place.is_file() else "file"
 
 
 def _below(text: str, roots: Sequence[Path]) -> str:

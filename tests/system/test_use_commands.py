@@ -182,6 +182,53 @@ def test_texts_in_files_are_answered(
     assert said[26] in page.read_text(encoding="utf-8")
 
 
+def test_texts_in_tables_are_answered_by_line(
+    texts: tuple[Experiment, list[str]], tmp_path: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    made, said = texts
+    support, query, page = tmp_path / "support.tsv", tmp_path / "q.jsonl", tmp_path / "page.html"
+    rows = [("ships", said[24]), ("tools", said[8]), ("ships", said[25]), ("tools", said[9])]
+    lines = [f"{label}\t{text}" for label, text in rows]
+    support.write_text("\n".join(["label\ttext", *lines]), encoding="utf-8")
+    asked = [said[26], "", said[27]]
+    query.write_text("".join(json.dumps({"text": t}) + "\n" for t in asked), encoding="utf-8")
+    assert predict(made, (support, query), "--page", page) == 0
+    out, err = capsys.readouterr()
+    assert [row["file"] for row in csv.DictReader(io.StringIO(out))] == [
+        "q.jsonl, line 1", "q.jsonl, line 3",
+    ]  # fmt: skip
+    assert "q.jsonl, line 2 has no words" in err
+    assert "2 texts answered, 1 skipped; learnt from 4 texts of 2 classes" in err
+    shown = page.read_text(encoding="utf-8")
+    assert said[26] in shown
+    assert said[24] in shown
+    assert str(tmp_path) not in shown
+    folder = tmp_path / "support"  # the same examples in files give the same answers
+    for i, (label, text) in enumerate(rows):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        (folder / label / f"{i}.txt").write_text(text, encoding="utf-8")
+    assert predict(made, (folder, query)) == 0
+    assert capsys.readouterr().out == out
+    assert predict(made, (folder, query.rename(tmp_path / "q.xlsx"))) == 2
+    assert "q.xlsx is no folder and no table of texts; expected a file that ends in .csv" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_lies_beside_the_classes_is_counted_and_spellings_are_refused(
+    run: Experiment, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    support, query = folders
+    (support / "beside.png").write_bytes((query / "8-8.png").read_bytes())
+    assert predict(run, folders) == 0
+    assert "12 files answered, 1 file beside the class folders left out" in capsys.readouterr().err
+    (support / "digit 8 ").mkdir()
+    (support / "digit 8 " / "1.png").write_bytes((query / "8-8.png").read_bytes())
+    assert predict(run, folders) == 2
+    assert "'digit 8' and 'digit 8 ' differ only in blanks" in capsys.readouterr().err
+
+
 def test_what_cannot_be_done_is_refused_with_code_2(
     run: Experiment, folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

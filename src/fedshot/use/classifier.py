@@ -22,7 +22,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fedshot.errors import CheckpointError, ConfigError, InputError
+from fedshot.data.dataset import check_spellings
+from fedshot.errors import CheckpointError, ConfigError, DataError, InputError
 from fedshot.protocol import widest_test
 from fedshot.use.asked import Asked
 from fedshot.use.calibration import Calibration, CalibrationWarning, calibration_of
@@ -219,6 +220,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if not len(x):
             raise InputError("there are no examples (0 sample(s)); a minimum of 1 is required.")
         classes, codes = told_apart(labels)
+        try:
+            check_spellings(
+                "the labels", [name for name in classes.tolist() if isinstance(name, str)]
+            )
+        except DataError as error:
+            raise InputError(str(error)) from None
         if len(classes) < 2 and not begun:
             raise InputError(
                 f"the examples are all of one class, {classes.tolist()[0]!r}; expected two classes "

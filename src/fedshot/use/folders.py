@@ -1,6 +1,7 @@
 """Folders of files in, answers out: a folder for each class to learn from, a folder to answer.
 
-A file that cannot be read is reported and skipped. No link leads out of its folder.
+Texts may also stand in the rows of a table or of JSON lines, one of each. A file or row that cannot
+be read is reported and skipped. No link leads out of its folder.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from fedshot.data.hf import HF
 from fedshot.data.images import SUFFIXES
+from fedshot.data.texts import TABLES, Texts, label_of, table_rows, text_of
 from fedshot.errors import DataError
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.inputs import Inputs, padded
@@ -31,12 +34,13 @@ WHOLE = 2048  # files of one question, where answers depend on all files of it
 class Skipped:
     """A file that could not be used, and why.
 
-    `passed` tells that it was not tried: a file of another kind, or a linked folder.
+    `passed` tells that it was not tried: a file of another kind, one beside the class folders, or
+    a linked folder.
     """
 
     path: Path
     reason: str
-    passed: Literal["", "other kind", "linked folder"] = ""
+    passed: Literal["", "other kind", "beside", "linked folder"] = ""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,13 @@ class Reply:
 
     Args:
         path: the file.
-        name: where it lies below its folder, with "/".
+        name: where it lies below its folder, with "/"; of a row, the name of its file and its line.
         label: the answer; that for unknown examples where the threshold turned it away.
         confidence: probability of the most probable class, accepted or not.
         nearest: the most probable class.
         turned_away: whether the label is that for unknown examples.
         probabilities: of all classes, in their order.
+        text: what the row of a table says; "" for a file.
     """
 
     path: Path
@@ -60,50 +65,72 @@ class Reply:
     nearest: str
     turned_away: bool
     probabilities: tuple[float, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True)
 class Support:
-    """Labelled files that could be read."""
+    """Labelled files, or rows of a table with their texts, that could be read."""
 
     paths: tuple[Path, ...]
     labels: tuple[str, ...]
     x: Tensor
+    texts: tuple[str, ...]
+
+
+class _Found(NamedTuple):
+    path: Path
+    name: str
+    x: Tensor
+    text: str = ""  # of a row of a table
+    label: str = ""
 
 
 def learn(
     classifier: FewShotClassifier, folder: Path, inputs: Inputs, is_text: bool
 ) -> tuple[Support, list[Skipped]]:
-    """Fit a classifier to `folder/<class>/<file>`.
+    """Fit a classifier to `folder/<class>/<file>`, or to the rows of a table of texts.
 
     Raises DataError when there is no folder, or a class of which nothing can be read.
     """
-    root = _root(folder)
     skipped: list[Skipped] = []
-    paths, labels, rows = [], [], []
+    if is_text and folder.is_file():
+        found = list(_table(classifier, folder, inputs, skipped, labelled=True))
+        if not found:
+            raise DataError(f"{folder} holds no text that can be read.{_first(skipped)}")
+    else:
+        found = _by_class(folder, inputs, is_text, skipped)
+    paths, _, rows, texts, labels = zip(*found, strict=True)
+    x = padded(rows)
+    classifier.fit(x, list(labels))
+    return Support(paths, labels, x, texts), skipped
+
+
+def _by_class(folder: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]) -> list[_Found]:
+    root = _root(folder, is_text)
+    every: list[_Found] = []
     classes = [p for p in sorted(root.iterdir()) if p.is_dir() and not p.name.startswith(".")]
     if not classes:
         raise DataError(
             f"{folder} holds no folders; expected one for each class, with its examples, such as "
             f"{folder}/cat/1{_suffix(is_text)} and {folder}/dog/1{_suffix(is_text)}."
         )
+    for path in sorted(root.iterdir()):
+        if path.is_file() and not path.name.startswith("."):
+            skipped.append(Skipped(path, f"{path} lies beside the class folders.", "beside"))
     for place in classes:
         if not _stays(place, root):
             raise DataError(
                 f"{place} is a link to {place.resolve()}, outside {root}. Copy the folder instead."
             )
-        files = [(path, row) for path, row in _read(place, root, inputs, is_text, skipped)]
+        files = list(_read(place, root, inputs, is_text, skipped))
         if not files:
             raise DataError(
                 f"class folder {place} holds no {_noun(is_text)} that can be read. Add some, or "
                 f"remove the folder.{_first(skipped)}"
             )
-        paths += [path for path, _ in files]
-        rows += [row for _, row in files]
-        labels += [place.name] * len(files)
-    x = padded(rows)
-    classifier.fit(x, labels)
-    return Support(tuple(paths), tuple(labels), x), skipped
+        every += [one._replace(label=place.name) for one in files]
+    return every
 
 
 def replies(
@@ -113,17 +140,23 @@ def replies(
     is_text: bool,
     skipped: list[Skipped],
 ) -> Iterator[Reply]:
-    """Yield the answer to every file below a folder, in order; what was skipped goes to a list.
+    """Yield the answer to every file below a folder, or every row of a table of texts, in order.
+
+    What was skipped goes to a list.
 
     Answers of transductive methods depend on the other files, so these are asked all together.
 
     Raises DataError when the folder does not exist, or holds more than `WHOLE` files for such a
     method.
     """
-    root = _root(folder)
+    if is_text and folder.is_file():
+        examples = _table(classifier, folder, inputs, skipped, labelled=False)
+    else:
+        root = _root(folder, is_text)
+        examples = _read(root, root, inputs, is_text, skipped)
     method = classifier.opened.method
-    block: list[tuple[Path, Tensor]] = []
-    for found in _read(root, root, inputs, is_text, skipped):
+    block: list[_Found] = []
+    for found in examples:
         block.append(found)
         if method.transductive:
             if len(block) > WHOLE:
@@ -132,23 +165,21 @@ def replies(
                     "by all of them together. Ask for fewer files at once, of one kind."
                 )
         elif len(block) == _BLOCK:
-            yield from _answered(classifier, block, root)
+            yield from _answered(classifier, block)
             block.clear()
     if block:
-        yield from _answered(classifier, block, root)
+        yield from _answered(classifier, block)
 
 
-def _answered(
-    classifier: FewShotClassifier, block: Sequence[tuple[Path, Tensor]], root: Path
-) -> Iterator[Reply]:
-    logits = classifier.logits(padded([row for _, row in block]))
+def _answered(classifier: FewShotClassifier, block: Sequence[_Found]) -> Iterator[Reply]:
+    logits = classifier.logits(padded([one.x for one in block]))
     p, known = classifier.probabilities(logits), classifier.accepted(logits)
     names = [str(name) for name in classifier.classes_.tolist()]
-    for (path, _), row, fits in zip(block, p, known.tolist(), strict=True):
+    for one, row, fits in zip(block, p, known.tolist(), strict=True):
         best = int(np.argmax(row))
         label = names[best] if fits else str(classifier.unknown_label)
-        shown, sure = path.relative_to(root).as_posix(), tuple(row.tolist())
-        yield Reply(path, shown, label, sure[best], names[best], not fits, sure)
+        sure = tuple(row.tolist())
+        yield Reply(one.path, one.name, label, sure[best], names[best], not fits, sure, one.text)
 
 
 def as_csv(found: Sequence[Reply], classes: Sequence[str]) -> str:
@@ -186,8 +217,8 @@ def as_json_lines(found: Sequence[Reply], classes: Sequence[str]) -> str:
 
 def _read(
     folder: Path, root: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
-) -> Iterator[tuple[Path, Tensor]]:
-    """Yield (file, example) of all that can be read below a folder, in order of their names."""
+) -> Iterator[_Found]:
+    """Yield the examples in all files that can be read below a folder, in order of their names."""
     for path in _files(folder, is_text, skipped):
         try:
             if not _stays(path, root):
@@ -196,7 +227,36 @@ def _read(
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
         else:
-            yield path, example
+            yield _Found(path, path.relative_to(root).as_posix(), example)
+
+
+def _table(
+    classifier: FewShotClassifier,
+    path: Path,
+    inputs: Inputs,
+    skipped: list[Skipped],
+    *,
+    labelled: bool,
+) -> Iterator[_Found]:
+    """Yield the examples in the rows of a table; its columns are named as in the run's own data."""
+    if path.suffix.lower() not in TABLES:
+        raise DataError(
+            f"{path} is no folder and no table of texts; expected a file that ends in "
+            f"{', '.join(sorted(TABLES))}."
+        )
+    path, source = path.resolve(), classifier.opened.config.data
+    told = source if isinstance(source, Texts | HF) else Texts("")
+    text, columns = told.text or "text", [told.text or "text"]
+    columns += [told.label] if labelled else []
+    for where, row in table_rows(path, columns):
+        content = text_of(where, row, text)
+        label = label_of(where, row, told.label) if labelled else ""
+        try:
+            example = inputs.text(content, where)
+        except DataError as error:
+            skipped.append(Skipped(path, str(error)))
+        else:
+            yield _Found(path, where.replace(str(path), path.name, 1), example, content, label)
 
 
 def _files(folder: Path, is_text: bool, skipped: list[Skipped]) -> Iterator[Path]:
@@ -225,9 +285,10 @@ def _files(folder: Path, is_text: bool, skipped: list[Skipped]) -> Iterator[Path
                 skipped.append(Skipped(path, reason, "other kind"))
 
 
-def _root(folder: Path) -> Path:
+def _root(folder: Path, is_text: bool) -> Path:
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder. Correct the path.")
+        table = ", nor a table of texts (.csv, .tsv, .jsonl, .json)" if is_text else ""
+        raise DataError(f"{folder} is not a folder{table}. Correct the path.")
     return folder.resolve()
 
 

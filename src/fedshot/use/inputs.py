@@ -64,6 +64,11 @@ class Inputs:
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(path, path))
 
+    def text(self, text: str, name: object) -> Tensor:
+        """Return the example that a text is. Raises DataError, naming it, when nothing is known."""
+        assert self._sentences is not None
+        return torch.from_numpy(self._sentences.read(text, name))
+
     def _images(self, x: Any, pictures: Pictures) -> Tensor:
         array = x if isinstance(x, np.ndarray) else None
         if array is None and _is_list(x) and _all_arrays(x) and len({np.shape(a) for a in x}) == 1:
