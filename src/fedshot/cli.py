@@ -82,7 +82,7 @@ def _run(words: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or stopping.asked.is_set():
             way_on = _way_on(options)
-            tell(f"\nstopped{';' if way_on else ''}{way_on}")
+            tell(f"\nstopped{'; ' if way_on else ''}{way_on}")
             return INTERRUPTED
         said = _words(error, options)
         if said is None:
@@ -118,13 +118,18 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
     if isinstance(error, FedshotError):
         return str(error)
     if isinstance(error, OSError):
-        return f"{_os_words(error)}.{_way_on(options)}"
+        return _sentences(f"{_os_words(error)}.", _way_on(options))
     if isinstance(error, MemoryError | RuntimeError) and _is_memory(error):
-        return (
+        told = (
             "the memory of this machine does not suffice. Choose a smaller model, smaller episodes "
-            f"or fewer of them.{_way_on(options)}"
+            "or fewer of them."
         )
+        return _sentences(told, _way_on(options))
     return None
+
+
+def _sentences(told: str, way_on: str) -> str:
+    return f"{told} {way_on[0].upper()}{way_on[1:]}." if way_on else told
 
 
 def _is_passing(error: BaseException) -> bool:
@@ -143,13 +148,13 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
 def _way_on(options: argparse.Namespace) -> str:
     """Say how to go on, when a run or a recipe has begun."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
-        return " the same command goes on with what is not finished"
+        return "the same command goes on with what is not finished"
     folder: Path | None = options.run_folder
     if folder is None or not _can_go_on(folder):
         return ""
     data = getattr(options, "data_dir", None)  # a run does not note where its data lay
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
-    return f" go on with `{shlex.join(words)}`"
+    return f"go on with `{shlex.join(words)}`"
 
 
 def _can_go_on(folder: Path) -> bool:

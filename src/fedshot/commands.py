@@ -16,6 +16,7 @@ from fedshot.experiment import Experiment
 from fedshot.kinds import KINDS, SECTIONS
 from fedshot.options import Option, settled
 from fedshot.printing import say, say_score, shown, tell
+from fedshot.raw_baselines import raw_baselines
 from fedshot.setting import Setting
 from fedshot.settings import parse
 from fedshot.trackers import Tracker, check
@@ -87,7 +88,7 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
         tracker.result(score, experiment.best_round)
     finally:
         tracker.close()
-    say_score(score, options, experiment)
+    say_score(score, options, experiment, experiment.baselines)
     return 0
 
 
@@ -107,7 +108,9 @@ def evaluate(options: argparse.Namespace) -> int:
         tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
     if options.rounds is not None:
         experiment.method = _for_rounds(experiment.method, options.rounds)
-    say_score(experiment.answer(experiment.setting.exam(asked)), options, experiment)
+    test = experiment.setting.exam(asked)
+    raw = raw_baselines(experiment.setting.dataset, test)
+    say_score(experiment.answer(test), options, experiment, raw)
     return 0
 
 

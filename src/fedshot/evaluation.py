@@ -38,6 +38,7 @@ from fedshot.keys import Key
 from fedshot.nn import Held, Question, Sheet, class_means
 from fedshot.protocol import Answer
 from fedshot.tree import form
+from fedshot.words import percent
 
 _FEW = 30  # classes whose confusions are told
 
@@ -259,7 +260,8 @@ class Score:
 
     Args:
         accuracy: mean over episodes, in [0, 1].
-        interval: half-width of the 95 % interval over episodes; see `half_width`.
+        interval: half-width of the 95 % interval over episodes; see `half_width`. 0 where all
+            episodes have one accuracy, which says nothing about how far others would differ.
         episodes: how many were answered.
         unanswered: how many were not, because their client was lost.
         diverged: answers with logits that are not finite; such queries count as wrong.
@@ -295,7 +297,10 @@ class Score:
         return asdict(self) | {"clients": clients, "missing": list(self.missing)}
 
     def __str__(self) -> str:
-        return f"{100 * self.accuracy:.2f} ± {100 * self.interval:.2f} %"
+        if not self.interval:
+            accuracy = f"{100 * self.accuracy:.2f}"
+            return f"{accuracy} % (no interval: all {self.episodes} accuracies are equal)"
+        return f"{percent(self.accuracy, self.interval)} %"
 
 
 @dataclass(frozen=True)

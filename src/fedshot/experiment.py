@@ -36,6 +36,7 @@ from fedshot.fleets import (
 from fedshot.kinds import every_difference, watches
 from fedshot.machine import arithmetic, keep_freed_memory
 from fedshot.protocol import Clients, Fleet
+from fedshot.raw_baselines import raw_baselines
 from fedshot.recorder import Record, Recorder
 from fedshot.sections import not_honest
 from fedshot.setting import Setting
@@ -93,6 +94,7 @@ class Experiment:
         self.fleet: Fleet = Guard(self._rehearsed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
+        self.baselines: dict[str, Score] = {}  # of the test, once there is a result
         self._best: Look | None = None
         self._private = ""
         self._started = bool(self.checkpoints.rounds())
@@ -160,13 +162,15 @@ class Experiment:
             self._started = True
 
     def result(self) -> Score:
-        """Answer the test with the chosen round, and write result.json, its own bytes included."""
+        """Test the chosen round, and write result.json: the score, its bytes, the raw baselines."""
         found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
+        self.baselines = raw_baselines(self.setting.dataset, self.setting.test)
         self.recorder.write(
             run_folder.RESULT,
             {
                 "test": found.to_json(),
+                "baselines": {name: one.to_json() for name, one in self.baselines.items()},
                 "rounds": self.round,
                 "round": self.best_round,
                 "chosen_by": self._chosen_by,

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from fedshot.complaints import Complaints
@@ -122,14 +122,24 @@ def _facts(record: Record, looks: str) -> str:
     return "  ".join(facts)
 
 
-def say_score(score: Score, options: argparse.Namespace, experiment: Experiment) -> None:
-    """Print a result as a sentence or as JSON."""
+def say_score(
+    score: Score,
+    options: argparse.Namespace,
+    experiment: Experiment,
+    baselines: Mapping[str, Score],
+) -> None:
+    """Print a result as a sentence, and the raw baselines below it; or all of it as JSON."""
+    from fedshot.reports.verdict import Row, compare
     from fedshot.sections import not_honest
     from fedshot.settings import at
 
     dishonest = not_honest(experiment.config.settings)
     if options.json:
-        found = {"result": score.to_json(), "round": experiment.best_round}
+        found = {
+            "result": score.to_json(),
+            "round": experiment.best_round,
+            "baselines": {name: raw.to_json() for name, raw in baselines.items()},
+        }
         say(json.dumps(found | ({"not_honest": dishonest} if dishonest else {})))
         return
     marks = "".join(f" ({text})" for text in dishonest)
@@ -147,3 +157,8 @@ def say_score(score: Score, options: argparse.Namespace, experiment: Experiment)
     if score.worst_tenth is not None:
         facts.append(f"worst tenth {100 * score.worst_tenth:.2f} %")
     say(f"{', '.join(facts)}, round {experiment.best_round}, tasks {score.tasks[:12]}")
+    for name, raw in baselines.items():
+        against = compare(Row(experiment.method.name, score), Row(name, raw))
+        said = f"{experiment.method.name} is {against.outcome} it"
+        said = "no difference shown" if against.outcome == "unclear" else said
+        say(f"{name}: {raw}; {said} ({against})")

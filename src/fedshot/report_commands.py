@@ -26,6 +26,7 @@ def report(options: argparse.Namespace) -> int:
         for label, runs in groups.items()
         if all(run.result for run in runs)
     ]
+    rows += reports.baselines(groups)
     looks = {}
     if not options.without_data:
         for label, runs in groups.items():
@@ -73,7 +74,7 @@ def compare(options: argparse.Namespace) -> int:
             f"{files[0]} is a file, and others are folders. Name runs, or cells of recipes."
         )
     rows = _cells(files) if files else _rows(options.folders)
-    verdicts = [reports.compare(rows[0], other) for other in rows[1:]]
+    verdicts = [reports.compare(rows[0], other) for other in rows[1:] if not other.floor]
     if options.json:
         say(json.dumps({"rows": json.loads(reports.as_json(rows)), "differences": [
             {"of": rows[0].label, "to": v.other.label, "difference": v.difference,
@@ -93,7 +94,8 @@ def _rows(folders: Sequence[Path]) -> list[reports.Row]:
     groups = reports.grouped(runs)
     if len(groups) == 1:  # seeds of one thing, which their reader wants apart
         groups = reports.apart(runs)
-    return [reports.Row.of_runs(label, seeds) for label, seeds in groups.items()]
+    rows = [reports.Row.of_runs(label, seeds) for label, seeds in groups.items()]
+    return rows + reports.baselines(groups)
 
 
 def _cells(files: Sequence[Path]) -> list[reports.Row]:

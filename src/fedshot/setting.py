@@ -314,7 +314,8 @@ class Setting(Arrangement):
 
     def _check_clients(self) -> None:
         run, spec, n = self.config.run, self.config.episode, len(self.deal.train)
-        fix = "Lower episode.way, episode.shot or episode.query, or use fewer clients."
+        larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
+        fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
         if self.left_out and (run.unable == "refuse" or not self.clients):
             without = " Or set run.unable to 'leave_out' to go on without them."
             raise DataError(

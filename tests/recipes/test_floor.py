@@ -40,7 +40,7 @@ def test_the_floor_is_the_nearest_centroid_of_scikit_learn(change: dict[str, Any
         one = NearestCentroid().fit(question.support_x.flatten(1), question.support_y)
         said = one.predict(question.query_x.flatten(1).numpy())
         right.append(float(np.mean(said == setting.test.labels(u).numpy())))
-    found = pixels(setting)
+    found = pixels(setting, {})
     assert found["accuracy"] == pytest.approx(np.mean(right), abs=1e-12)
     assert found["interval"] > 0
 

@@ -285,7 +285,7 @@ def test_ctrl_c_at_any_moment_ends_in_130_without_a_traceback(
     asked = ["run", "--config", str(config), "--out", str(out), "--data-dir", str(data)]
     assert main(asked) == 130
     err = capsys.readouterr().err
-    assert ("go on with `fedshot resume" in err) == (moment == "result")
+    assert ("o on with `fedshot resume" in err) == (moment == "result")
     assert (f"--data-dir '{data}'`" in err) == (moment == "result")
     assert "stopped" in err
 

@@ -320,7 +320,7 @@ def test_a_full_disk_is_told_with_the_way_on(
     assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 75
     err = capsys.readouterr().err
     assert "No space left on device. Free some space on that disk" in err
-    assert f"go on with `fedshot resume {tmp_path / 'runs' / 'small'}`" in err
+    assert f"o on with `fedshot resume {tmp_path / 'runs' / 'small'}`" in err
     monkeypatch.undo()
     assert main(["resume", str(tmp_path / "runs" / "small")]) == 0
 

@@ -12,7 +12,9 @@ from scipy import stats
 
 from fedshot import reports
 from fedshot.cli import main
+from fedshot.evaluation import pixel_logits, score
 from fedshot.experiment import Experiment
+from fedshot.protocol import answer_at_server
 from fedshot.reports.looks import Holdings, Map, holdings, look, novel_map
 
 from .runs import CHOOSING, SMALL, finished, merged
@@ -73,7 +75,10 @@ def test_compare_averages_seeds_and_compares_them_when_alone(
 ) -> None:
     assert main(words("compare", runs["proto-0"], runs["proto-1"], runs["local"], "--json")) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [(row["label"], row["seeds"]) for row in found["rows"]] == [("proto", 2), ("local", 1)]
+    assert [(row["label"], row["seeds"]) for row in found["rows"]][:2] == [
+        ("proto", 2),
+        ("local", 1),
+    ]
     assert main(words("compare", runs["proto-0"], runs["proto-1"])) == 0
     assert "proto-1" in capsys.readouterr().out
 
@@ -93,7 +98,25 @@ def test_a_run_against_its_copy_shows_no_difference(
     made(tmp_path / "again", CHOOSING, PROTO, {"name": "again"})
     assert main(words("compare", runs["proto-0"], tmp_path / "again")) == 0
     out = capsys.readouterr().out
-    assert "No difference shown between proto-0 and again: +0.00 ± 0.00 points" in out
+    assert "No difference shown between proto-0 and again: it is +0.00 ± ? points in every" in out
+
+
+def test_the_raw_pixels_stand_beside_every_result(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = json.loads((runs["local"] / "result.json").read_text())["baselines"]["raw pixels"]
+    experiment = made(tmp_path / "one", CHOOSING, PROTO)
+    test = experiment.setting.test
+    assert held["accuracy"] == score(answer_at_server(pixel_logits, test.questions), test).accuracy
+    assert main(words("compare", runs["proto-0"], runs["other"], "--json")) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [r["label"] for r in rows if r["floor"]] == [
+        "raw pixels (proto-0)",
+        "raw pixels (other)",
+    ]
+    assert [r["against_floor"]["floor"] for r in rows[:2]] == [r["label"] for r in rows[2:]]
+    assert main(words("evaluate", tmp_path / "one")) == 0
+    assert "\nraw pixels: " in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_is_refused(

@@ -195,14 +195,14 @@ def test_a_method_that_does_not_beat_the_best_floor_is_told_so():
     rows = [
         Row("good", score((0.9, 0.92, 0.95)), note="kept"),
         Row("even", score((0.3, 0.5, 0.9))),
-        Row("bad", score((0.1, 0.2, 0.3))),
+        Row("bad", score((0.1, 0.2, 0.33))),
         Row("raw pixels", score((0.4, 0.5, 0.6)), floor=True),
         Row("chance", score((0.2, 0.2, 0.2)), floor=True),
     ]
     text = as_text(rows, 160)
     assert "good: kept." in text
     assert "even: does not beat raw pixels" in text
-    assert f"bad: below raw pixels ({MINUS}30.00 ± 0.00 points)." in text
+    assert f"bad: below raw pixels ({MINUS}29.00 ± 4.30 points)." in text
     assert text.index("bad") < text.index("chance")
     outcomes = [
         r["against_floor"] and r["against_floor"]["outcome"] for r in json.loads(as_json(rows))

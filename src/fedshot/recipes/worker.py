@@ -103,7 +103,7 @@ def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[s
         "test": found["test"],
         # Questions of the clients' own have as many queries as each has images.
         "queries": 0 if setting.own_tests else options.spec.max_way * options.query,
-        "pixels": pixels(setting),
+        "pixels": pixels(setting, found),
         "round": found["round"],
         "bytes_down": trained.meter.total("train", "down"),
         "bytes_up": trained.meter.total("train", "up"),

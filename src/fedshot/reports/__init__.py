@@ -12,7 +12,7 @@ from fedshot.reports.sheet import contact_sheet
 from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
-from fedshot.reports.verdict import Row, Verdict, compare, told
+from fedshot.reports.verdict import Row, Verdict, baselines, compare, told
 
 __all__ = [
     "Groups",
@@ -28,6 +28,7 @@ __all__ = [
     "as_json",
     "as_table",
     "as_text",
+    "baselines",
     "class_histogram",
     "compare",
     "comparison",

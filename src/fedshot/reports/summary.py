@@ -59,9 +59,9 @@ def _best(methods: Sequence[Row], runs: Sequence[Run]) -> str:
     best = methods[0]
     # Rows made by hand know nothing of their tests; the runs beside them do.
     tested = best.tested if best.tested != Terms() else alike([run.tested for run in runs])
-    start = (
-        best.name if len(methods) == 1 else f"Of {len(methods)} compared, {best.name} is ahead; it"
-    )
+    start = best.name
+    if len(methods) > 1:
+        start = f"Of {len(methods)} compared, {best.name} has the highest accuracy; it"
     return (
         f"{start} reaches {percent(best.accuracy, best.interval)} % on {tested.on(best.episodes)}, "
         f"with {count(best.seeds, 'seed')}."

@@ -153,8 +153,8 @@ class Verdict:
 
     @property
     def outcome(self) -> Literal["above", "below", "unclear"]:
-        """What can be said at 95 %."""
-        if abs(self.difference) <= self.interval or self.difference == 0:
+        """What can be said at 95 %; nothing where all differences are equal."""
+        if abs(self.difference) <= self.interval or not self.interval:
             return "unclear"
         return "above" if self.difference > 0 else "below"
 
@@ -210,7 +210,12 @@ def _joint(parts: Sequence[tuple[float, int]]) -> float:
 def told(row: Row, verdict: Verdict) -> str:
     """Say in a sentence what a verdict allows to say, and what it rests on."""
     one, other = row.name, verdict.other.name
-    if verdict.outcome == "unclear":
+    if not verdict.interval:
+        said = (
+            f"No difference shown between {one} and {other}: it is {verdict} in every "
+            f"{row.tested.unit}, and equal values have no interval."
+        )
+    elif verdict.outcome == "unclear":
         said = f"No difference shown between {one} and {other}: {verdict}, which holds zero."
     else:
         size = str(verdict).lstrip("+\N{MINUS SIGN}")
@@ -235,11 +240,25 @@ def reach(verdict: Verdict) -> str:
 
 
 def against_floor(row: Row, rows: Sequence[Row]) -> Verdict | None:
-    """Compare a method with the best floor; None for a floor, or when there is none."""
-    floors = [other for other in rows if other.floor]
+    """Compare a method with the best floor of its own test; None for a floor, or without one."""
+    floors = [other for other in rows if other.floor and other.tasks in ("", row.tasks)]
     if row.floor or not floors:
         return None
     return compare(row, max(floors, key=lambda floor: floor.accuracy))
+
+
+def baselines(groups: Mapping[str, Sequence[Run]]) -> list[Row]:
+    """Return a floor for each raw baseline that the runs' results hold, one for each test."""
+    found: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}
+    for label, runs in groups.items():
+        for run in runs:
+            for name, score in ((run.result or {}).get("baselines") or {}).items():
+                found.setdefault((name, score["tasks"]), (label, score))
+    names = [name for name, _ in found]
+    return [
+        Row(name if names.count(name) == 1 else f"{name} ({label})", score, floor=True)
+        for (name, _), (label, score) in found.items()
+    ]
 
 
 def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
