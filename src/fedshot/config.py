@@ -99,7 +99,7 @@ class Config:
 
     @property
     def changed_meaning(self) -> str:
-        """Return what these settings of the method meant otherwise in older runs, "" for nothing."""
+        """Return what these settings meant otherwise in older runs, "" for nothing."""
         method = METHODS[self.settings["method"]["name"]]
         told: Callable[[Settings], str] | None = getattr(method, "changed_meaning", None)
         return told(self.settings) if told else ""

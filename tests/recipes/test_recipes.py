@@ -22,7 +22,7 @@ from fedshot.recipes.current import current
 from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
 from fedshot.recipes.results import Results, score_of
 
-from .published_tables import SPREADS, TABLES
+from .published_tables import DATA, SPREADS, TABLES
 
 EXPECTED = {
     "digits",
@@ -175,6 +175,43 @@ def test_published_spreads_agree_with_a_second_transcription(name: str) -> None:
     rows = load(name).rows
     printed = {key: list(row.spread) for key, row in rows.items() if any(row.published)}
     assert printed == SPREADS[name]
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_published_number_stands_beside_the_papers_own_data_alone(name: str) -> None:
+    recipe = load(name)
+    for cell in (cell for budget in recipe.budgets for cell in recipe.cells(budget)):
+        if cell.published is None:
+            assert cell.spread is None
+            continue
+        papers = DATA[name]
+        place = list(recipe.columns).index(cell.column.key) if len(papers) > 1 else 0
+        data = cell.settings()["data"]
+        assert (data["name"], data.get("variant")) == papers[place], (cell.budget.name, cell.key)
+
+
+def test_a_budget_on_other_data_names_them_and_compares_with_no_number(tmp_path: Path) -> None:
+    """As `fc100-head` of two recipes of miniImageNet, and `digits` of one of MNIST."""
+    tree = changed()
+    split = {"base": ["0-2"], "novel": ["3-9"]}
+    tree["budgets"]["elsewhere"] = {"exchanges": 4, "settings": {"data": {"name": "mnist"}}}
+    tree["budgets"]["otherwise"] = {"exchanges": 4, "settings": {"split": split}}
+    recipe = read("t", tree)
+    for budget in ("elsewhere", "otherwise"):
+        cells = recipe.cells(budget)
+        assert not any(cell.published or cell.spread for cell in cells)
+        results = Results(tmp_path)
+        states = [State(cell, result=results.add(cell, budget, None, 0, facts())) for cell in cells]
+        text = tables.as_text(recipe, budget, states, width=300)
+        told = "mnist" if budget == "elsewhere" else "digits"
+        assert f"A test; here on {told}, budget {budget}" in text
+        assert "Published on other data, and so not shown: nothing." in text
+        rows = [line for line in text.splitlines() if "-shot" in line]
+        assert all(row.split()[2] == "-" and "+" not in row for row in rows)
+    for name, budget in (("fedfsl-fig8", "fc100-head"), ("fedfsl-k-exclusive", "fc100-head")):
+        title = load(name).title_of(load(name).cells(budget))
+        assert title.endswith("miniImageNet; here on cifar100 (variant fc100)")
+    assert load("fedfsl-fig8").title_of(load("fedfsl-fig8").cells("small")).endswith("miniImageNet")
 
 
 def test_tables_have_as_many_numbers_as_the_papers_print() -> None:

@@ -121,8 +121,9 @@ class FRL:
             local models near the global prototypes (L_aux).
         mode: what holds where an option is null. "strict": prototypes "exact", refresh, positions
             "mean", query_prototypes "global", uploaded "before", weights "examples". "paper" as
-            printed: prototypes "shrunk", no refresh, uploaded "last", else the same. "official", as the authors' later code: "unweighted", no refresh, "pooled",
-            "local", "after", "equal".
+            printed: prototypes "shrunk", no refresh, uploaded "last", else the same.
+            "official", as the authors' later code: "unweighted", no refresh, "pooled", "local",
+            "after", "equal".
         inner_rounds: R in training.
         test_rounds: R at test; null for that of training.
         inner_lr: alpha.
@@ -240,10 +241,10 @@ class FRL:
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return which of a run's settings mean something else since they were written, "" for none.
+        """Return which settings of an older run mean something else today, "" for none.
 
         Args:
-            settings: the whole tree of a run that is older than the change.
+            settings: the whole tree.
         """
         method, backbone = settings["method"], settings["model"]["backbone"]
         has_map = backbone["name"] == "conv4" and not backbone.get("features")

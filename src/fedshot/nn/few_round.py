@@ -11,8 +11,8 @@ the client's prototypes, P_r the global ones; d a squared distance.
     F = L_local + gamma L_aux;  theta <- theta - alpha grad F                               (4)
 
 As printed, the sum of (2) leaves the true class out: then a client gains without end by moving
-classes apart, and one with a single class has the logarithm of nothing. Printed is a sum over positions; here it is
-their mean, and gamma the weight of a map.
+classes apart, and one with a single class has the logarithm of nothing. Printed is a sum over
+positions; here it is their mean, and gamma the weight of a map.
 """
 
 from __future__ import annotations
