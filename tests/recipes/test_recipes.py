@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -630,6 +631,41 @@ def test_f2l_recipes_tell_what_the_paper_says_otherwise(name: str) -> None:
         alone = method["name"] == "fsl_local" and method["answer_by"] == "turns"
         assert ("goes to one client in turn" in told) == alone
         assert ("of all novel examples together" in told) == (method.get("mode") != "official")
+
+
+def test_no_row_of_a_paper_has_the_methods_name_by_a_head_that_is_ours() -> None:
+    """F2L's paper says a fully-connected layer; one of prototypes is marked beside all numbers."""
+    for recipe in EVERY.values():
+        for row in (row for row in recipe.rows.values() if row.method == "f2l"):
+            if row.settings["method"].get("head_start") == "prototypes":
+                assert "ours" in recipe.title + row.label, (recipe.name, row.key)
+            elif recipe.name.startswith("f2l-") and any(row.published):
+                assert "head is learned from zero, which is our reading" in row.departs[0]
+
+
+def test_a_method_of_second_order_says_where_it_is_first() -> None:
+    """FedFSL's paper argues for second; the tables of others have it, too."""
+    for recipe in EVERY.values():
+        for row in (row for row in recipe.rows.values() if row.method.startswith("fedfsl")):
+            first = f"{row.key}/{next(iter(recipe.columns))}"
+            cells = [cell for budget in recipe.budgets for cell in recipe.cells(budget, [first])]
+            if any(trees.at(c.settings(), "method.inner.order") == "first" for c in cells):
+                told = " ".join([*recipe.departs, *row.departs])
+                assert "first order" in told or "order" in recipe.open, (recipe.name, row.key)
+
+
+def test_what_recipes_cite_of_each_other_is_there() -> None:
+    """A recipe that is named in brackets as the place of a finding has stored cells."""
+    root = Path(__file__).parents[2] / "results"
+    for recipe in EVERY.values():
+        for text in (*recipe.open.values(), *recipe.departs):
+            for row, name, column in re.findall(r"\(row (\w+) of ([\w-]+), ([\w, -]+)\)", text):
+                cited = EVERY[name]
+                (key,) = (r.key for r in cited.rows.values() if r.label == row)
+                (place,) = (c.key for c in cited.columns.values() if c.label == column)
+                assert (root / name / "paper" / f"{key}.{place}.json").exists(), (row, name, column)
+            for name in re.findall(r"\(([a-z0-9]+(?:-[a-z0-9]+)+)\)", text):
+                assert name not in EVERY or list((root / name).glob("*/*.json")), name
 
 
 def test_the_figures_of_f2l_have_the_small_budget_of_its_table() -> None:
