@@ -97,6 +97,13 @@ class Config:
         asks = {field.name for field in fields(METHODS[self.settings["method"]["name"]])}
         return "redealt" in asks and not isinstance(self.partition, Redealt)
 
+    @property
+    def changed_meaning(self) -> str:
+        """Return what these settings meant otherwise in older runs, "" for nothing."""
+        method = METHODS[self.settings["method"]["name"]]
+        told: Callable[[Settings], str] | None = getattr(method, "changed_meaning", None)
+        return told(self.settings) if told else ""
+
     def with_threads(self, threads: int) -> Config:
         """Return the configuration with the number of intra-op threads said."""
         if self.run.threads == threads:

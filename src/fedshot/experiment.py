@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedshot import facts, own, run_folder, tree
+from fedshot import __version__, facts, own, run_folder, tree
 from fedshot.config import Chances, Config, RunOptions, difference
 from fedshot.errors import CheckpointError, QuorumError
 from fedshot.evaluation import Exam, Look, Score, score
@@ -355,6 +355,7 @@ class Experiment:
         self._private = self.fleet.seal(self.round, {*held, self.best_round})
         notes = {
             "round": self.round,
+            "fedshot": __version__,  # older checkpoints have none: see `check_belongs`
             "config": self.config.settings,
             "dataset": self.setting.dataset.digest,
             "best": [self.best_round, self._best.accuracy if self._best else -1.0],
@@ -418,13 +419,20 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
 
 
 def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
-    """Raise CheckpointError unless a checkpoint is of a run with this configuration."""
+    """Raise CheckpointError unless a checkpoint is of a run with this configuration.
+
+    Also where the same settings meant something else when the run was started.
+    """
     changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
     if changed:
         may = sorted({*MAY_CHANGE, *watches(config.settings)})
         raise CheckpointError(
             f"{folder} was started with another configuration: {changed}. Put it back, "
             f"or start a new run under another name. ({', '.join(may)} may change.)"
+        )
+    if "fedshot" not in notes and (meant := config.changed_meaning):
+        raise CheckpointError(
+            f"{folder}: {meant}. This run itself needs the version of fedshot that started it."
         )
 
 

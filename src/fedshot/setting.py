@@ -32,7 +32,7 @@ from fedshot.keys import Key
 from fedshot.machine import cores
 from fedshot.nn.cost import step_flops
 from fedshot.options import told_by_place
-from fedshot.protocol import Method, widest_test
+from fedshot.protocol import Method, warnings_of, widest_test
 from fedshot.sections import RunOptions, not_honest
 
 _BIG = 4 * 10**11  # FLOPs of a step that is given all cores: a second and more on one of them
@@ -203,6 +203,10 @@ class Setting(Arrangement):
         if len(self.rows.validation):
             self.validation = self._exam("validation")
         self.test = self._exam("novel")
+
+    def notices(self) -> list[str]:
+        """Return what a person should know before round 1, of the method's options, too."""
+        return [*super().notices(), *warnings_of(self.method)]
 
     def _asks_for_novel(self) -> bool:
         """Whether a test asks for classes that nobody trains on; of held-out users, it may not."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,14 @@ from conformance.small import CLIENTS
 from fedshot import tree
 from fedshot.fleets import Trouble
 from fedshot.keys import Key
+from fedshot.kinds import kind_options
+from fedshot.methods import METHODS as REGISTRY
 from fedshot.methods import FSLLocal
 from fedshot.protocol import Method
 from fedshot.tree import Tree
+
+PAGES = Path(__file__).parents[2] / "docs" / "methods"
+NOT_UP = ("| server", "| client", "| down |", "| down, R")
 
 
 def raw(leaf: Tensor) -> bytes:
@@ -85,6 +92,27 @@ def test_private_tensors_never_appear_in_an_outcome_or_on_the_server(
         for private in (examined.private(client), *held):
             own = {k: secret for k, secret in secrets(private).items() if secret not in received}
             assert not leaks(own, sent)
+
+
+def test_all_that_clients_upload_stands_on_the_methods_page(
+    undisturbed: Federation, method: Method[Any]
+) -> None:
+    """In the rows of its table that are not the server's, the client's own, or the way down."""
+    page = PAGES / f"{method.name}.md"
+    if not page.exists():
+        pytest.skip("a method of one's own")
+    table = page.read_text(encoding="utf-8").partition("| where | what |")[2].partition("\n\n")[0]
+    rows = [row for row in table.splitlines() if not row.startswith(NOT_UP)]
+    for visit in undisturbed.visits:
+        told = {word for row in rows for word in re.findall(r"\w+", row)}
+        assert visit.reply.up.keys() <= told, sorted(visit.reply.up)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_nothing_is_uploaded_to_watch_a_training_unless_it_is_asked_for(name: str) -> None:
+    """An option that changes nothing of a training is off by default, so that it sends nothing."""
+    for option in kind_options("method", name):
+        assert not option.watches or not option.default, option.place
 
 
 def test_a_leak_would_be_found() -> None:

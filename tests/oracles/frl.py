@@ -130,7 +130,7 @@ def l_local(f: Tensor, y: Tensor, prototypes: Means, literal: bool = False) -> T
 
 
 def l_aux(g: Tensor, y: Tensor, prototypes: Means, literal: bool = False) -> Tensor:
-    """Eq. (3): a sum over positions."""
+    """Eq. (3) as printed: a sum over positions."""
     each = [
         pull(g[j, :, i], c, prototypes, literal)
         for j, c in enumerate(y.tolist())
@@ -163,8 +163,8 @@ def update(m: FRL, theta: Weights, s: Share, told: Means | None) -> tuple[Weight
         own = means(g.mean(-1), y)
         loss = l_local(g.mean(-1), y, own, m.loss == "literal")
         if m.variant == "gpal" and told is not None:
-            gamma = 0.2 / g.shape[-1] if m.gamma is None else m.gamma
-            loss = loss + gamma * l_aux(g, y, told, m.loss == "literal")
+            gamma = 0.2 if m.gamma is None else m.gamma
+            loss = loss + gamma / g.shape[-1] * l_aux(g, y, told, m.loss == "literal")
     step = gradient(loss, w)
     new = {name: value.detach() - m.inner_lr * step[name] for name, value in w.items()}
     return new, {c: p.detach() for c, p in own.items()}

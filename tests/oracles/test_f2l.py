@@ -39,7 +39,7 @@ from fedshot.nn import (
     value_and_grad,
 )
 from fedshot.nn.transfer import confidences, log_likelihoods
-from fedshot.protocol import Clients
+from fedshot.protocol import Clients, warnings_of
 from fedshot.setting import Setting
 from oracles.classifying import SPEC, Run, Twin, assert_readout, unequal_clients
 from oracles.f2l import WAY, Client, Oracle, assert_client, begin, beside, close, method
@@ -523,3 +523,20 @@ def test_the_codes_classifier_is_three_layers_in_torch() -> None:
         layer.load_state_dict(params[f"linear{i}"])
     h = torch.randn(4, 7, generator=Key(2).torch(), dtype=torch.float64)
     close(head.logits(params, h), layers[2](layers[1](layers[0](h).relu())))
+
+
+def test_a_head_that_adam_learns_from_zero_is_warned_of_and_what_learns_is_not() -> None:
+    """The default is warned of; prototypes, SGD, a probe, and labels that a head can know, not."""
+    sgd = OptimizerChoice("sgd", 1e-3)
+    for told, options in (
+        (True, {}),
+        (True, {"mode": "paper"}),
+        (False, {"head_start": "prototypes"}),
+        (False, {"client_optimizer": sgd}),
+        (False, {"evaluated": "server"}),
+        (False, {"mode": "official"}),
+        (False, {"episode": replace(SPEC, labels="fixed")}),
+    ):
+        assert bool(warnings_of(method(**options))) is told, options
+    found = Setting(Config.of(merged(SMALL, {"method": {"name": "f2l"}}))).notices()
+    assert any("method.head_start to 'prototypes'" in text for text in found)

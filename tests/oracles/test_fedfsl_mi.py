@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedshot import tree
+from fedshot.config import Config
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
-from fedshot.methods import FedFSLMI, FedFSLNaive
+from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive
 from fedshot.nn import (
     PREDICTIONS,
     Conv4,
@@ -29,6 +30,8 @@ from fedshot.nn import (
     others,
     value_and_grad,
 )
+from fedshot.protocol import warnings_of
+from fedshot.setting import Setting
 from oracles.fedfsl import (
     Run,
     Weights,
@@ -199,6 +202,42 @@ def test_log_dies_outside_the_band_and_coef_does_not() -> None:
     assert bool((gradient(a, b, "coef").norm(dim=-1) > 1e-3).all())
     # coef pulls the right way: a small step lowers the divergence
     assert kl(a, b - 0.1 * gradient(a, b, "coef")) < kl(a, b)
+
+
+def test_log_pushes_apart_where_some_classes_of_a_row_lie_outside_the_band() -> None:
+    """The first ratio is 1.33, outside; the others are 0.86, inside."""
+    p, q = (torch.tensor([row]).double().log() for row in ((0.4, 0.3, 0.3), (0.3, 0.35, 0.35)))
+    wanted = {
+        "none": (-0.100, 0.050, 0.050),
+        "log": (0.180, -0.090, -0.090),
+        "coef": (-0.072, 0.036, 0.036),
+    }
+    apart = {}
+    for clip, want in wanted.items():
+        torch.testing.assert_close(gradient(p, q, clip), torch.tensor([want]).double())
+        z = q
+        for _ in range(300):
+            z = z - 0.05 * gradient(p, z, clip)
+        apart[clip] = float(kl(p, z))
+    assert max(apart["none"], apart["coef"]) < 1e-6
+    assert apart["log"] > 2 * float(kl(p, q))
+
+
+def test_log_is_warned_of_where_it_is_used() -> None:
+    for told, chosen in (
+        (True, {"clip": "log"}),
+        (True, {"mode": "paper"}),
+        (False, {"mode": "paper", "clip": "coef"}),
+        (False, {"mode": "paper", "gamma": 0.0}),
+        (False, {}),
+    ):
+        assert bool(warnings_of(method(**chosen))) is told
+    adv = {"clip": "log", "mi_in_stages": False}
+    assert not warnings_of(FedFSLMIAdv(**options(**adv)))
+    assert warnings_of(FedFSLMIAdv(**options(mode="paper")))
+    config = Config.of({"method": {"name": "fedfsl_mi", "clip": "log"}})
+    (text,) = (told for told in Setting(config).notices() if "clip" in told)
+    assert "away from the reference" in text
 
 
 def test_through_the_softmax_coef_pulls_with_epsilon_at_most() -> None:

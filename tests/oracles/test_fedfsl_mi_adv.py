@@ -288,7 +288,7 @@ def test_the_second_head_is_not_in_the_upload(
 ) -> None:
     spy = Spy(monkeypatch)
     w, reply = visit(method(second_head=second_head), tmp_path)
-    assert reply.up.keys() == {"w", "stats", "common_questions"}
+    assert reply.up.keys() == {"w", "stats"}
     assert tree.difference(w, reply.up["w"]) is None
     second = spy.calls[-2][1]["second"]
     changes = [tree.sub(second, spy.calls[0][0]["second"]), tree.sub(second, w["head"])]

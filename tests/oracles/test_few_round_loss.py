@@ -53,7 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("positions", ["mean", "sum", "pooled", None])
+@pytest.mark.parametrize("positions", ["mean", "pooled", None])
 def test_the_loss_of_supports_is_that_of_float64(
     shape: tuple[int, int, int, int], positions: Any, calls: list[str]
 ) -> None:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from fedshot import tree
-from fedshot.errors import ConfigError
+from fedshot.config import Config
+from fedshot.errors import CheckpointError, ConfigError
+from fedshot.experiment import check_belongs
 from fedshot.keys import Key
 from fedshot.nn import MLP, Conv4, Local, Model, Prototypes, ResNet12, Share, value_and_grad
 from fedshot.nn.few_round import pieces
@@ -260,22 +262,49 @@ def test_positions_meet_the_prototypes_by_the_distance_asked_for(distance: Any) 
     torch.testing.assert_close(local.aux_loss(g, y, told()), torch.stack(each).mean())
 
 
-def test_the_sum_over_positions_weighs_what_their_mean_does() -> None:
+def test_gamma_weighs_a_map_and_not_its_positions_in_every_mode() -> None:
+    """Every position holds the same, so that a map weighs what each of its positions does."""
+    y = features()[1]
+    row = torch.randn(8, 4, 1, generator=Key(0).torch()).double()
+    alone = l_local(row[:, :, 0], y, dict(enumerate(told().means)))
     for side, positions in ((32, 4), (84, 25)):
         model = Model(Conv4(width=3), CONV.head, (side, side, 1), "support", "float64")
-        as_printed, ours = method(model, mode="paper").local, method(model).local
-        assert (ours.gamma, as_printed.gamma) == (0.2, 0.2 / positions)
-        assert as_printed.map_positions == positions
-        g = torch.randn(8, 4, positions, generator=Key(0).torch()).double()
-        both = [one.gamma * one.aux_loss(g, features()[1], told()) for one in (as_printed, ours)]
-        torch.testing.assert_close(*both)
-    assert method(CONV, mode="paper", gamma=0.3).local.gamma == 0.3
+        g = row.expand(-1, -1, positions)
+        for mode in ("strict", "paper", "official"):
+            for gamma, weight in ((None, 0.2), (0.2, 0.2), (0.7, 0.7)):
+                local = method(model, mode=mode, gamma=gamma).local
+                assert local.map_positions == positions
+                with_aux, without = (local.support_loss(g, y, 3, p)[0] for p in (told(), None))
+                torch.testing.assert_close(with_aux - without, weight * alone)
+
+
+def test_an_older_run_whose_gamma_weighed_positions_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Settings that meant the same go on: without gamma, by pooled maps, or in another mode."""
+    model = {"backbone": {"name": "conv4"}}
+    chosen = {"name": "frl", "variant": "gpal", "mode": "paper", "gamma": 0.2}
+    config = Config.of({"method": chosen, "model": model})
+    older, newer = {"config": config.settings}, {"config": config.settings, "fedshot": "0.1.0"}
+    check_belongs(tmp_path, newer, config)
+    with pytest.raises(CheckpointError, match=r"gamma 0\.2 under mode 'paper' weighed each pos"):
+        check_belongs(tmp_path, older, config)
+    for other in (
+        {"gamma": None},
+        {"positions": "pooled"},
+        {"mode": "strict"},
+        {"variant": "proto"},
+    ):
+        same = Config.of({"method": chosen | other, "model": model})
+        check_belongs(tmp_path, {"config": same.settings}, same)
+    narrow = Config.of({"method": chosen, "model": {"backbone": {"name": "conv4", "features": 4}}})
+    check_belongs(tmp_path, {"config": narrow.settings}, narrow)
+    with pytest.raises(ConfigError, match="positions"):
+        Config.of({"method": chosen | {"positions": "sum"}, "model": model})
 
 
 def test_the_global_loss_of_queries_is_no_sum_over_positions(tmp_path: Path) -> None:
     """On pooled features: `gamma` weighs it as it is, however many positions the map has."""
     m = method(CONV, mode="paper", variant="gpal", query_prototypes="local", inner_rounds=1)
-    assert (m.local.gamma, m.local.map_positions) == (0.05, 4)
+    assert m.local.map_positions == 4
     run = Run(m, tmp_path)
     share, phi = run.shares()[0], run.server.phi
     own, known = torch.randn(3, 3, generator=Key(5).torch()).double(), torch.ones(3) > 0
@@ -320,10 +349,9 @@ def test_gpal_over_positions_asks_for_a_map() -> None:
     resnet = Model(ResNet12(widths=(2, 2, 2, 2)), CONV.head, (32, 32, 1), "support")
     flattened = replace(CONV, backbone=Conv4(width=3, features=2))
     for model in (resnet, FLAT, flattened):
-        for positions in ("mean", "sum"):
-            with pytest.raises(ConfigError, match="gives features without a map"):
-                method(model, positions=positions)
+        with pytest.raises(ConfigError, match="gives features without a map"):
+            method(model, positions="mean")
         for mode in ("strict", "paper", "official"):
             m = method(model, mode=mode)
             assert (m.local.positions, m.local.gamma) == ("pooled", 0.2)
-    assert method(Model(MLP((4,)), None, (6, 6, 1)), variant="proto", positions="sum")
+    assert method(Model(MLP((4,)), None, (6, 6, 1)), variant="proto", positions="mean")

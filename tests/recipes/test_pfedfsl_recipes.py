@@ -108,6 +108,19 @@ def test_the_reading_that_runs_is_told(name: str) -> None:
     assert literal == told.get(name, [])
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_the_papers_reading_has_the_methods_name_and_ours_is_marked(name: str) -> None:
+    recipe = load(name)
+    rows = [row for row in recipe.rows.values() if row.method == "pfedfsl"]
+    if name in ("pfedfsl-fig2", "pfedfsl-fig5"):  # of one reading: its title says of which
+        assert recipe.title.endswith("pFedFSL, our reading")
+        assert all(row.settings["method"].get("mode") is None for row in rows)
+        return
+    for row in rows:
+        literal = row.settings["method"].get("mode") == "paper"
+        assert row.label == "pFedFSL" if literal else "our reading" in row.label, row.label
+
+
 @pytest.mark.parametrize("name", TUNED)
 def test_methods_with_steps_of_their_own_are_those_of_table_1(name: str) -> None:
     table, tuned = load("pfedfsl-table1").rows, load(name).rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedshot.recipes.current import current
 from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
 from fedshot.recipes.results import Results, score_of
 
-from .published_tables import SPREADS, TABLES
+from .published_tables import DATA, SPREADS, TABLES
 
 EXPECTED = {
     "digits",
@@ -175,6 +176,45 @@ def test_published_spreads_agree_with_a_second_transcription(name: str) -> None:
     rows = load(name).rows
     printed = {key: list(row.spread) for key, row in rows.items() if any(row.published)}
     assert printed == SPREADS[name]
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_published_number_stands_beside_the_papers_own_data_alone(name: str) -> None:
+    recipe = load(name)
+    printed = [f"{key}/*" for key, row in recipe.rows.items() if any(row.published)]
+    budgets = recipe.budgets if printed else ()
+    for cell in (cell for budget in budgets for cell in recipe.cells(budget, printed)):
+        if cell.published is None:
+            assert cell.spread is None
+            continue
+        papers = DATA[name]
+        place = list(recipe.columns).index(cell.column.key) if len(papers) > 1 else 0
+        data = cell.settings()["data"]
+        assert (data["name"], data.get("variant")) == papers[place], (cell.budget.name, cell.key)
+
+
+def test_a_budget_on_other_data_names_them_and_compares_with_no_number(tmp_path: Path) -> None:
+    """As `fc100-head` of two recipes of miniImageNet, and `digits` of one of MNIST."""
+    tree = changed()
+    split = {"base": ["0-2"], "novel": ["3-9"]}
+    tree["budgets"]["elsewhere"] = {"exchanges": 4, "settings": {"data": {"name": "mnist"}}}
+    tree["budgets"]["otherwise"] = {"exchanges": 4, "settings": {"split": split}}
+    recipe = read("t", tree)
+    for budget in ("elsewhere", "otherwise"):
+        cells = recipe.cells(budget)
+        assert not any(cell.published or cell.spread for cell in cells)
+        results = Results(tmp_path)
+        states = [State(cell, result=results.add(cell, budget, None, 0, facts())) for cell in cells]
+        text = tables.as_text(recipe, budget, states, width=300)
+        told = "mnist" if budget == "elsewhere" else "digits"
+        assert f"A test; here on {told}, budget {budget}" in text
+        assert "Published on other data, and so not shown: nothing." in text
+        rows = [line for line in text.splitlines() if "-shot" in line]
+        assert all(row.split()[2] == "-" and "+" not in row for row in rows)
+    for name, budget in (("fedfsl-fig8", "fc100-head"), ("fedfsl-k-exclusive", "fc100-head")):
+        title = load(name).title_of(load(name).cells(budget))
+        assert title.endswith("miniImageNet; here on cifar100 (variant fc100)")
+    assert load("fedfsl-fig8").title_of(load("fedfsl-fig8").cells("small")).endswith("miniImageNet")
 
 
 def test_tables_have_as_many_numbers_as_the_papers_print() -> None:
@@ -593,6 +633,42 @@ def test_f2l_recipes_tell_what_the_paper_says_otherwise(name: str) -> None:
         alone = method["name"] == "fsl_local" and method["answer_by"] == "turns"
         assert ("goes to one client in turn" in told) == alone
         assert ("of all novel examples together" in told) == (method.get("mode") != "official")
+
+
+def test_no_row_of_a_paper_has_the_methods_name_by_a_head_that_is_ours() -> None:
+    """F2L's paper says a fully-connected layer; one of prototypes is marked beside all numbers."""
+    for recipe in EVERY.values():
+        for row in (row for row in recipe.rows.values() if row.method == "f2l"):
+            if row.settings["method"].get("head_start") == "prototypes":
+                assert "ours" in recipe.title + row.label, (recipe.name, row.key)
+            elif recipe.name.startswith("f2l-") and any(row.published):
+                assert "head is learned from zero, which is our reading" in row.departs[0]
+
+
+def test_a_method_of_second_order_says_where_it_is_first() -> None:
+    """FedFSL's paper argues for second; the tables of others have it, too."""
+    for recipe in EVERY.values():
+        for row in (row for row in recipe.rows.values() if row.method.startswith("fedfsl")):
+            first = f"{row.key}/{next(iter(recipe.columns))}"
+            cells = [cell for budget in recipe.budgets for cell in recipe.cells(budget, [first])]
+            every = [trees.at(cell.settings(), "method.inner") or {} for cell in cells]
+            if any(inner.get("order") == "first" and inner.get("steps") for inner in every):
+                told = " ".join([*recipe.departs, *row.departs])
+                assert "first order" in told or "order" in recipe.open, (recipe.name, row.key)
+
+
+def test_what_recipes_cite_of_each_other_is_there() -> None:
+    """A recipe that is named in brackets as the place of a finding has stored cells."""
+    root = Path(__file__).parents[2] / "results"
+    for recipe in EVERY.values():
+        for text in (*recipe.open.values(), *recipe.departs):
+            for row, name, column in re.findall(r"\(row (\w+) of ([\w-]+), ([\w, -]+)\)", text):
+                cited = EVERY[name]
+                (key,) = (r.key for r in cited.rows.values() if r.label == row)
+                (place,) = (c.key for c in cited.columns.values() if c.label == column)
+                assert (root / name / "paper" / f"{key}.{place}.json").exists(), (row, name, column)
+            for name in re.findall(r"\(([a-z0-9]+(?:-[a-z0-9]+)+)\)", text):
+                assert name not in EVERY or list((root / name).glob("*/*.json")), name
 
 
 def test_the_figures_of_f2l_have_the_small_budget_of_its_table() -> None:

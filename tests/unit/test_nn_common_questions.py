@@ -100,11 +100,11 @@ def test_texts_have_words_and_no_padding() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_round_reports_the_divergence_and_nothing_else_changes(
+def test_a_round_that_is_asked_to_reports_the_divergence_and_nothing_else_changes(
     kind: Any, tmp_path: Path
 ) -> None:
-    silent = Run(kind(**options(common_questions=0)), tmp_path / "a", 3)
-    asked = Run(kind(**options()), tmp_path / "b", 3)
+    silent = Run(kind(**options()), tmp_path / "a", 3)
+    asked = Run(kind(**options(common_questions=1)), tmp_path / "b", 3)
     for run in (silent, asked):
         run.round()
     assert tree.digest(silent.server) == tree.digest(asked.server)
@@ -120,8 +120,8 @@ def test_every_round_reports_the_divergence_and_nothing_else_changes(
 def test_an_answer_that_blows_up_costs_nobody_the_round(lr: float, tmp_path: Path) -> None:
     wild = InnerLoop(lr=lr, steps=1, test_steps=10)  # a visit takes one step, an answer ten
     few = {"inner": wild, "local_steps": 1}
-    silent = Run(FedFSLNaive(**options(common_questions=0, **few)), tmp_path / "a", 3)
-    asked = Run(FedFSLNaive(**options(**few)), tmp_path / "b", 3)
+    silent = Run(FedFSLNaive(**options(**few)), tmp_path / "a", 3)
+    asked = Run(FedFSLNaive(**options(common_questions=1, **few)), tmp_path / "b", 3)
     for run in (silent, asked):
         run.round()
     assert tree.digest(silent.server) == tree.digest(asked.server)

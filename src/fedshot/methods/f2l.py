@@ -254,6 +254,20 @@ class F2L:
         return together or self.model.norm_policy == "transductive"
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of these options before a run."""
+        learned = self.reading.evaluated == "client" and self.reading.head_start == "zero"
+        known = self.episode.labels != "shuffled"
+        if not learned or known or self.client_steps.name != "adam":
+            return ()
+        return (
+            "a head of the client-model that Adam learns from zero hardly learns, because episodes "
+            "number their classes anew. Set method.head_start to 'prototypes', or learn it as the "
+            "authors' code does: method.client_optimizer {name: sgd, lr: 0.001} and method.inner "
+            "{adapts: head, lr: 0.1, steps: 5}.",
+        )
+
+    @property
     def max_way(self) -> int | None:
         """The width of the client-model's head; None where it is made of prototypes."""
         return None if self.reading.head_start == "prototypes" else self.client_model.way

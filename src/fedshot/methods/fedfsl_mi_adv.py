@@ -158,8 +158,8 @@ class FedFSLMIAdv:
         local_steps: optimiser steps per visit, of the heads and of the backbone each.
         episodes_per_step: episodes whose gradients are averaged in a step.
         optimizer: of the clients, for the outer steps.
-        common_questions: made-up questions that all clients answer in each round, to report the
-            `divergence` of their predictions; 0 for none. Nothing else depends on it.
+        common_questions: made-up questions to which each client uploads its answers in each round,
+            to report the `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
         moments: of the optimisers: "fresh" at every visit, or "kept" by the client, those of the
             heads only where the second one is persistent.
@@ -189,7 +189,7 @@ class FedFSLMIAdv:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = watching(1)
+    common_questions: int = watching(0)
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 
@@ -229,6 +229,11 @@ class FedFSLMIAdv:
         """Whether the stages hold predictions near the reference."""
         wanted = self.mode != "v1" if self.mi_in_stages is None else self.mi_in_stages
         return wanted and self.gamma > 0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of these options before a run."""
+        return self.nearness.warnings if self.mi_counts else ()
 
     @property
     def turns(self) -> str:

@@ -75,8 +75,8 @@ class FedFSLNaive:
         local_steps: optimiser steps per visit.
         episodes_per_step: episodes whose gradients are averaged in a step.
         optimizer: of the clients, for the outer steps.
-        common_questions: made-up questions that all clients answer in each round, to report the
-            `divergence` of their predictions; 0 for none. Nothing else depends on it.
+        common_questions: made-up questions to which each client uploads its answers in each round,
+            to report the `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
         moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
     """
@@ -89,7 +89,7 @@ class FedFSLNaive:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = watching(1)
+    common_questions: int = watching(0)
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 

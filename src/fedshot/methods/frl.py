@@ -15,7 +15,9 @@ of client k in all supports, rho_k in all examples; alpha inner_lr, beta optimiz
 What the paper leaves open, and departures: the losses are cross-entropies, with the true class in
 the sum, in mode="paper" too. Adam is the server's, on sum_k rho_k g_k. Prototypes are means over
 all supports of a class, and are made anew with theta_R before they answer: one exchange more, of
-which `mode="paper"` knows nothing. GPAL averages over positions. A class of the episode has a row
+which `mode="paper"` knows nothing. GPAL averages over positions in every mode, so that gamma weighs
+a map; eq. (3) has their sum, whose weight, which the paper does not give, is gamma over their
+number. A class of the episode has a row
 of prototypes at every client, zero where it holds none of it, so that a sum suffices. Clients hold
 nothing between exchanges, so theta_R travels twice where prototypes are made anew.
 """
@@ -88,7 +90,7 @@ ModeName = Literal["strict", "paper", "official"]
 _BY_MODE: dict[str, dict[str, Any]] = {
     "strict": {"prototypes": "exact", "refresh": True, "positions": "mean",
                "query_prototypes": "global", "uploaded": "before", "weights": "examples"},
-    "paper": {"prototypes": "shrunk", "refresh": False, "positions": "sum",
+    "paper": {"prototypes": "shrunk", "refresh": False, "positions": "mean",
               "query_prototypes": "global", "uploaded": "last", "weights": "examples"},
     "official": {"prototypes": "unweighted", "refresh": False, "positions": "pooled",
                  "query_prototypes": "local", "uploaded": "after", "weights": "equal"},
@@ -119,24 +121,24 @@ class FRL:
             local models near the global prototypes (L_aux).
         mode: what holds where an option is null. "strict": prototypes "exact", refresh, positions
             "mean", query_prototypes "global", uploaded "before", weights "examples". "paper" as
-            printed: prototypes "shrunk", no refresh, positions "sum", uploaded "last", else the
-            same. "official", as the authors' later code: "unweighted", no refresh, "pooled",
-            "local", "after", "equal".
+            printed: prototypes "shrunk", no refresh, uploaded "last", else the same.
+            "official", as the authors' later code: "unweighted", no refresh, "pooled", "local",
+            "after", "equal".
         inner_rounds: R in training.
         test_rounds: R at test; null for that of training.
         inner_lr: alpha.
         local_steps: E, passes of a client over its supports in a round.
         inner_batch: examples of a step; null for all supports, so that a pass is one step.
-        gamma: weight of L_aux; null for 0.2, with positions "sum" for 0.2 over their number (25 of
-            a 5x5 map), so that both are one loss.
+        gamma: weight of L_aux per map, whatever the mode; null for 0.2. A sum over positions with
+            weight g, as eq. (3) is printed, is gamma of g times their number (25 of a 5x5 map).
         loss: "softmax", or "literal", which leaves the true class out of the sum: without a bound.
         prototypes: global ones are "exact" means over all supports, "shrunk" by the share of the
             clients that lack the class, or the "unweighted" mean of those that hold it.
         refresh: make prototypes anew with theta_R; else queries meet P_{R-1}.
         through_prototypes: whether gradients pass through a client's own prototypes.
         own_sample: "included" in its own prototype in the local loss, or "left_out".
-        positions: L_aux is the "mean" or the "sum" over positions of the last map, or of the
-            "pooled" map alone; null for "pooled" with a backbone that gives no map: all but conv4
+        positions: L_aux is the "mean" over positions of the last map, or of the "pooled" map alone;
+            null for "pooled" with a backbone that gives no map: all but conv4
             without `features`.
         meta_step: the "server" takes Adam's step on the averaged gradient, or each client a first
             step of a fresh one, "local", and the server averages those.
@@ -176,7 +178,7 @@ class FRL:
     refresh: bool | None = None
     through_prototypes: bool = True
     own_sample: Literal["included", "left_out"] = "included"
-    positions: Literal["mean", "sum", "pooled"] | None = None
+    positions: Literal["mean", "pooled"] | None = None
     meta_step: Literal["server", "local"] = "server"
     query_prototypes: Literal["global", "local"] | None = None
     query_classes: Literal["all", "held"] = "all"
@@ -202,7 +204,7 @@ class FRL:
             check_word(name, getattr(self, name), words)
         check_word("query_prototypes", self._of("query_prototypes"), ("global", "local"))
         check_word("weights", self._of("weights"), ("examples", "equal"))
-        if self.variant == "gpal" and self.positions in ("mean", "sum") and not self._has_map:
+        if self.variant == "gpal" and self.positions == "mean" and not self._has_map:
             raise ConfigError(
                 f"positions is {self.positions!r}, and {type(self.model.backbone).__name__} gives "
                 "features without a map. Set positions to 'pooled', or model.backbone to conv4."
@@ -237,15 +239,33 @@ class FRL:
         """Return the batch norm at test: the group's, or that of all queries as in the code."""
         return "transductive" if options["mode"] == "official" else "group"
 
+    @staticmethod
+    def changed_meaning(settings: Mapping[str, Any]) -> str:
+        """Return which settings of an older run mean something else today, "" for none.
+
+        Args:
+            settings: the whole tree.
+        """
+        method, backbone = settings["method"], settings["model"]["backbone"]
+        has_map = backbone["name"] == "conv4" and not backbone.get("features")
+        summed = method["mode"] == "paper" and method["positions"] is None and has_map
+        if method["variant"] != "gpal" or not summed or method["gamma"] is None:
+            return ""
+        return (
+            f"method.gamma {method['gamma']} under mode 'paper' weighed each position of the last "
+            "map when this run was started, and weighs the whole map now. For a new run with the "
+            "weight that it had, multiply gamma by the number of positions: 4 at 32 px, 25 at 84 px"
+        )
+
     @property
     def _gamma(self) -> float:
-        """What weighs a global loss that is no sum over positions."""
+        """The weight of a loss by the global prototypes."""
         return _GAMMA if self.gamma is None else self.gamma
 
     @property
     def local(self) -> Local:
         """How a client learns."""
-        local = Local(
+        return Local(
             self.model,
             self.variant,
             self._gamma,
@@ -260,9 +280,6 @@ class FRL:
             self._of("prototypes"),
             self._of("uploaded"),
         )
-        if self.gamma is None and local.positions == "sum":
-            return replace(local, gamma=_GAMMA / local.map_positions)
-        return local
 
     @property
     def slots(self) -> int:

@@ -7,11 +7,12 @@ the client's prototypes, P_r the global ones; d a squared distance.
 
     P^c_r(k) = mean of f over S_k(c)                                                        (1)
     L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'))                  (2)
-    L_aux = the same, summed over the positions of g(x), against the global prototypes      (3)
+    L_aux = the same, over the positions of g(x), against the global prototypes             (3)
     F = L_local + gamma L_aux;  theta <- theta - alpha grad F                               (4)
 
 As printed, the sum of (2) leaves the true class out: then a client gains without end by moving
-classes apart, and one with a single class has the logarithm of nothing.
+classes apart, and one with a single class has the logarithm of nothing. Printed is a sum over
+positions; here it is their mean, and gamma the weight of a map.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Local:
     loss: Literal["softmax", "literal"] = "softmax"
     own_sample: Literal["included", "left_out"] = "included"
     through_prototypes: bool = True
-    positions: Literal["mean", "sum", "pooled"] = "mean"
+    positions: Literal["mean", "pooled"] = "mean"
     distance: Literal["plain", "mean", "unit"] = "plain"
     prototypes: Literal["exact", "shrunk", "unweighted"] = "exact"
     uploaded: Literal["before", "last", "after"] = "before"
@@ -84,7 +85,7 @@ class Local:
         check_word("variant", self.variant, ("linear", "proto", "gpal"))
         check_word("loss", self.loss, ("softmax", "literal"))
         check_word("own_sample", self.own_sample, ("included", "left_out"))
-        check_word("positions", self.positions, ("mean", "sum", "pooled"))
+        check_word("positions", self.positions, ("mean", "pooled"))
         check_word("distance", self.distance, ("plain", "mean", "unit"))
         check_word("prototypes", self.prototypes, ("exact", "shrunk", "unweighted"))
         check_word("uploaded", self.uploaded, ("before", "last", "after"))
@@ -198,8 +199,7 @@ class Local:
         each = g.permute(0, 2, 1).reshape(n * positions, d)
         each = unit_rows(each) if self.distance == "unit" else each
         labels = y[:, None].expand(n, positions).reshape(-1)
-        loss = contrast(self.logits(each, told), labels, told.held, self.loss)
-        return loss * positions if self.positions == "sum" else loss
+        return contrast(self.logits(each, told), labels, told.held, self.loss)
 
     def support_loss(
         self, g: Tensor, y: Tensor, numbers: int, told: Prototypes | None
@@ -217,10 +217,9 @@ class Local:
         plain = self._plain and self.own_sample == "included" and self.through_prototypes
         fixed = told is None or not told.means.requires_grad
         if plain and fixed and quick.fits(g):
-            gamma = self.gamma * (g.shape[-1] if self.positions == "sum" else 1)
             pooled = self.positions == "pooled"
             loss, hits, means, counts = quick.support_loss(
-                g, y, numbers, told, gamma, pooled=pooled
+                g, y, numbers, told, self.gamma, pooled=pooled
             )
             return loss, hits, Prototypes(means, counts > 0), counts
         f = self.rows(g)

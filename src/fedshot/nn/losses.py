@@ -38,8 +38,11 @@ def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -
     reach q alone. With r = p/q, the gradient of KL by q is -r, and
 
     - "none": -r, unbounded where q is small;
-    - "log": sum p log clamp(r). Its gradient is -r inside the band and 0 outside, so nothing pulls
-      back a q that has drifted far. The value is that of the clipped ratio, and may be below 0;
+    - "log": sum p log clamp(r), with -r inside the band and 0 outside. In a row with some classes
+      outside the softmax reverses their sign: descent takes q away from p, until all classes are
+      outside and no gradient is left. With p = (.40, .30, .30), q = (.30, .35, .35)
+      and epsilon .2 the gradient by q's logits is (.180, -.090, -.090), that of "none" (-.100,
+      .050, .050). The value is that of the clipped ratio, and may be below 0;
     - "coef": -clamp(r), which is bounded by 1 + epsilon and never stops pulling. The surrogate is
       -sum sg[clamp(r)] q; the value reported is that of KL. As sum q = 1, what moves a logit is
       clamp(r) - 1 alone, so this pull is gentle: epsilon at most, where that of "none" is p - q.

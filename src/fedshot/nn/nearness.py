@@ -54,6 +54,17 @@ class Nearness:
             raise ConfigError(f"epsilon is {self.epsilon}; expected a number between 0 and 1.")
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of these options before a run."""
+        if self.clipping != "log" or not self.gamma:
+            return ()
+        return (
+            "clip 'log' reads the paper literally: where some classes of a row lie outside the "
+            "band it pushes the client's predictions away from the reference, and where all do it "
+            "has no gradient. Set method.clip to 'coef' for a bounded pull.",
+        )
+
+    @property
     def clipping(self) -> Clip:
         """How the ratio of probabilities is bounded."""
         return self.clip or CLIPS[self.mode]

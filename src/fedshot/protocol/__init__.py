@@ -35,6 +35,7 @@ from fedshot.protocol.method import (
     answer_at_clients,
     answer_at_server,
     answer_from_features,
+    warnings_of,
     watching,
     widest_test,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "through_rounds",
     "told_by",
     "update_reply",
+    "warnings_of",
     "watching",
     "widest_test",
 ]

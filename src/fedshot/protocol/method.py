@@ -86,6 +86,15 @@ def widest_test(method: Method[Any]) -> int | None:
     return widest
 
 
+def warnings_of(method: Method[Any]) -> tuple[str, ...]:
+    """Return what a person should know of a method's options before round 1; () for nothing.
+
+    A method that has something to say says it in its `warnings`.
+    """
+    said: tuple[str, ...] = getattr(method, "warnings", ())
+    return said
+
+
 def answer_at_server(
     answer: Callable[[Question], Tensor],
     questions: Sequence[Question],

@@ -46,7 +46,7 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
         _scale(axes, [column.x for column in recipe.columns.values() if column.x is not None])
         axes.legend(labelcolor=INK)
 
-    text = picture(recipe.title, _SIZE, draw, "svg")
+    text = picture(recipe.title_of(state.cell for state in states), _SIZE, draw, "svg")
     assert isinstance(text, str)
     return text
 
@@ -56,13 +56,14 @@ def sweep(recipe: Recipe, states: Sequence[State]) -> str:
 
     An axis is logarithmic where its values, zero apart, lie a hundredfold apart or further.
     """
-    return _sweep(recipe, states, recipe.title)
+    return _sweep(recipe, states, recipe.title_of(state.cell for state in states))
 
 
 def along(recipe: Recipe, states: Sequence[State]) -> str:
     """Return a table's second figure as SVG, the panels of its rows that have `at`; "" for none."""
     held = swept(states)
-    return _sweep(recipe, held, f"{recipe.title}: {_axes(held)}") if held else ""
+    title = recipe.title_of(state.cell for state in held)
+    return _sweep(recipe, held, f"{title}: {_axes(held)}") if held else ""
 
 
 def _axes(states: Sequence[State]) -> str:

@@ -17,7 +17,7 @@ from fedshot.recipes.plan import marks
 from fedshot.recipes.plane import planar
 from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import Result, mean, split
-from fedshot.recipes.tables import Marks, difference, floors, ours, published, unfair
+from fedshot.recipes.tables import Marks, difference, floors, measure, ours, published, unfair
 from fedshot.words import count, megabytes, printable, seconds
 
 _HEAD = """\
@@ -67,9 +67,9 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str
     letters = Marks()
     lines = [_line(state, letters) for state in states]
     said = [
-        f"## {plain(recipe.title)} ({plain(variant)})",
+        f"## {plain(recipe.title_of(state.cell for state in states))} ({plain(variant)})",
         "",
-        f"{plain(recipe.source)}. Published: {plain(recipe.measure)}.",
+        f"{plain(recipe.source)}. {plain(measure(recipe, states))}.",
         "",
         "| method | setting | published | ours | difference | seeds | over seeds | validation | MB "
         "| seconds | |",
@@ -96,7 +96,8 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str
 
 def _figures(recipe: Recipe, variant: str, states: Sequence[State], folder: str) -> list[str]:
     """Return links to the figures that are drawn beside the files, if any, and what they show."""
-    title, link = plain(recipe.title), f"{folder}/{recipe.name}/{variant}"
+    title = plain(recipe.title_of(state.cell for state in states))
+    link = f"{folder}/{recipe.name}/{variant}"
     if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
         return ["", f"![{title}]({link}.svg)"]
     said = []

@@ -94,7 +94,8 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
             right.set_title("what was taken for what, %")
             _confusion(right, [one["test"]["confusion"] for one in state.result.seeds.values()])
 
-    text = drawing(recipe.title, (_WIDTH, _HEIGHT * len(held)), draw, "svg")
+    title = recipe.title_of(state.cell for state in states)
+    text = drawing(title, (_WIDTH, _HEIGHT * len(held)), draw, "svg")
     assert isinstance(text, str)
     return text
 

@@ -9,7 +9,7 @@ A row may only stop early, as one that overfits, and its cells are marked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -24,6 +24,7 @@ ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """What a row may set: all of it is the method's."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+_WHICH_DATA = ("name", "variant", "path", "config", "part")  # not how they are cut or embedded
 AGAINST = {"megabytes": "", "rounds": "-rounds"}
 """What a table's curves may be drawn against, and what the figure's name ends with."""
 
@@ -142,6 +143,11 @@ class Recipe:
         """The methods of its rows, each once."""
         return tuple(dict.fromkeys(row.method for row in self.rows.values()))
 
+    def title_of(self, cells: Iterable[Cell]) -> str:
+        """Return the title, which names the data of these cells where they are not the paper's."""
+        others = [cell.data for cell in cells if not cell.on_papers_data]
+        return "; here on ".join([self.title, *dict.fromkeys(others)])
+
     @property
     def usual(self) -> str:
         """The budget where none is asked for: "small", or the first."""
@@ -200,14 +206,30 @@ class Cell:
         return f"{self.row.key}.{self.column.key}"
 
     @property
+    def data(self) -> str:
+        """Which data it is of, in words."""
+        data = self._layered["data"]
+        rest = ", ".join(f"{key} {data[key]}" for key in _WHICH_DATA[1:] if key in data)
+        return f"{data['name']} ({rest})" if rest else str(data["name"])
+
+    @property
+    def on_papers_data(self) -> bool:
+        """Whether the budget leaves the recipe's dataset as it is, the split of its classes too."""
+        papers, mine = layered(self.recipe.settings, self.column.settings), self._layered
+        return all(
+            trees.at(papers, place) == trees.at(mine, place)
+            for place in (*(f"data.{key}" for key in _WHICH_DATA), "split")
+        )
+
+    @property
     def published(self) -> float | None:
-        """The paper's accuracy in percent."""
-        return self.row.published[self._place]
+        """The paper's accuracy in percent; None where it is of other data than the cell's."""
+        return self.row.published[self._place] if self.on_papers_data else None
 
     @property
     def spread(self) -> float | None:
-        """The paper's own +- in percentage points."""
-        return self.row.spread[self._place]
+        """The paper's own +- in percentage points; None as `published`."""
+        return self.row.spread[self._place] if self.on_papers_data else None
 
     @property
     def lead(self) -> Cell | None:
@@ -230,11 +252,7 @@ class Cell:
             seed: of training and of the partition.
             chosen: what tuning found, by dotted place.
         """
-        tree = layered(
-            self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings,
-            self.budget.rows.get(self.row.trained_as or "", {}),
-            self.budget.rows.get(self.row.key, {}),
-        )  # fmt: skip
+        tree = self._layered
         for place, value in (chosen or {}).items():
             trees.put(tree, place, value)
         trees.put(tree, "run.rounds", max(1, self.exchanges // self.row.exchanges))
@@ -245,6 +263,15 @@ class Cell:
             every = looks * self.exchanges // self.budget.exchanges // self.row.exchanges
             trees.put(tree, "run.validate_every", max(1, every))
         return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}
+
+    @property
+    def _layered(self) -> Settings:
+        """What all layers set."""
+        return layered(
+            self.recipe.settings, self.column.settings, self.budget.settings, self.row.settings,
+            self.budget.rows.get(self.row.trained_as or "", {}),
+            self.budget.rows.get(self.row.key, {}),
+        )  # fmt: skip
 
     @property
     def _place(self) -> int:

@@ -51,12 +51,13 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     rows = [(state, cells(state, letters)) for state in states]
     notes = [f"{letter}: {text}" for letter, text in letters.told()]
     notes += unfair(states)
+    title = recipe.title_of(state.cell for state in states)
     made = Table(
-        title=Text(f"{printable(recipe.title)}, budget {variant.replace('-tune', ', trials ')}"),
+        title=Text(f"{printable(title)}, budget {variant.replace('-tune', ', trials ')}"),
         title_justify="left",
         caption=Text(
             "\n".join(
-                [f"Published: {printable(recipe.measure)}.", *used(states), *floors(states), *notes]
+                [f"{printable(measure(recipe, states))}.", *used(states), *floors(states), *notes]
             )
         ),
         caption_justify="left",
@@ -105,6 +106,13 @@ def remarks(state: State) -> list[str]:
         found.append(f"{what}: {'left to the other process' if other else 'broke off: '}"
                      f"{'' if other else printable(text)}")  # fmt: skip
     return found
+
+
+def measure(recipe: Recipe, states: Sequence[State]) -> str:
+    """Return what the published numbers are, and where they are left out."""
+    if all(state.cell.on_papers_data for state in states):
+        return f"Published: {recipe.measure}"
+    return f"Published on other data, and so not shown: {recipe.measure}"
 
 
 def published(state: State) -> str:
