@@ -82,6 +82,42 @@ def test_a_class_name_wins_over_a_number():
     assert ClassSplit.from_names(dataset, ["2"], ["0-1"], ["0"]) == ClassSplit((0,), (1,), (2,))
 
 
+@pytest.mark.parametrize(
+    ("names", "entry", "meant"),
+    [
+        (sorted(map(str, range(12))), "0-4", ["0", "1", "2", "3", "4"]),  # 0, 1, 10, 11, 2, ...
+        ([str(c) for c in range(1, 7)], "1-3", ["1", "2", "3"]),
+        (["000", "007", "010"], "0-7", ["000", "007"]),
+        (["000", "007", "010"], "7", ["007"]),
+        (["1.0", "2.0", "3.0"], "1-2", ["1.0", "2.0"]),  # as a table with gaps writes numbers
+        (["10", "20", "30"], "10-20", ["10", "20"]),
+        (["0", "1", "2", "other"], "0-2", ["0", "1", "2"]),  # by name as by position
+        (["7", "cat", "dog"], "0-1", ["7", "cat"]),  # no name lies in it
+    ],
+)
+def test_where_classes_are_named_by_whole_numbers_a_range_means_names(names, entry, meant):
+    dataset = made(classes=len(names), class_names=tuple(names))
+    last = next(name for name in reversed(names) if name not in meant)
+    split = ClassSplit.from_names(dataset, [entry], [], [last])
+    assert [names[c] for c in split.base] == sorted(meant)
+
+
+@pytest.mark.parametrize(
+    ("names", "entry", "said"),
+    [
+        (["1", "2", "3"], "0-2", r"'0-2' is not a class .*named by whole numbers, 1 to 3"),
+        (["1", "2", "3"], "0", r"'0' is not a class .*named by whole numbers"),
+        (["1", "2", "3"], "3-1", "the smaller one first"),
+        (["2", "3", "cat"], "0-2", r"by name '2', by position '2', '3', 'cat'\. List the names"),
+        (["1", "cat", "dog"], "1-5", r"by name '1', by position 'cat', 'dog'"),
+        (["1.0", "cat", "dog"], "1", r"'1' may mean two things .*by name '1\.0', by pos.* 'cat'"),
+    ],
+)
+def test_a_range_that_means_other_classes_by_name_than_by_position_is_refused(names, entry, said):
+    with pytest.raises(DataError, match=said):
+        ClassSplit.from_names(made(classes=3, class_names=tuple(names)), [entry], [], [names[-1]])
+
+
 def test_an_unknown_class_is_answered_with_the_nearest_name():
     with pytest.raises(DataError, match=r"base: made has no class 'clas3'\. Did you mean 'class3'"):
         ClassSplit.from_names(made(), ["clas3"], [], ["class0"])
