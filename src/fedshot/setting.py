@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -87,6 +88,11 @@ class Arrangement:
     def base_classes(self) -> tuple[int, ...]:
         """The numbers of the classes to train on."""
         return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
+
+    @cached_property
+    def deal_digest(self) -> str:
+        """The SHA-256 of who holds what in training."""
+        return self.deal.train.digest
 
     def facts(self) -> Facts:
         """Return what a run keeps of its data."""

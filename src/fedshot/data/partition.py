@@ -6,6 +6,7 @@ numbers themselves. How images are dealt out is told in `deals.py` and `personal
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,6 +59,14 @@ class Partition:
     def owners(self) -> Ints:
         """The client of each entry of `indices`."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of who holds which rows, as hex."""
+        sha = hashlib.sha256()
+        for part in (self.offsets, self.indices):
+            sha.update(np.ascontiguousarray(part).data)
+        return sha.hexdigest()
 
     @classmethod
     def of(cls, parts: Sequence[Ints]) -> Partition:

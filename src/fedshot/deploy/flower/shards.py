@@ -9,7 +9,6 @@ its own folder and has no others; a server needs none.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,17 +33,9 @@ def path_of(folder: Path, client: int) -> Path:
     return folder / f"client-{client:06d}.safetensors"
 
 
-def deal_digest(partition: Partition) -> str:
-    """Return the SHA-256 of who holds which rows."""
-    sha = hashlib.sha256()
-    for part in (partition.offsets, partition.indices):
-        sha.update(np.ascontiguousarray(part).data)
-    return sha.hexdigest()
-
-
 def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
     """Return what the files of a deal have in common."""
-    hashes = {"dataset": dataset.digest, "deal": deal_digest(partition)}
+    hashes = {"dataset": dataset.digest, "deal": partition.digest}
     return kind_of(dataset) | hashes
 
 
