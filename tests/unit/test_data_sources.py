@@ -205,6 +205,7 @@ def test_an_npz_file_gains_a_channel_class_names_and_renumbered_users(tmp_path):
         ({"y": np.array([0.0, 1.0, 1.0])}, r"y is float64\[3\]; expected one whole number"),
         ({"y": np.array([0, 1])}, r"labels are int64\[2\]; expected int64\[3\]"),
         ({"users": np.zeros((3, 1), np.int64)}, r"users is int64\[3, 1\]"),
+        ({"users": np.array([3, -1, 0])}, r"users hold -1; expected numbers from 0 on"),
         ({"class_names": np.array([1, 2])}, "class_names is int64"),
         ({"class_names": np.array(["only"])}, "from 0 to 1; with 1 class names"),
     ],

@@ -99,8 +99,13 @@ class Npz:
             )
         users = None
         if "users" in arrays:
-            users = np.unique(self._ints("users", arrays["users"]), return_inverse=True)[1]
-            users = users.reshape(-1).astype(np.int64, copy=False)
+            told = self._ints("users", arrays["users"])
+            if told.min(initial=0) < 0:
+                raise DataError(
+                    f"{self.path}: users hold {told.min()}; expected numbers from 0 on. Leave out "
+                    "the examples whose user is not known, or give each a number of its own."
+                )
+            users = np.unique(told, return_inverse=True)[1].reshape(-1).astype(np.int64, copy=False)
         x = np.ascontiguousarray(x)
         return Dataset(Path(self.path).stem, x, y, tuple(names.tolist()), users)
 
