@@ -18,6 +18,7 @@ from fedshot.data import (
     Deal,
     EpisodeSpec,
     Gathering,
+    InMemory,
     Partition,
     Rows,
     Tasks,
@@ -60,6 +61,8 @@ class Arrangement:
     def _arrange(self, config: Config, data_dir: str | None) -> None:
         """Load, split and deal."""
         self.dataset = config.data.load(find_data_dir(data_dir))
+        if isinstance(config.data, InMemory):  # whose hash may be known only now
+            self.config = config = config.with_data(self.dataset)
         # The test's seed, not training's, draws a random split: all training seeds sit one test.
         drawn = Key(config.test.seed)
         self.split: ClassSplit | None = None
@@ -161,6 +164,7 @@ class Setting(Arrangement):
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         super().__init__(config, data_dir)
+        config = self.config
         model = config.model.build(self.dataset)
         spec = config.episode
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshot import cli
+from fedshot import cli, run_folder
 from fedshot.config import Config
-from fedshot.errors import ConfigError, DataError
+from fedshot.data import ClassSplit, Dataset, Digits
+from fedshot.errors import CheckpointError, ConfigError, DataError
+from fedshot.experiment import Experiment
 from fedshot.recipes import load, names, read
 from fedshot.recipes.plan import marks
 from fedshot.reports import Row, Run, Series, compare, sights, summary, told
@@ -33,6 +35,45 @@ TOLD = [
     "NOT HONEST: the test classes chose the round",
     "NOT HONEST: where clients answer, the first alone was scored",
 ]
+
+
+class Mine:
+    """A source of a program's own: the digits, turned to negatives."""
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Return them."""
+        digits = Digits().load(data_dir)
+        return replace(digits, name="negatives", x=255 - digits.pixels, standard=None)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return the first six against the others."""
+        del dataset
+        return ClassSplit((0, 1, 2, 3, 4, 5), (), (6, 7, 8, 9))
+
+
+def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shape = {"episode": {"way": 3}, "test": {"way": 3}, "run": {"rounds": 2}}
+    config = Config.of(merged(SMALL, shape))
+    dataset = Mine().load(None)
+    whole = replace(dataset, standard=Mine().split(dataset))
+    folders = tmp_path / "source", tmp_path / "dataset"
+    for folder, data in zip(folders, (Mine(), whole), strict=True):
+        first = Experiment(Setting(replace(config, data=data)), folder)  # type: ignore[type-var]
+        next(iter(first.run()))
+        held = run_folder.written(folder)
+        assert held["data"] == {"name": "memory", "dataset": "negatives", "digest": dataset.digest}
+        for command in ("resume", "evaluate"):
+            assert cli.main([command, str(folder)]) == 2
+            text = capsys.readouterr().err
+            assert "'negatives' was in a program's memory" in text
+            assert "with_data(dataset)" in text
+    again = run_folder.configuration(folders[0]).with_data(whole)
+    assert [record.round for record in Experiment(Setting(again), folders[0]).run()] == [1, 2]
+    other = replace(whole, x=255 - whole.pixels)
+    with pytest.raises(CheckpointError, match=r"data\.digest was"):
+        Experiment(Setting(again.with_data(other)), folders[0])
 
 
 def test_both_are_off_unless_a_recipe_is_about_them() -> None:

@@ -16,6 +16,7 @@ from fedshot.data.files import DAMAGE
 from fedshot.data.folder import ImageFolder
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
+from fedshot.data.memory import InMemory
 from fedshot.data.mini_imagenet import MiniImageNet
 from fedshot.data.mnist import FashionMnist, Mnist
 from fedshot.data.news import News20
@@ -160,6 +161,7 @@ SOURCES: dict[str, type[Source]] = {
     "folder": ImageFolder,
     "hf": HF,
     "huffpost": HuffPost,
+    "memory": InMemory,
     "mini_imagenet": MiniImageNet,
     "mnist": Mnist,
     "news20": News20,
