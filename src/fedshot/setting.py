@@ -26,6 +26,7 @@ from fedshot.data import (
     split_users,
     unable,
 )
+from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam, ExamOptions
@@ -97,6 +98,15 @@ class Arrangement:
         """The SHA-256 of who holds what in training."""
         return self.deal.train.digest
 
+    @cached_property
+    def copies(self) -> Copies:
+        """How many examples that train, choose or test are identical to another one."""
+        parts = (self.rows.base, self.rows.validation, self.rows.novel)
+        if self.own_tests:
+            dealt = (self.deal.train, self.deal.validation, self.deal.test)
+            parts = tuple(part.indices for part in dealt if part is not None)
+        return Copies.of(self.dataset, parts)
+
     def facts(self) -> Facts:
         """Return what a run keeps of its data."""
         return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
@@ -106,6 +116,8 @@ class Arrangement:
         found = not_honest(self.config.settings)
         if self.dataset.passed_over:
             found.append(f"{self.dataset.name}: {self.dataset.passed_over}")
+        if self.copies.identical:
+            found.append(f"{self.dataset.name}: {self.copies}")
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":

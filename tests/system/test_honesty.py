@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fedshot import cli, run_folder
 from fedshot.config import Config
@@ -74,6 +75,36 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
     other = replace(whole, x=255 - whole.pixels)
     with pytest.raises(CheckpointError, match=r"data\.digest was"):
         Experiment(Setting(again.with_data(other)), folders[0])
+
+
+def test_copied_examples_are_told_before_round_1_and_on_the_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Noise of which each picture lies there four times: a test that is no test."""
+    noise = np.random.default_rng(0).integers(0, 256, (60, 6, 6), dtype=np.uint8)
+    x, y = np.tile(noise, (4, 1, 1)), np.tile(np.arange(60) % 6, 4)
+    np.savez(tmp_path / "noise.npz", x=x, y=y)
+    changes = {
+        "data": {"name": "npz", "path": str(tmp_path / "noise.npz")},
+        "split": {"base": ["0-2"], "novel": ["3-5"]},
+        "partition": {"name": "iid", "clients": 2},
+        "episode": {"way": 3},
+        "run": {"rounds": 1, "cohort": None},
+        "test": {"way": 3},
+    }
+    config = tmp_path / "noise.yaml"
+    config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
+    assert cli.main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
+    said = (
+        "noise: 240 of 240 examples are identical to another one: 240 to one of their class, 0 to "
+        "one of another class, 0 to one of another part"
+    )
+    told = capsys.readouterr().err
+    assert said in told
+    assert cli.main(["report", str(tmp_path / "small")]) == 0
+    assert said in (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
+    assert cli.main(["data", "show", "--config", str(config), "--out", str(tmp_path / "p")]) == 0
+    assert said.removeprefix("noise: ") in capsys.readouterr().out
 
 
 def test_both_are_off_unless_a_recipe_is_about_them() -> None:

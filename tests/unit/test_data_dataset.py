@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshot.data import ClassSplit, Dataset
+from fedshot.data import ClassSplit, Dataset, Tokens
+from fedshot.data.copies import Copies
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
@@ -64,6 +65,30 @@ def test_the_digest_depends_on_every_part_and_on_nothing_else(monkeypatch):
         made(class_names=("a", "b", "c", "d")),
     ]
     assert len({whole, *(other.digest for other in others)}) == 6
+
+
+def test_identical_examples_are_counted_within_and_across_classes_and_parts():
+    """Images that differ in one byte are none, wherever it is; texts without words are none."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (8, 20, 20, 3), dtype=np.uint8)
+    y = np.array([0, 0, 0, 1, 1, 2, 2, 2])
+    x[1] = x[0]  # in one class
+    x[4] = x[2]  # in two classes of one part
+    x[6] = x[3]  # in two classes and two parts
+    x[7] = x[5]
+    x[7, 0, 0, 0] += 1
+    data = made(x=x, y=y, class_names=("a", "b", "c"))
+    base, none, novel = np.arange(5), np.arange(0), np.arange(5, 8)
+    assert Copies.of(data, (base, none, novel)) == Copies(8, 6, within=2, across=4, parts=2)
+    assert Copies.of(data, (base[:1], none, base[:1])) == Copies(1)  # a row is no copy of itself
+    ids, offsets = np.array([2, 3, 2, 3, 2], np.int32), np.array([0, 2, 4, 5, 5, 5])
+    table = np.zeros((4, 2), np.float32)
+    texts = made(x=Tokens(ids, offsets, table, 2), y=np.zeros(5, np.int64), class_names=("a",))
+    assert Copies.of(texts, (np.arange(5),)) == Copies(3, 2, within=2)
+    said = str(Copies(200, 2, within=2))
+    assert said.startswith("2 of 200 examples are identical to another one: 2 to one of their cl")
+    assert said.endswith("remove the copies from the data.")
+    assert "remove" not in str(Copies(201, 2, within=2))
 
 
 def test_a_memory_map_serves_as_images(tmp_path):

@@ -42,6 +42,8 @@ def facts(arrangement: Arrangement) -> list[str]:
         lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, known by number alone")
     if data.passed_over:
         lines.insert(1, data.passed_over)
+    if arrangement.copies.identical:
+        lines.insert(1, str(arrangement.copies))
     left_out = list(arrangement.left_out.items())
     lines += [f"client {c} cannot: {why}" for c, why in left_out[:5]]
     return lines + ([f"and {len(left_out) - 5} more"] if len(left_out) > 5 else [])
