@@ -20,6 +20,7 @@ from fedshot.data import (
     Gathering,
     InMemory,
     Partition,
+    Redealt,
     Rows,
     Tasks,
     find_data_dir,
@@ -64,14 +65,16 @@ class Arrangement:
         self.dataset = config.data.load(find_data_dir(data_dir))
         if isinstance(config.data, InMemory):  # whose hash may be known only now
             self.config = config = config.with_data(self.dataset)
-        # The test's seed, not training's, draws a random split: all training seeds sit one test.
+        # The test's seed or one of its own, not training's, draws a random split: all training
+        # seeds sit one test.
         drawn = Key(config.test.seed)
+        splits = drawn if config.split.seed is None else Key(config.split.seed)
         self.split: ClassSplit | None = None
         if config.split.users is not None:
             shares = config.split.users
-            self.rows = Rows(*split_users(self.dataset, shares, drawn.at("split")))
+            self.rows = Rows(*split_users(self.dataset, shares, splits.at("split")))
         else:
-            self.split = config.split.of(self.dataset, config.data.split(self.dataset), drawn)
+            self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
             self.split.check(self.dataset)
             self.rows = Rows.of_classes(self.dataset, self.split)
         # Who holds what is the test, too, where that is the clients' own: one for all seeds.
@@ -83,6 +86,7 @@ class Arrangement:
             )
         if self.own_tests:
             self._check_own_tests()
+        self._check_groups()
         self.left_out = unable(
             self.dataset, self.deal.train, config.episode, divides=config.divides
         )
@@ -137,6 +141,26 @@ class Arrangement:
                 "part: the split has novel classes"
             )
         return found
+
+    def _check_groups(self) -> None:
+        """Raise ConfigError where groups could not be kept apart."""
+        if self.dataset.groups is None:
+            return
+        dealt = {
+            "partition.name is 'redealt'": isinstance(self.config.partition, Redealt),
+            f"method {self.config.settings['method']['name']!r} divides what a client holds":
+                self.config.divides,
+            "the split has no novel classes, so clients are tested on their own": self.own_tests,
+            f"test.group.clients is {self.config.test.group.clients}":
+                self.config.test.group.clients > 0,
+        }  # fmt: skip
+        for text, met in dealt.items():
+            if met:
+                raise ConfigError(
+                    f"{self.dataset.name} has groups, which are kept on one side of support and "
+                    f"query, and {text}, where they cannot be. Leave the groups out of the data, "
+                    "or choose another method, partition or test."
+                )
 
     def _check_own_tests(self) -> None:
         kind = self.config.settings["partition"]["name"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from fedshot import cli, run_folder
 from fedshot.config import Config
 from fedshot.data import ClassSplit, Dataset, Digits
+from fedshot.deploy.flower.shards import kind_of
 from fedshot.errors import CheckpointError, ConfigError, DataError
 from fedshot.experiment import Experiment
 from fedshot.recipes import load, names, read
@@ -27,7 +29,7 @@ from fedshot.trackers import _send as send
 from fedshot.use import TrainedRun
 from fedshot.use.card import card_facts, card_text
 
-from .runs import CHOOSING, SMALL, experiment, finished, merged
+from .runs import CHOOSING, OWN, SMALL, experiment, finished, merged
 
 PEEK = {"run": {"choose": "best_on_test_classes", "validate_every": 1}}
 FIRST = {"test": {"first_client_only": True}}
@@ -105,6 +107,42 @@ def test_copied_examples_are_told_before_round_1_and_on_the_page(
     assert said in (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
     assert cli.main(["data", "show", "--config", str(config), "--out", str(tmp_path / "p")]) == 0
     assert said.removeprefix("noise: ") in capsys.readouterr().out
+
+
+def test_a_random_split_has_a_seed_of_its_own_or_that_of_the_test() -> None:
+    def split(**changes: Any) -> ClassSplit:
+        drawn = {"split": {"random": [5, 0, 5], **changes.get("split", {})}}
+        made = Setting(Config.of(merged(SMALL, drawn, {"test": changes.get("test", {})})))
+        assert made.split is not None
+        return made.split
+
+    assert split() == split(test={"seed": 0}) == split(split={"seed": 0})
+    other = split(split={"seed": 3})
+    assert other != split()
+    assert other == split(split={"seed": 3}, test={"seed": 8}) == split(test={"seed": 3})
+    with pytest.raises(ConfigError, match=r"split\.seed is 3, and nothing is drawn"):
+        Config.of({"split": {"seed": 3}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"partition": {"name": "redealt", "clients": 2}}, "partition.name is 'redealt'"),
+        (OWN, "the split has no novel classes"),
+        ({"test": {"group": {"clients": 3}}}, "test.group.clients is 3"),
+    ],
+)
+def test_groups_are_refused_where_support_and_queries_could_share_them(
+    changes: dict[str, Any], said: str
+) -> None:
+    digits = Digits().load(None)
+    tracks = replace(digits, groups=np.arange(len(digits)) // 3)
+    config = Config.of(merged(SMALL, {"episode": {"shot": 4, "query": 4}}, changes))
+    with pytest.raises(ConfigError, match=f"{re.escape(said)}.*where they cannot be"):
+        Setting(config.with_data(tracks))
+    plain = Setting(Config.of(SMALL).with_data(tracks))
+    with pytest.raises(DataError, match="digits has groups, which are kept apart on one machine"):
+        kind_of(plain.dataset)
 
 
 def test_both_are_off_unless_a_recipe_is_about_them() -> None:

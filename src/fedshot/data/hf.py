@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.embedding import embedded
 from fedshot.data.glove import Keep, Unknown
-from fedshot.data.images import decode
+from fedshot.data.images import Aspect, decode
 from fedshot.data.missing import is_missing
 from fedshot.data.texts import labelled
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
-from fedshot.errors import DataError, nearest
+from fedshot.errors import DataError, check_word, nearest
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class HF:
         image: column of the images.
         label: column of the classes.
         user: column of who wrote or took it, if known; only a number from 0 on is kept.
-        size: squeezes every image to a square of that many pixels.
+        size: every image becomes a square of that many pixels.
         channels: 1 (grey) or 3 (colour).
+        aspect: how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
         vectors: file of word vectors; without it GloVe 6B from the data folder.
         dim: length of those vectors; a file in `vectors` has its own.
         cut: words kept of a text.
@@ -52,6 +53,7 @@ class HF:
     user: str | None = None
     size: int | None = None
     channels: int = 3
+    aspect: Aspect = "squeeze"
     vectors: str | None = None
     dim: int = 100
     cut: int = 100
@@ -63,6 +65,7 @@ class HF:
             raise DataError("set `text` or `image`, one of them, to the column that holds the data")
         if self.channels not in (1, 3):
             raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
+        check_word("aspect", self.aspect, get_args(Aspect))
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Fetch the split, from the cache where it is there, and read it into memory."""
@@ -150,6 +153,7 @@ class HF:
                 f"{self.path}, row {i}",
                 self.channels,
                 self.size,
+                self.aspect,
             )
             for i, row in enumerate(stored)
         ]

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -35,6 +36,12 @@ _UNREADABLE = (
     struct.error,
     zlib.error,
 )
+Aspect: TypeAlias = Literal["squeeze", "crop", "pad"]
+_SIZED: dict[Aspect, Callable[..., Image.Image]] = {
+    "squeeze": Image.Image.resize,
+    "crop": ImageOps.fit,
+    "pad": ImageOps.pad,
+}
 _BLOCK, _JOB = 1024, 32  # pictures held in memory at once, and handed to a thread at once
 _LARGEST = 1 << 26  # pixels of a picture that we are asked to scale down
 
@@ -109,10 +116,17 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
         return np.asarray(image.convert("RGB"))
 
 
-def decode(source: Path | bytes, name: object, channels: int, size: int | None) -> Pixels:
-    """Return the picture as uint8 [H, W, channels]; `size` squeezes it to a square."""
+def decode(
+    source: Path | bytes,
+    name: object,
+    channels: int,
+    size: int | None,
+    aspect: Aspect = "squeeze",
+) -> Pixels:
+    """Return the picture as uint8 [H, W, channels]; `size` makes it a square."""
     with picture(source, name) as image:
-        return plain(image, name, channels, None if size is None else (size, size))
+        square = None if size is None else (size, size)
+        return plain(image, name, channels, square, aspect=aspect)
 
 
 @contextmanager
@@ -148,8 +162,11 @@ def plain(
     channels: int,
     size: tuple[int, int] | None,
     resample: Image.Resampling = Image.Resampling.BILINEAR,  # antialiased
+    aspect: Aspect = "squeeze",
 ) -> Pixels:
-    """Return the picture as uint8 [H, W, channels]; `size` (width, height) squeezes it.
+    """Return the picture as uint8 [H, W, channels], of `size` (width, height) if given.
+
+    `aspect` says how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
 
     Transparency is left out; a picture that is drawn in nothing else is refused.
     """
@@ -170,7 +187,7 @@ def plain(
         upright = upright.convert("RGBA")
     flat = upright.convert("RGB" if channels == 3 else "L")
     if size is not None:
-        flat = flat.resize(size, resample)
+        flat = _SIZED[aspect](flat, size, resample)
     pixels = np.asarray(flat)
     if _lost_in_transparency(image, pixels):
         raise DataError(

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.drawing import usable
 from fedshot.data.episodes import ClientData
 from fedshot.data.spec import EpisodeSpec
 from fedshot.errors import DataError
@@ -105,11 +106,15 @@ class Dealer(Protocol):
 
 
 def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
-    """Return, for every client, how many classes it holds at least `needed` images of."""
+    """Return, for every client, how many classes it holds at least `needed` images of.
+
+    Where images come in groups, those count that an episode can keep apart.
+    """
     # Sorting (client, class) pairs keeps memory at O(images); a table of clients by classes would
     # not be.
     pairs = partition.owners * dataset.n_classes + dataset.y[partition.indices]
-    found, counts = np.unique(pairs, return_counts=True)
+    groups = None if dataset.groups is None else dataset.groups[partition.indices]
+    found, counts = usable(pairs, groups)
     owners = found[counts >= needed] // dataset.n_classes
     return np.bincount(owners, minlength=len(partition)).astype(np.int64, copy=False)
 

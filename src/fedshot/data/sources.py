@@ -26,7 +26,7 @@ from fedshot.data.texts import Texts
 from fedshot.data.tiered_imagenet import TieredImageNet
 from fedshot.errors import DataError
 
-_ARRAYS = ("x", "y", "class_names", "users")
+_ARRAYS = ("x", "y", "class_names", "users", "groups")
 
 
 class Source(Protocol):
@@ -61,10 +61,11 @@ class Digits:
 
 @dataclass(frozen=True)
 class Npz:
-    """Arrays from an .npz file: `x`, `y`, and if wanted `class_names` and `users`.
+    """Arrays from an .npz file: `x`, `y`, and if wanted `class_names`, `users` and `groups`.
 
     `x` is uint8 [n, H, W] or [n, H, W, C]. Files that hold Python objects are refused, since
-    reading them could run code. Users are renumbered from 0, in rising order.
+    reading them could run code. Users are renumbered from 0, in rising order. Examples of one group
+    are nearly alike, as frames of a track are: no episode has a class's group on both sides.
 
     Args:
         path: the file.
@@ -107,8 +108,9 @@ class Npz:
                     "the examples whose user is not known, or give each a number of its own."
                 )
             users = np.unique(told, return_inverse=True)[1].reshape(-1).astype(np.int64, copy=False)
+        groups = self._ints("groups", arrays["groups"]) if "groups" in arrays else None
         x = np.ascontiguousarray(x)
-        return Dataset(Path(self.path).stem, x, y, tuple(names.tolist()), users)
+        return Dataset(Path(self.path).stem, x, y, tuple(names.tolist()), users, groups=groups)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return None: an .npz file tells no split."""

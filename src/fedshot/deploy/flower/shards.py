@@ -40,7 +40,15 @@ def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
 
 
 def kind_of(dataset: Dataset) -> dict[str, Any]:
-    """Return what files of the same classes and shape have in common."""
+    """Return what files of the same classes and shape have in common.
+
+    Raises DataError where examples come in groups, which these files do not tell.
+    """
+    if dataset.groups is not None:
+        raise DataError(
+            f"{dataset.name} has groups, which are kept apart on one machine alone. Leave them out "
+            "of the data to deal or pack it for nodes."
+        )
     found = {
         "name": dataset.name,
         "class_names": list(dataset.class_names),
