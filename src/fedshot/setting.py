@@ -105,10 +105,10 @@ class Arrangement:
     @cached_property
     def copies(self) -> Copies:
         """How many examples that train, choose or test are identical to another one."""
-        parts = (self.rows.base, self.rows.validation, self.rows.novel)
+        parts = [self.rows.base, self.rows.validation, self.rows.novel]
         if self.own_tests:
             dealt = (self.deal.train, self.deal.validation, self.deal.test)
-            parts = tuple(part.indices for part in dealt if part is not None)
+            parts = [part.indices for part in dealt if part is not None]
         return Copies.of(self.dataset, parts)
 
     def facts(self) -> Facts:

@@ -48,7 +48,7 @@ class Pictures:
     def like(cls, source: Source, shape: tuple[int, ...]) -> Pictures:
         """Return what a source does to its pictures."""
         height, width, channels = shape
-        aspect = getattr(source, "aspect", "squeeze")
+        aspect: Aspect = getattr(source, "aspect", "squeeze")
         return cls((height, width, channels), isinstance(source, Omniglot), aspect)
 
     def read(self, one: Picture, name: object) -> Pixels:
