@@ -12,9 +12,9 @@ default; an unknown key is refused with the nearest valid one. A file and the co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fedshot import settings as trees
 from fedshot import storage
-from fedshot.data import Dealer, EpisodeSpec, Redealt, Source
+from fedshot.data import SOURCES, Dataset, Dealer, EpisodeSpec, InMemory, Redealt, Source
 from fedshot.errors import ConfigError, nearest
 from fedshot.evaluation import ExamOptions
 from fedshot.kinds import (
@@ -68,7 +68,12 @@ MethodMaker = Callable[[Model, tuple[int, ...], int], Method[Any]]
 
 @dataclass(frozen=True)
 class Config:
-    """A checked configuration. `settings` is the whole tree, defaults included."""
+    """A checked configuration. `settings` is the whole tree, defaults included.
+
+    Where a part is replaced, as by `dataclasses.replace`, `settings` and what was made of the old
+    part follow. A part that settings cannot name is refused with ConfigError; only data may be of a
+    program's own: see `with_data`.
+    """
 
     settings: Settings
     name: str
@@ -82,6 +87,14 @@ class Config:
     run: RunOptions
     test: ExamOptions
 
+    def __post_init__(self) -> None:
+        if type(self.data) not in SOURCES.values():
+            object.__setattr__(self, "data", InMemory.of(self.data))
+        told = _told(self)
+        if told != self.settings:
+            for name, part in (_parts(told) | {"data": self.data}).items():
+                object.__setattr__(self, name, part)
+
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Config:
         """Check a tree of settings.
@@ -89,7 +102,7 @@ class Config:
         Raises:
             ConfigError: an unknown key or name, a missing one, or a value of the wrong type.
         """
-        return _read(settings)
+        return cls(**_parts(settings))
 
     @property
     def divides(self) -> bool:
@@ -110,6 +123,14 @@ class Config:
             return self
         settings = trees.merged(self.settings, {"run": {"threads": threads}})
         return replace(self, run=replace(self.run, threads=threads), settings=settings)
+
+    def with_data(self, data: Dataset | Source) -> Config:
+        """Return the configuration with a dataset of the program's own, or a source of any class.
+
+        Settings record the name and the hash of what is in memory. Without a split of its own it
+        needs the section `split`.
+        """
+        return replace(self, data=data)  # type: ignore[arg-type]  # a dataset becomes a source
 
     def write(self, path: Path) -> None:
         """Write the settings as YAML."""
@@ -199,7 +220,47 @@ def _top(place: str, kind: str) -> set[str]:
     return {one.place.split(".")[depth] for one in kind_options(place, kind)}
 
 
-def _read(settings: Mapping[str, Any]) -> Config:
+def _told(config: Config) -> Settings:
+    """Return the settings that the parts of a configuration come to.
+
+    Raises ConfigError for a part that no settings can name.
+    """
+    tree: Settings = {"name": config.name, "seed": config.seed}
+    for section in ("split", "episode", "run", "test"):
+        tree[section] = _fields(getattr(config, section))
+    for place in ("data", "partition"):
+        tree[place] = _kind_of(place, getattr(config, place))
+    model = _fields(config.model, NOT_OPTIONS["model"])
+    model["backbone"] = _kind_of("model.backbone", config.model.backbone)
+    head = config.model.head
+    model["head"] = {"name": NO_HEAD} if head is None else _kind_of("model.head", head)
+    if not isinstance(config.method, _Maker):
+        raise ConfigError(
+            f"method is of type {type(config.method).__name__}, which no settings can name. "
+            "Register the method's class, and choose it by method.name."
+        )
+    method = {"name": config.method.name, **_plain_values(dict(config.method.chosen))}
+    return tree | {"model": model, "method": method}
+
+
+def _kind_of(place: str, part: Any) -> Settings:
+    names = [name for name, kind in KINDS[place][0].items() if kind is type(part)]
+    if not names:
+        raise ConfigError(
+            f"{place} is of type {type(part).__name__}, which no settings can name. "
+            f"{nearest(type(part).__name__, [kind.__name__ for kind in KINDS[place][0].values()])}"
+        )
+    return {"name": names[0], **_fields(part)}
+
+
+def _fields(part: Any, skip: Collection[str] = ()) -> Settings:
+    """Return what a dataclass was made of, as plain values."""
+    found = {one.name: getattr(part, one.name) for one in fields(part) if one.init}
+    return {name: _plain_values(value) for name, value in found.items() if name not in skip}
+
+
+def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a tree of settings; return the fields of the configuration that it is."""
     tree = deepcopy(dict(settings))
     name = settled(Option("name", str), tree.pop("name", "run"))
     if not _NAME.fullmatch(name):
@@ -226,42 +287,44 @@ def _read(settings: Mapping[str, Any]) -> Config:
     kept: Settings = {"name": name, "seed": seed, **_plain_values(found)}
     for place, kind in names.items():
         trees.put(kept, place, {"name": kind})
-    return Config(
-        settings=_names_first(kept),
-        name=name,
-        seed=seed,
-        data=made.data,
-        split=made.split,
-        partition=made.partition,
-        episode=made.episode,
-        model=ModelOptions(**(vars(made.model) | {"head": vars(made.model).get("head")})),
-        method=_method(names["method"], vars(made.method), made.episode, made.partition),
-        run=made.run,
-        test=made.test,
-    )
+    return {
+        "settings": _names_first(kept),
+        "name": name,
+        "seed": seed,
+        "data": made.data,
+        "split": made.split,
+        "partition": made.partition,
+        "episode": made.episode,
+        "model": ModelOptions(**(vars(made.model) | {"head": vars(made.model).get("head")})),
+        "method": _Maker(names["method"], vars(made.method), made.episode, made.partition),
+        "run": made.run,
+        "test": made.test,
+    }
 
 
-def _method(
-    name: str, chosen: Mapping[str, Any], episode: EpisodeSpec, partition: Dealer
-) -> MethodMaker:
-    """Return what makes the method once the data is known.
+@dataclass(frozen=True)
+class _Maker:
+    """What makes the method once the data is known.
 
     Fields `classes` and `clients` get the base classes and the number of clients, `redealt` whether
     images are dealt anew in each round.
     """
-    cls = METHODS[name]
-    asks = {field.name for field in fields(cls)} & {"classes", "clients", "redealt"}
-    settings = {"method": {key: _plain_values(value) for key, value in chosen.items()}}
 
-    def make(model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
-        redealt = isinstance(partition, Redealt)
+    name: str
+    chosen: Mapping[str, Any]
+    episode: EpisodeSpec
+    partition: Dealer
+
+    def __call__(self, model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
+        cls = METHODS[self.name]
+        redealt = isinstance(self.partition, Redealt)
         told = {"classes": classes, "clients": clients, "redealt": redealt}
+        asks = {field.name for field in fields(cls)} & told.keys()
         known: dict[str, Any] = {name: told[name] for name in asks}
+        settings = {"method": {key: _plain_values(value) for key, value in self.chosen.items()}}
         with told_by_place(settings):
-            made: Method[Any] = cls(model=model, episode=episode, **known, **chosen)
+            made: Method[Any] = cls(model=model, episode=self.episode, **known, **self.chosen)
         return made
-
-    return make
 
 
 def _norm_policy(name: str, chosen: Mapping[str, Any]) -> str:
@@ -330,6 +393,10 @@ def _plain_values(found: Any) -> Any:
     """Turn namespaces and tuples into dicts and lists, so that YAML and JSON give them back."""
     if isinstance(found, Namespace):
         return {key: _plain_values(value) for key, value in vars(found).items()}
+    if isinstance(found, Mapping):
+        return {key: _plain_values(value) for key, value in found.items()}
+    if is_dataclass(found) and not isinstance(found, type):
+        return _fields(found)
     if isinstance(found, tuple | list):
         return [_plain_values(value) for value in found]
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedshot import reports
 from fedshot.commands import chosen_config
-from fedshot.data import SOURCES, Source, checks, fetch
+from fedshot.data import SOURCES, InMemory, Source, checks, fetch
 from fedshot.data.places import default_data_dir
 from fedshot.data.publishers import PUBLISHERS
 from fedshot.errors import DataError
@@ -80,6 +80,8 @@ def _folder(options: argparse.Namespace) -> Path:
 def _there(name: str, source: type[Source], folder: Path) -> str:
     if name in PUBLISHERS:
         return _published(name, folder)
+    if source is InMemory:
+        return "of a program"
     needs_path = any(field.default is MISSING for field in fields(source))  # type: ignore[arg-type]
     return "your files" if needs_path else "comes along"
 

@@ -49,6 +49,9 @@ MAY_CHANGE = (
     "run.workers", "run.allocator",
 )  # fmt: skip
 
+# Partitions of another law before checkpoints held the hash of who holds what.
+_DEALT_ANEW = ("dirichlet", "clusters")
+
 
 class Experiment:
     """A run in a folder.
@@ -358,6 +361,7 @@ class Experiment:
             "fedshot": __version__,  # older checkpoints have none: see `check_belongs`
             "config": self.config.settings,
             "dataset": self.setting.dataset.digest,
+            "deal": self.setting.deal_digest,
             "best": [self.best_round, self._best.accuracy if self._best else -1.0],
             "ledger": self.meter.to_json(),
             "private": self._private,
@@ -380,11 +384,29 @@ class Experiment:
                 f"{self.folder} was started on other data: the hash of dataset "
                 f"{self.setting.dataset.name!r} differs. Put the data back, or start a new run."
             )
+        self._check_deal(notes.get("deal"))
         self.server, _ = self.checkpoints.read(self.round, self.server)
         self.best_round = notes["best"][0]
         self.meter.load_json(notes["ledger"])
         self._private = notes["private"]
         self.fleet.open(self.round, self._private)
+
+    def _check_deal(self, held: str | None) -> None:
+        """Raise CheckpointError unless clients hold what they held; None for what is not known."""
+        kind = self.config.settings["partition"]["name"]
+        goes_on = self.round < self.config.run.rounds
+        if held is None and kind in _DEALT_ANEW and (goes_on or self.setting.own_tests):
+            raise CheckpointError(
+                f"{self.folder} was started by an earlier fedshot, whose partition {kind!r} gave "
+                "the last clients more examples than the first: the clients would hold others from "
+                "here on. Start a new run."
+            )
+        if held not in (None, self.setting.deal_digest):
+            raise CheckpointError(
+                f"{self.folder} was started with another partition of its data: the hash of who "
+                "holds what differs. Put the data's split and the version of numpy back, or start "
+                "a new run."
+            )
 
     def _sit(self, exam: Exam, server: Tree, round: int) -> tuple[Score, tuple[Any, ...]]:
         key = self.setting.key.at("round", round, "exam")

@@ -37,7 +37,8 @@ def report(options: argparse.Namespace) -> int:
     )
     names = joined([printable(label) for label in groups])
     title = options.title or (names if len(groups) < 4 else f"{len(options.folders)} runs compared")
-    reports.write_page(path, title, rows, groups, looks=looks)
+    notes = list(dict.fromkeys(look.note for look in looks.values() if look.note))
+    reports.write_page(path, title, rows, groups, looks=looks, notes=notes)
     say(str(path))
     return 0
 

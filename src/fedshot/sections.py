@@ -29,6 +29,7 @@ class SplitOptions:
         random: draw this many base, validation and novel classes instead.
         users: split the users, not the classes: shares of them that train, choose and test, such
             as [0.6, 0.2, 0.2].
+        seed: of the draw by `random` or `users`; null for that of the test, test.seed.
     """
 
     base: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class SplitOptions:
     novel: tuple[str, ...] = ()
     random: tuple[int, int, int] | None = None
     users: tuple[float, float, float] | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         ways = {
@@ -46,6 +48,11 @@ class SplitOptions:
         chosen = [way for way, used in ways.items() if used]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; use one.")
+        if self.seed is not None and self.random is None and self.users is None:
+            raise ConfigError(
+                f"split.seed is {self.seed}, and nothing is drawn. Set split.random or "
+                "split.users, or leave the seed out."
+            )
 
     def of(self, dataset: Dataset, standard: ClassSplit | None, key: Key) -> ClassSplit:
         """Return the split of a dataset. Raises ConfigError when nothing says what it is."""

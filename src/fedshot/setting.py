@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -17,13 +18,16 @@ from fedshot.data import (
     Deal,
     EpisodeSpec,
     Gathering,
+    InMemory,
     Partition,
+    Redealt,
     Rows,
     Tasks,
     find_data_dir,
     split_users,
     unable,
 )
+from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
 from fedshot.errors import ConfigError, DataError
 from fedshot.evaluation import Exam, ExamOptions
@@ -59,14 +63,18 @@ class Arrangement:
     def _arrange(self, config: Config, data_dir: str | None) -> None:
         """Load, split and deal."""
         self.dataset = config.data.load(find_data_dir(data_dir))
-        # The test's seed, not training's, draws a random split: all training seeds sit one test.
+        if isinstance(config.data, InMemory):  # whose hash may be known only now
+            self.config = config = config.with_data(self.dataset)
+        # The test's seed or one of its own, not training's, draws a random split: all training
+        # seeds sit one test.
         drawn = Key(config.test.seed)
+        splits = drawn if config.split.seed is None else Key(config.split.seed)
         self.split: ClassSplit | None = None
         if config.split.users is not None:
             shares = config.split.users
-            self.rows = Rows(*split_users(self.dataset, shares, drawn.at("split")))
+            self.rows = Rows(*split_users(self.dataset, shares, splits.at("split")))
         else:
-            self.split = config.split.of(self.dataset, config.data.split(self.dataset), drawn)
+            self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
             self.split.check(self.dataset)
             self.rows = Rows.of_classes(self.dataset, self.split)
         # Who holds what is the test, too, where that is the clients' own: one for all seeds.
@@ -78,6 +86,7 @@ class Arrangement:
             )
         if self.own_tests:
             self._check_own_tests()
+        self._check_groups()
         self.left_out = unable(
             self.dataset, self.deal.train, config.episode, divides=config.divides
         )
@@ -88,6 +97,20 @@ class Arrangement:
         """The numbers of the classes to train on."""
         return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
 
+    @cached_property
+    def deal_digest(self) -> str:
+        """The SHA-256 of who holds what in training."""
+        return self.deal.train.digest
+
+    @cached_property
+    def copies(self) -> Copies:
+        """How many examples that train, choose or test are identical to another one."""
+        parts = [self.rows.base, self.rows.validation, self.rows.novel]
+        if self.own_tests:
+            dealt = (self.deal.train, self.deal.validation, self.deal.test)
+            parts = [part.indices for part in dealt if part is not None]
+        return Copies.of(self.dataset, parts)
+
     def facts(self) -> Facts:
         """Return what a run keeps of its data."""
         return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
@@ -96,6 +119,8 @@ class Arrangement:
         """Return what a person should know before round 1."""
         found = not_honest(self.config.settings)
         found += [f"{self.dataset.name}: {remark}" for remark in self.dataset.remarks]
+        if self.copies.identical:
+            found.append(f"{self.dataset.name}: {self.copies}")
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":
@@ -115,6 +140,26 @@ class Arrangement:
                 "part: the split has novel classes"
             )
         return found
+
+    def _check_groups(self) -> None:
+        """Raise ConfigError where groups could not be kept apart."""
+        if self.dataset.groups is None:
+            return
+        dealt = {
+            "partition.name is 'redealt'": isinstance(self.config.partition, Redealt),
+            f"method {self.config.settings['method']['name']!r} divides what a client holds":
+                self.config.divides,
+            "the split has no novel classes, so clients are tested on their own": self.own_tests,
+            f"test.group.clients is {self.config.test.group.clients}":
+                self.config.test.group.clients > 0,
+        }  # fmt: skip
+        for text, met in dealt.items():
+            if met:
+                raise ConfigError(
+                    f"{self.dataset.name} has groups, which are kept on one side of support and "
+                    f"query, and {text}, where they cannot be. Leave the groups out of the data, "
+                    "or choose another method, partition or test."
+                )
 
     def _check_own_tests(self) -> None:
         kind = self.config.settings["partition"]["name"]
@@ -154,6 +199,7 @@ class Setting(Arrangement):
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         super().__init__(config, data_dir)
+        config = self.config
         model = config.model.build(self.dataset)
         spec = config.episode
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))

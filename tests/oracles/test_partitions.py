@@ -20,6 +20,7 @@ from fedshot.data import (
     Users,
     WholeClasses,
 )
+from fedshot.data.dirichlet import counts, shares
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
@@ -72,6 +73,35 @@ def test_dirichlet_covers_exactly_whatever_alpha(pool, alpha, cap, seed):
     dataset, clients = pool
     p = dealt(Dirichlet(clients, alpha, cap, redraws=3), dataset, seed).train
     assert_exact_cover(p, np.arange(len(dataset)), clients)
+
+
+@pytest.mark.parametrize("options", [
+    Dirichlet(10, alpha=10.0, redraws=0),
+    Dirichlet(10, alpha=1e12, redraws=0),  # nearly even: two images each
+    Dirichlet(10, alpha=0.1, redraws=0),
+    Clusters(10, clusters=1, way=1000, shot=2, alpha=10.0),
+])  # fmt: skip
+def test_dirichlet_gives_every_client_the_same_in_the_mean(options):
+    dataset = made([20 if isinstance(options, Dirichlet) else 60] * 1000)
+    sizes = np.array([dealt(options, dataset, seed).train.sizes for seed in range(3)])
+    assert sizes.sum(axis=1).tolist() == [20_000] * 3
+    # Of n = 20 images of a class a client's part has the mean 2 and at most the deviation 6 of a
+    # Dirichlet share at alpha 0.1; 3000 classes, and five standard errors.
+    assert abs(sizes.mean(axis=0) - 2000).max() < 5 * 6 * np.sqrt(1000 / 3)
+    if options.alpha >= 10:  # deviation 0.6, and 0.5 by rounding
+        assert abs(sizes.mean(axis=0) - 2000).max() < 5 * 0.8 * np.sqrt(1000 / 3)
+
+
+def test_a_cut_by_shares_loses_nothing_and_misses_no_share_by_an_image():
+    rng = np.random.default_rng(0)
+    for n in (0, 1, 7, 20, 600):
+        for alpha in (0.01, 1.0, 100.0, 1e12):
+            q = shares(10, alpha, rng)
+            got = counts(q, n)
+            assert got.sum() == n
+            assert (abs(got - q * n) < 1).all()
+    assert counts(np.array([0.3, 0.7]), 10).tolist() == [3, 7]
+    assert counts(np.array([0.0, 0.34, 0.33, 0.33]), 4).tolist() == [0, 2, 1, 1]
 
 
 @quick

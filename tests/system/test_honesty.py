@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
-from fedshot import cli
+from fedshot import cli, run_folder
 from fedshot.config import Config
-from fedshot.errors import ConfigError, DataError
+from fedshot.data import ClassSplit, Dataset, Digits
+from fedshot.deploy.flower.shards import kind_of
+from fedshot.errors import CheckpointError, ConfigError, DataError
+from fedshot.experiment import Experiment
 from fedshot.recipes import load, names, read
 from fedshot.recipes.plan import marks
 from fedshot.reports import Row, Run, Series, compare, sights, summary, told
@@ -24,7 +29,7 @@ from fedshot.trackers import _send as send
 from fedshot.use import TrainedRun
 from fedshot.use.card import card_facts, card_text
 
-from .runs import CHOOSING, SMALL, experiment, finished, merged
+from .runs import CHOOSING, OWN, SMALL, experiment, finished, merged
 
 PEEK = {"run": {"choose": "best_on_test_classes", "validate_every": 1}}
 FIRST = {"test": {"first_client_only": True}}
@@ -33,6 +38,111 @@ TOLD = [
     "NOT HONEST: the test classes chose the round",
     "NOT HONEST: where clients answer, the first alone was scored",
 ]
+
+
+class Mine:
+    """A source of a program's own: the digits, turned to negatives."""
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Return them."""
+        digits = Digits().load(data_dir)
+        return replace(digits, name="negatives", x=255 - digits.pixels, standard=None)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return the first six against the others."""
+        del dataset
+        return ClassSplit((0, 1, 2, 3, 4, 5), (), (6, 7, 8, 9))
+
+
+def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shape = {"episode": {"way": 3}, "test": {"way": 3}, "run": {"rounds": 2}}
+    config = Config.of(merged(SMALL, shape))
+    dataset = Mine().load(None)
+    whole = replace(dataset, standard=Mine().split(dataset))
+    folders = tmp_path / "source", tmp_path / "dataset"
+    for folder, data in zip(folders, (Mine(), whole), strict=True):
+        first = Experiment(Setting(replace(config, data=data)), folder)  # type: ignore[type-var]
+        next(iter(first.run()))
+        held = run_folder.written(folder)
+        assert held["data"] == {"name": "memory", "dataset": "negatives", "digest": dataset.digest}
+        for command in ("resume", "evaluate"):
+            assert cli.main([command, str(folder)]) == 2
+            text = capsys.readouterr().err
+            assert "'negatives' was in a program's memory" in text
+            assert "with_data(dataset)" in text
+    again = run_folder.configuration(folders[0]).with_data(whole)
+    assert [record.round for record in Experiment(Setting(again), folders[0]).run()] == [1, 2]
+    other = replace(whole, x=255 - whole.pixels)
+    with pytest.raises(CheckpointError, match=r"data\.digest was"):
+        Experiment(Setting(again.with_data(other)), folders[0])
+
+
+def test_copied_examples_are_told_before_round_1_and_on_the_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Noise of which each picture lies there four times: a test that is no test."""
+    noise = np.random.default_rng(0).integers(0, 256, (60, 6, 6), dtype=np.uint8)
+    x, y = np.tile(noise, (4, 1, 1)), np.tile(np.arange(60) % 6, 4)
+    np.savez(tmp_path / "noise.npz", x=x, y=y)
+    changes = {
+        "data": {"name": "npz", "path": str(tmp_path / "noise.npz")},
+        "split": {"base": ["0-2"], "novel": ["3-5"]},
+        "partition": {"name": "iid", "clients": 2},
+        "episode": {"way": 3},
+        "run": {"rounds": 1, "cohort": None},
+        "test": {"way": 3},
+    }
+    config = tmp_path / "noise.yaml"
+    config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
+    assert cli.main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
+    said = (
+        "noise: 240 of 240 examples are identical to another one: 240 to one of their class, 0 to "
+        "one of another class, 0 to one of another part"
+    )
+    told = capsys.readouterr().err
+    assert said in told
+    assert cli.main(["report", str(tmp_path / "small")]) == 0
+    assert said in (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
+    assert cli.main(["data", "show", "--config", str(config), "--out", str(tmp_path / "p")]) == 0
+    assert said.removeprefix("noise: ") in capsys.readouterr().out
+
+
+def test_a_random_split_has_a_seed_of_its_own_or_that_of_the_test() -> None:
+    def split(**changes: Any) -> ClassSplit:
+        drawn = {"split": {"random": [5, 0, 5], **changes.get("split", {})}}
+        made = Setting(Config.of(merged(SMALL, drawn, {"test": changes.get("test", {})})))
+        assert made.split is not None
+        return made.split
+
+    assert split() == split(test={"seed": 0}) == split(split={"seed": 0})
+    other = split(split={"seed": 3})
+    assert other != split()
+    assert other == split(split={"seed": 3}, test={"seed": 8}) == split(test={"seed": 3})
+    with pytest.raises(ConfigError, match=r"split\.seed is 3, and nothing is drawn"):
+        Config.of({"split": {"seed": 3}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"partition": {"name": "redealt", "clients": 2}}, "partition.name is 'redealt'"),
+        (OWN, "the split has no novel classes"),
+        ({"test": {"group": {"clients": 3}}}, "test.group.clients is 3"),
+    ],
+)
+def test_groups_are_refused_where_support_and_queries_could_share_them(
+    changes: dict[str, Any], said: str
+) -> None:
+    digits = Digits().load(None)
+    tracks = replace(digits, groups=np.arange(len(digits)) // 3)
+    config = Config.of(merged(SMALL, {"episode": {"shot": 4, "query": 4}}, changes))
+    with pytest.raises(ConfigError, match=f"{re.escape(said)}.*where they cannot be"):
+        Setting(config.with_data(tracks))
+    plain = Setting(Config.of(SMALL).with_data(tracks))
+    with pytest.raises(DataError, match="digits has groups, which are kept apart on one machine"):
+        kind_of(plain.dataset)
 
 
 def test_both_are_off_unless_a_recipe_is_about_them() -> None:

@@ -13,10 +13,12 @@ import yaml
 from PIL import Image
 
 from fedshot import commands
+from fedshot.checkpoint import Checkpoints
 from fedshot.cli import main
+from fedshot.errors import CheckpointError
 from fedshot.recorder import Record, Recorder
 
-from .runs import SMALL, finished, merged
+from .runs import SMALL, experiment, finished, merged
 
 
 def refusal(
@@ -245,6 +247,31 @@ def test_other_data_under_the_same_configuration_is_refused(
     np.savez(data, x=x + 1, y=y)
     assert main(["resume", str(tmp_path / "run")]) == 2
     assert "started on other data" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_only_where_its_clients_hold_what_they_held(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A split, a numpy or a fedshot that deals otherwise is another partition of the same data."""
+    for name, kind in (("dealt", "dirichlet"), ("even", "iid")):
+        partition = {"name": kind, "clients": 6}
+        finished(tmp_path / name, {"partition": partition, "run": {"rounds": 1}})
+    longer = {"partition": {"name": "dirichlet", "clients": 6}, "run": {"rounds": 2}}
+    experiment(tmp_path / "dealt", longer)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedshot.setting.Arrangement.deal_digest", "another")
+        with pytest.raises(CheckpointError, match="started with another partition of its data"):
+            experiment(tmp_path / "dealt", longer)
+    notes = Checkpoints.notes  # of a time before they held the hash
+
+    def before(checkpoints: Checkpoints, round: int) -> dict[str, Any]:
+        return {key: value for key, value in notes(checkpoints, round).items() if key != "deal"}
+
+    monkeypatch.setattr(Checkpoints, "notes", before)
+    with pytest.raises(CheckpointError, match="earlier fedshot, whose partition 'dirichlet' gave"):
+        experiment(tmp_path / "dealt", longer)
+    experiment(tmp_path / "dealt", longer, {"run": {"rounds": 1}})  # finished: it can be tested
+    experiment(tmp_path / "even", {"partition": {"name": "iid", "clients": 6}})
 
 
 def test_a_folder_that_holds_no_run_and_one_that_does(

@@ -217,7 +217,7 @@ def test_long_lists_of_queries_get_the_answers_of_short_ones(run: Experiment) ->
 
 @pytest.mark.parametrize(
     "labels",
-    [[7, 7, 8, 8, 9, 9], [True, True, False, False, True, False], ["a", "a", 1, 1, None, None],
+    [[7, 7, 8, 8, 9, 9], [True, True, False, False, True, False], ["a", "a", 1, 1, b"", b""],
      [("x", 1), ("x", 1), ("y", 2), ("y", 2), ("z", 3), ("z", 3)], [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]],
 )  # fmt: skip
 def test_labels_of_any_kind_come_back_as_they_were(run: Experiment, labels: list[Any]) -> None:

@@ -34,7 +34,7 @@ def digits(run: Experiment, shot: int = 2, classes: tuple[int, ...] = (8, 9)) ->
 
 
 @pytest.mark.parametrize(
-    "labels", [["a", "a", 1, 1], [("x", 1), ("x", 1), ("y", 2), ("y", 2)], [None, None, "b", "b"]]
+    "labels", [["a", "a", 1, 1], [("x", 1), ("x", 1), ("y", 2), ("y", 2)], [b"", b"", "b", "b"]]
 )
 def test_labels_of_any_kind_are_scored_by_equality(run: Experiment, labels: list[Any]) -> None:
     x, _ = digits(run)
@@ -48,6 +48,38 @@ def test_labels_of_any_kind_are_scored_by_equality(run: Experiment, labels: list
     for bad in ([1.0, 2.0], [0.0] * 4, [-1.0, 1, 1, 1], [np.nan, 1, 1, 1]):
         with pytest.raises(InputError, match="sample_weight has shape"):
             classifier.score(x, labels, bad)
+
+
+class NotAvailable:
+    """As pandas' NA: it says of no comparison whether it is true."""
+
+    def __ne__(self, other: object) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["a", "b", np.nan, None], r"label 2 is missing \(nan, and 1 more\)"),
+        (np.array(["a", "b", "a", None], object), r"label 3 is missing \(None\)"),
+        ([1, 2, 1, None], "label 3 is missing"),
+        (["a", NotAvailable(), "a", "b"], "label 1 is missing"),
+        (np.ma.array(["a", "b", "a", "b"], mask=[0, 1, 0, 0]), "label 1 is missing"),
+        (np.array(["2020-01-01", "NaT", "2020-01-02", "NaT"], "M8[D]"), "label 1 .*and 1 more"),
+    ],
+)
+def test_a_missing_label_is_refused_and_becomes_no_class(
+    run: Experiment, labels: Any, said: str
+) -> None:
+    x, y = digits(run)
+    classifier = FewShotClassifier.from_run(run.folder)
+    with pytest.raises(InputError, match=f"{said}.*Leave out the examples"):
+        classifier.fit(x, labels)
+    with pytest.raises(InputError, match=said):
+        classifier.fit(x, y).score(x, labels)
 
 
 def test_a_first_batch_may_be_of_one_class_where_others_are_named(run: Experiment) -> None:

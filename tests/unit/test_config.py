@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import yaml
 
 from fedshot.config import Config, difference, load, override
-from fedshot.data import Dataset
-from fedshot.errors import ConfigError
+from fedshot.data import Dataset, Digits, EpisodeSpec, Iid, Npz, Shards
+from fedshot.errors import ConfigError, DataError
 from fedshot.methods import METHODS
 from fedshot.nn import MLP, InnerLoop, Model, Proto
 
@@ -381,3 +382,59 @@ def test_what_is_written_is_read_back_the_same(tmp_path: Path, method: str) -> N
 def test_ways_to_split_exclude_each_other() -> None:
     text = refusal({}, "--split.random", "[1, 1, 1]", "--split.users", "[0.5, 0.2, 0.3]")
     assert "split.random and split.users exclude each other" in text
+
+
+# Parts that a program replaces.
+
+
+def test_settings_say_what_a_replaced_part_is() -> None:
+    """So does what was made of the old part: the method has the new episode."""
+    config = Config.of({"method": "fl_proto", "partition": {"name": "iid", "clients": 4}})
+    changed = replace(
+        config,
+        name="other",
+        seed=7,
+        data=Npz("mine.npz"),
+        partition=Shards(3),
+        episode=EpisodeSpec(way=3),
+        run=replace(config.run, rounds=9),
+        model=replace(config.model, backbone=MLP(hidden=(8,)), head=None),
+    )
+    told = changed.settings
+    assert (told["name"], told["seed"], told["run"]["rounds"]) == ("other", 7, 9)
+    assert told["data"] == {"name": "npz", "path": "mine.npz"}
+    assert told["partition"] == {"name": "shards", "clients": 3, "per_client": 2, "shards": None}
+    assert told["model"]["backbone"]["name"] == "mlp"
+    assert told["model"]["head"] == {"name": "none"}
+    assert Config.of(told).settings == told
+    model = changed.model.of((4, 4, 1), None)
+    assert changed.method(model, (0, 1, 2), 3).episode == EpisodeSpec(way=3)  # type: ignore[attr-defined]
+    assert config.settings == Config.of(config.settings).settings
+
+
+def test_a_part_that_settings_cannot_name_is_refused() -> None:
+    class Mine(Iid):
+        """A partition that is not registered."""
+
+    config = Config.of({})
+    with pytest.raises(ConfigError, match="partition is of type Mine, which no settings can name"):
+        replace(config, partition=Mine(3))
+    with pytest.raises(ConfigError, match=r"method is of type function.*Register the method"):
+        replace(config, method=lambda *_: None)  # type: ignore[arg-type, return-value]
+
+
+def test_data_of_a_program_are_recorded_by_their_hash() -> None:
+    dataset = Digits().load(None)
+    mine = {"name": "memory", "dataset": "digits", "digest": dataset.digest}
+    for config in (
+        Config.of({}).with_data(dataset),
+        replace(Config.of({}), data=dataset),  # type: ignore[arg-type]
+    ):
+        assert config.settings["data"] == mine
+        assert config.data.load(None) is dataset
+    alone = Config.of({"data": mine})
+    assert alone.settings["data"] == mine
+    with pytest.raises(
+        DataError, match=rf"'digits' was in a program's memory, SHA-256 {dataset.digest}"
+    ):
+        alone.data.load(None)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshot.data import ClassSplit, Dataset
+from fedshot.data import ClassSplit, Dataset, Tokens
+from fedshot.data.copies import Copies
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
@@ -66,6 +67,30 @@ def test_the_digest_depends_on_every_part_and_on_nothing_else(monkeypatch):
     assert len({whole, *(other.digest for other in others)}) == 6
 
 
+def test_identical_examples_are_counted_within_and_across_classes_and_parts():
+    """Images that differ in one byte are none, wherever it is; texts without words are none."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (8, 20, 20, 3), dtype=np.uint8)
+    y = np.array([0, 0, 0, 1, 1, 2, 2, 2])
+    x[1] = x[0]  # in one class
+    x[4] = x[2]  # in two classes of one part
+    x[6] = x[3]  # in two classes and two parts
+    x[7] = x[5]
+    x[7, 0, 0, 0] += 1
+    data = made(x=x, y=y, class_names=("a", "b", "c"))
+    base, none, novel = np.arange(5), np.arange(0), np.arange(5, 8)
+    assert Copies.of(data, (base, none, novel)) == Copies(8, 6, within=2, across=4, parts=2)
+    assert Copies.of(data, (base[:1], none, base[:1])) == Copies(1)  # a row is no copy of itself
+    ids, offsets = np.array([2, 3, 2, 3, 2], np.int32), np.array([0, 2, 4, 5, 5, 5])
+    table = np.zeros((4, 2), np.float32)
+    texts = made(x=Tokens(ids, offsets, table, 2), y=np.zeros(5, np.int64), class_names=("a",))
+    assert Copies.of(texts, (np.arange(5),)) == Copies(3, 2, within=2)
+    said = str(Copies(200, 2, within=2))
+    assert said.startswith("2 of 200 examples are identical to another one: 2 to one of their cl")
+    assert said.endswith("remove the copies from the data.")
+    assert "remove" not in str(Copies(201, 2, within=2))
+
+
 def test_a_memory_map_serves_as_images(tmp_path):
     np.save(tmp_path / "x.npy", made().x)
     mapped = made(x=np.load(tmp_path / "x.npy", mmap_mode="r"))
@@ -80,6 +105,42 @@ def test_a_split_reads_names_numbers_and_ranges():
 def test_a_class_name_wins_over_a_number():
     dataset = made(classes=3, class_names=("2", "0-1", "0"))
     assert ClassSplit.from_names(dataset, ["2"], ["0-1"], ["0"]) == ClassSplit((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize(
+    ("names", "entry", "meant"),
+    [
+        (sorted(map(str, range(12))), "0-4", ["0", "1", "2", "3", "4"]),  # 0, 1, 10, 11, 2, ...
+        ([str(c) for c in range(1, 7)], "1-3", ["1", "2", "3"]),
+        (["000", "007", "010"], "0-7", ["000", "007"]),
+        (["000", "007", "010"], "7", ["007"]),
+        (["1.0", "2.0", "3.0"], "1-2", ["1.0", "2.0"]),  # as a table with gaps writes numbers
+        (["10", "20", "30"], "10-20", ["10", "20"]),
+        (["0", "1", "2", "other"], "0-2", ["0", "1", "2"]),  # by name as by position
+        (["7", "cat", "dog"], "0-1", ["7", "cat"]),  # no name lies in it
+    ],
+)
+def test_where_classes_are_named_by_whole_numbers_a_range_means_names(names, entry, meant):
+    dataset = made(classes=len(names), class_names=tuple(names))
+    last = next(name for name in reversed(names) if name not in meant)
+    split = ClassSplit.from_names(dataset, [entry], [], [last])
+    assert [names[c] for c in split.base] == sorted(meant)
+
+
+@pytest.mark.parametrize(
+    ("names", "entry", "said"),
+    [
+        (["1", "2", "3"], "0-2", r"'0-2' is not a class .*named by whole numbers, 1 to 3"),
+        (["1", "2", "3"], "0", r"'0' is not a class .*named by whole numbers"),
+        (["1", "2", "3"], "3-1", "the smaller one first"),
+        (["2", "3", "cat"], "0-2", r"by name '2', by position '2', '3', 'cat'\. List the names"),
+        (["1", "cat", "dog"], "1-5", r"by name '1', by position 'cat', 'dog'"),
+        (["1.0", "cat", "dog"], "1", r"'1' may mean two things .*by name '1\.0', by pos.* 'cat'"),
+    ],
+)
+def test_a_range_that_means_other_classes_by_name_than_by_position_is_refused(names, entry, said):
+    with pytest.raises(DataError, match=said):
+        ClassSplit.from_names(made(classes=3, class_names=tuple(names)), [entry], [], [names[-1]])
 
 
 def test_an_unknown_class_is_answered_with_the_nearest_name():

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from fedshot.data import ClientData, Dataset, EpisodeSpec, Tasks
+from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Tasks, unable
 from fedshot.errors import DataError
 from fedshot.keys import Key
 
@@ -41,6 +43,50 @@ def test_an_episode_has_distinct_images_right_labels_and_exact_shapes():
         labels = torch.cat([e.support_y, e.query_y])
         assert e.classes[labels].tolist() == dataset.y[rows].tolist()
         assert len(set(e.classes.tolist())) == 5
+
+
+@pytest.mark.parametrize("shape", [(1, 15), (5, 15), (3, 1)])
+@pytest.mark.parametrize("queries", ["exact", "up_to"])
+def test_what_is_nearly_alike_is_on_one_side_of_support_and_query(shape, queries):
+    """Tracks of different lengths, some of them single frames; classes of two tracks, too."""
+    plain = numbered([40, 60, 33, 48, 36])
+    lengths = {0: [10] * 4, 1: [1] * 60, 2: [16, 17], 3: [24, 8, 8, 8], 4: [1, 2, 3, 4, 5, 6, 7, 8]}
+    groups = np.zeros(len(plain), np.int64)
+    for c, each in lengths.items():  # numbered anew in each class: a group is one of a class
+        groups[plain.y == c] = np.repeat(np.arange(len(each)), each)
+    dataset = replace(plain, groups=groups)
+    spec = EpisodeSpec(3, *shape, queries=queries)
+    rng = Key(0).numpy()
+    seen = set()
+    for e in everything(dataset).episodes(spec, rng, 60):
+        support, query = np.array(rows_of(e.support_x)), np.array(rows_of(e.query_x))
+        assert len({*support, *query}) == len(support) + len(query)
+        assert e.support_y.bincount().tolist() == [spec.shot] * 3
+        least = spec.query if queries == "exact" else 1
+        assert least <= int(e.query_y.bincount().min()) <= int(e.query_y.bincount().max())
+        assert int(e.query_y.bincount().max()) <= spec.query
+        for c in e.classes.tolist():
+            ours, others = (part[plain.y[part] == c] for part in (support, query))
+            assert not set(groups[ours].tolist()) & set(groups[others].tolist())
+        seen |= set(e.classes.tolist())
+    # What a class can rely on is all but its largest track, and one frame of that.
+    reliable = {c: sum(each) - max(each) + 1 for c, each in lengths.items()}
+    assert seen == {c for c, n in reliable.items() if n >= spec.needed}
+    assert unable(dataset, Partition.of([np.arange(len(dataset))]), spec) == {}
+    wide = EpisodeSpec(5, 1, 31)
+    assert "1 class with at least 32" in unable(dataset, Partition.of([np.arange(217)]), wide)[0]
+    with pytest.raises(DataError, match="class 'c0' has 31 images that its groups let apart"):
+        Tasks.draw(dataset, range(5), wide, 1, Key(0))
+
+
+def test_groups_of_one_example_each_change_no_chances_and_no_shape():
+    plain = numbered([30] * 5)
+    apart = replace(plain, groups=np.arange(150))
+    assert plain.digest != apart.digest
+    spec = EpisodeSpec(5, 5, 20)
+    one, two = (everything(d).episode(spec, Key(0).numpy()) for d in (plain, apart))
+    assert one.support_x.shape == two.support_x.shape
+    assert one.query_y.bincount().tolist() == two.query_y.bincount().tolist()
 
 
 def test_the_order_of_the_queries_does_not_tell_their_labels():

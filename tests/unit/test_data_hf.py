@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +69,62 @@ def test_a_folder_of_images_is_read(tmp_path, offline):
     dataset = HF(str(tmp_path / "pets"), image="image").load(None)
     assert dataset.class_names == ("cat", "dog")
     assert dataset.shape == (4, 6, 3)
+
+
+class Table(dict):
+    """As much of a table of `datasets` as is read of it."""
+
+    def __init__(self, label_kind: object = None, **columns: list) -> None:
+        super().__init__(columns)
+        self.column_names = list(columns)
+        self.features = dict.fromkeys(columns) | {"label": label_kind}
+
+    def cast_column(self, name: str, kind: object) -> list[dict]:
+        return [{name: one} for one in self[name]]
+
+
+class Named:
+    """As `datasets.ClassLabel`."""
+
+    def int2str(self, c: int) -> str:
+        if not 0 <= c < 2:
+            raise ValueError(c)
+        return "ab"[c]
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "said"),
+    [
+        ([0, -1, -1], Named(), "row 1: 'label' is -1, which names no class; so it is in 2 of 3"),
+        ([0, 1, None], Named(), "row 2: 'label' is None"),
+        ([0, -1, 1], None, "row 1: 'label' is -1"),
+        (["a", None, "b"], None, "row 1: 'label' is None"),
+        (["a", "", "b"], None, "row 1: 'label' is ''"),
+        ([1.0, float("nan"), 2.0], None, "row 1: 'label' is nan"),
+        ([["a"], ["a", "b"], []], None, "row 0: 'label' is a list; expected one class"),
+    ],
+)
+def test_a_missing_label_is_no_class(monkeypatch, labels, kind, said):
+    table = Table(kind, text=["x", "y", "z"], label=labels)
+    monkeypatch.setattr(HF, "_table", lambda _: table)
+    with pytest.raises(DataError, match=said):
+        HF("some/name", text="text").load(None)
+
+
+@pytest.mark.parametrize("who", [None, float("nan"), -1, ""])
+def test_rows_without_a_user_are_no_client(monkeypatch, who):
+    table = Table(text=["x", "y"], label=["a", "b"], who=[7, who])
+    monkeypatch.setattr(HF, "_table", lambda _: table)
+    with pytest.raises(DataError, match=r"row 1: 'who' is .*which names no user; .*1 of 2"):
+        HF("some/name", text="text", user="who").load(None)
+
+
+def test_a_row_without_an_image_is_named(monkeypatch):
+    table = Table(image=[None], label=["a"])
+    monkeypatch.setattr(HF, "_table", lambda _: table)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(Image=lambda **_: None))
+    with pytest.raises(DataError, match="row 0: 'image' holds no image"):
+        HF("some/name", image="image").load(None)
 
 
 @needs_datasets

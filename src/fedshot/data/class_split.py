@@ -15,6 +15,8 @@ from fedshot.errors import DataError, nearest
 from fedshot.keys import Key
 
 _MANY = 30  # classes above which an error names only the closest ones
+_FEW = 5  # classes that an error names
+_WHOLE = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is a whole number; some write 7.0
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ class ClassSplit:
     ) -> ClassSplit:
         """Return the split told by class names, numbers as text, or ranges such as `0-4`.
 
-        A name wins over a number: where a class is called "7", that class is meant.
+        A name wins over a number: where a class is called "7", that class is meant. Where all class
+        names are whole numbers, numbers and ranges mean those names, never positions. Where some
+        are, an entry that means other classes by name than by position raises DataError.
         """
-        numbers = {name: c for c, name in enumerate(dataset.class_names)}
+        names = _Names(dataset)
 
         def read(part: str, entries: Sequence[str]) -> tuple[int, ...]:
-            return tuple(
-                sorted(c for entry in entries for c in _read(dataset, numbers, part, entry))
-            )
+            return tuple(sorted(c for entry in entries for c in names.read(part, str(entry))))
 
         return cls(read("base", base), read("validation", validation), read("novel", novel))
 
@@ -95,23 +97,56 @@ class ClassSplit:
         )
 
 
-def _read(dataset: Dataset, numbers: dict[str, int], part: str, entry: str) -> Iterable[int]:
-    """Return the class numbers meant by one entry of a split."""
-    entry = str(entry)
-    if entry in numbers:
-        return (numbers[entry],)
-    ends = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", entry)
-    if ends is None:
-        raise DataError(
-            f"{part}: {dataset.name} has no class {entry!r}. {_closest(entry, dataset.class_names)}"
-        )
-    first, last = int(ends[1]), int(ends[2] or ends[1])
-    if first > last or last >= dataset.n_classes:
-        raise DataError(
-            f"{part}: {entry!r} is not a class or range of classes of {dataset.name}; class "
-            f"numbers are 0..{dataset.n_classes - 1}, the smaller end first"
-        )
-    return range(first, last + 1)
+class _Names:
+    """A dataset's class names, by which the entries of a split are read."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._places = {name: c for c, name in enumerate(dataset.class_names)}
+        self._values = {
+            c: int(number[1])
+            for name, c in self._places.items()
+            if (number := _WHOLE.fullmatch(name))
+        }
+
+    def read(self, part: str, entry: str) -> Iterable[int]:
+        """Return the class numbers meant by one entry of a split."""
+        if entry in self._places:
+            return (self._places[entry],)
+        data, names = self._dataset, self._dataset.class_names
+        ends = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", entry)
+        if ends is None:
+            raise DataError(f"{part}: {data.name} has no class {entry!r}. {_closest(entry, names)}")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        by_name = [c for c, value in self._values.items() if first <= value <= last]
+        if len(self._values) == data.n_classes:
+            if first > last or not {first, last} <= set(self._values.values()):
+                low, high = min(self._values.values()), max(self._values.values())
+                raise DataError(
+                    f"{part}: {entry!r} is not a class or range of classes of {data.name}; its "
+                    f"classes are named by whole numbers, {low} to {high}, and a range begins and "
+                    "ends with a name, the smaller one first"
+                )
+            return by_name
+        by_place = range(first, last + 1)
+        if by_name and by_name != list(by_place):
+            raise DataError(
+                f"{part}: {entry!r} may mean two things in {data.name}, where some classes are "
+                f"named by whole numbers: by name {_shown(names, by_name)}, by position "
+                f"{_shown(names, by_place)}. List the names of the classes that you mean."
+            )
+        if first > last or last >= data.n_classes:
+            raise DataError(
+                f"{part}: {entry!r} is not a class or range of classes of {data.name}; class "
+                f"numbers are 0..{data.n_classes - 1}, the smaller end first"
+            )
+        return by_place
+
+
+def _shown(names: Sequence[str], places: Sequence[int]) -> str:
+    """Name the first few of these classes; those beyond the last class are none."""
+    held = [repr(names[c]) for c in places if c < len(names)]
+    return ", ".join(held[:_FEW]) + (", ..." if len(held) > _FEW else "") or "none"
 
 
 def _closest(name: str, names: Sequence[str]) -> str:

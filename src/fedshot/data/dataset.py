@@ -35,7 +35,9 @@ class Dataset:
     """Images `x` (uint8 [n, H, W, C]), or texts (`Tokens`), and class numbers `y` (int64 [n]).
 
     `users` are numbers from 0 on, never names. `standard` is the split the data came with, if any.
-    `passed_over` says what lay there and was not read, for a person; "" for nothing.
+    `passed_over` says what lay there and was not read, for a person; "" for nothing. `groups` are
+    numbers, too: examples of one group, such as the frames of a track or the pictures of a patient,
+    are nearly alike, and an episode has those of one class in its support or in its queries.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Dataset:
     standard: ClassSplit | None = None
     passed_over: str = ""
     known_digest: str | None = None  # set by the cache alone, which keeps it beside the images
+    groups: Ints | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tokens):
@@ -74,6 +77,12 @@ class Dataset:
         if users is not None and users.min() < 0:
             raise DataError(
                 f"{self.name}: user number {users.min()} is negative; count users from 0"
+            )
+        groups = self.groups
+        if groups is not None and (groups.dtype != np.int64 or groups.shape != y.shape):
+            raise DataError(
+                f"{self.name}: groups are {groups.dtype}{list(groups.shape)}; expected int64[{n}], "
+                f"one for each {noun}"
             )
         if self.standard is not None:
             self.standard.check(self)
@@ -128,6 +137,9 @@ class Dataset:
         if self.users is not None:
             sha.update(b"users")
             sha.update(np.ascontiguousarray(self.users).data)
+        if self.groups is not None:
+            sha.update(b"groups")
+            sha.update(np.ascontiguousarray(self.groups).data)
         for name in self.class_names:
             sha.update(f"{len(name)}:{name}".encode("utf-8", "surrogateescape"))
         return sha.hexdigest()

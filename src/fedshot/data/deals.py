@@ -75,7 +75,7 @@ class Dirichlet:
         check_alpha(self.alpha)
 
     def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
-        """Deal by the cumulative floor of the shares, so that nothing is lost."""
+        """Deal each class by its shares, rounded so that nothing is lost."""
         check_deal(dataset, indices, self.clients)
         pool = shuffled_classes(dataset, indices, key.at("dirichlet", "shuffle").numpy())
         sizes = [len(rows) for _, rows in pool]

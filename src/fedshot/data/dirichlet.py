@@ -32,8 +32,13 @@ def shares(clients: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[
 
 
 def counts(q: npt.NDArray[np.float64], n: int) -> Ints:
-    """Cut `n` things by the shares `q`: the cumulative floor, which loses nothing."""
-    # 1e-9: a cumulative share that misses a whole number only by rounding is that number.
-    cuts = np.minimum(np.floor(np.cumsum(q) * n + 1e-9).astype(np.int64), n)
-    cuts[-1] = n
-    return np.diff(cuts, prepend=0)
+    """Cut `n` things by the shares `q` and lose none: the method of largest remainders.
+
+    Each share of `n` is rounded down, and what is left goes to the largest fractions, one each.
+    That treats all clients alike: under a symmetric law of `q` each gets the same in the mean.
+    """
+    # 1e-9: a share that misses a whole number only by rounding is that number.
+    whole = np.floor(q * n + 1e-9).astype(np.int64)
+    left = n - int(whole.sum())
+    whole[np.argsort(whole - q * n, kind="stable")[:left]] += 1
+    return whole

@@ -47,15 +47,19 @@ class Shelf:
     Args:
         labels: of all rows of the dataset.
         rows: those held.
+        groups: of all rows of the dataset; those of one group are nearly alike, and an episode has
+            them in a class's support or in its queries, never in both.
     """
 
-    def __init__(self, labels: Ints, rows: Ints) -> None:
+    def __init__(self, labels: Ints, rows: Ints, groups: Ints | None = None) -> None:
         own = labels[rows]
         order = np.argsort(own, kind="stable")
         self._rows = np.ascontiguousarray(rows[order], dtype=np.int64)
         self.classes, starts, counts = np.unique(own[order], return_index=True, return_counts=True)
         self._starts, self._counts = starts.astype(np.int64), counts.astype(np.int64)
         self._few = max(len(self.classes), int(self._counts.max(initial=0))) < MOST
+        self._groups = None if groups is None else groups[self._rows]
+        self._usable = self._counts if groups is None else usable(own[order], self._groups)[1]
         self._able: dict[int, _Able] = {}
 
     @cached_property
@@ -67,7 +71,8 @@ class Shelf:
 
         Raises DataError when there are fewer such classes than `spec` may ask for.
         """
-        kernel = _checked_kernel() if self._few and not spec.is_random_way else None
+        few = self._few and not spec.is_random_way and self._groups is None
+        kernel = _checked_kernel() if few else None
         if kernel is None:
             return [self.draw_by_numpy(spec, rng) for _ in range(n)]
         return self.draw_by(kernel, spec, rng, n)
@@ -77,9 +82,9 @@ class Shelf:
         chosen = self._choose(spec, rng)
         support, query = [], []
         for c in chosen.tolist():
-            drawn = self._some(c, spec, rng)
-            support.append(drawn[: spec.shot])
-            query.append(drawn[spec.shot :])
+            ours, others = self._apart(c, spec, rng)
+            support.append(ours)
+            query.append(others)
         classes = self.classes[chosen]
         return Drawn(classes, np.concatenate(support), rng.permutation(np.concatenate(query)))
 
@@ -118,6 +123,27 @@ class Shelf:
         n = min(count, spec.shot + spec.query)
         return self._by_class[c][rng.choice(count, n, replace=False)]
 
+    def _apart(self, c: int, spec: EpisodeSpec, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Return `shot` rows of a class and up to `query` others, of no group of the first."""
+        if self._groups is None:
+            drawn = self._some(c, spec, rng)
+            return drawn[: spec.shot], drawn[spec.shot :]
+        rows, start = self._by_class[c], self._starts[c]
+        _, group, sizes = np.unique(
+            self._groups[start : start + len(rows)], return_inverse=True, return_counts=True
+        )
+        order = rng.permutation(len(sizes))
+        ends = np.cumsum(sizes[order])  # rows of the first group, the first two, ...
+        least = int(np.searchsorted(ends, spec.shot)) + 1
+        most = int(np.searchsorted(ends, len(rows) - (spec.needed - spec.shot), side="right"))
+        share = round(len(sizes) * spec.shot / (spec.shot + spec.query))
+        ours = np.isin(group, order[: min(max(share, least), most)])
+        query = min(spec.query, int((~ours).sum()))
+        return (
+            rng.choice(rows[ours], spec.shot, replace=False),
+            rng.choice(rows[~ours], query, replace=False),
+        )
+
     def _choose(self, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
         """Return the places of an episode's classes among those held, in the order of labels."""
         able = self._able_for(spec).places
@@ -129,7 +155,7 @@ class Shelf:
 
     def _able_for(self, spec: EpisodeSpec) -> _Able:
         if spec.needed not in self._able:
-            places = (self._counts >= spec.needed).nonzero()[0].astype(np.int64, copy=False)
+            places = (self._usable >= spec.needed).nonzero()[0].astype(np.int64, copy=False)
             self._able[spec.needed] = _Able(places, self._starts[places], self._counts[places])
         able = self._able[spec.needed]
         if len(able.places) < spec.fewest:
@@ -138,6 +164,22 @@ class Shelf:
                 "or give each client more images."
             )
         return able
+
+
+def usable(labels: Ints, groups: Ints | None) -> tuple[Ints, Ints]:
+    """Return the different labels and, of each, the rows that an episode can rely on.
+
+    Where rows come in groups, that is all but the largest group, and one row of it: a support and
+    queries of so many rows are found, whichever groups the support takes first.
+    """
+    found, counts = np.unique(labels, return_counts=True)
+    counts = counts.astype(np.int64, copy=False)
+    if groups is None or not len(found):
+        return found, counts
+    pairs, sizes = np.unique(np.stack([labels, groups]), axis=1, return_counts=True)
+    largest = np.zeros(len(found), np.int64)
+    np.maximum.at(largest, np.searchsorted(found, pairs[0]), sizes)
+    return found, counts - largest + 1
 
 
 @cache

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.drawing import Drawn, Shelf
+from fedshot.data.drawing import Drawn, Shelf, usable
 from fedshot.data.spec import EpisodeSpec
 from fedshot.data.tokens import Tokens
 from fedshot.errors import DataError
@@ -125,7 +125,7 @@ class ClientData:
 
     @cached_property
     def _shelf(self) -> Shelf:
-        return Shelf(self.dataset.y, self.indices)
+        return Shelf(self.dataset.y, self.indices, self.dataset.groups)
 
 
 def halves(dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator) -> Hand:
@@ -219,12 +219,16 @@ class Tasks:
 
 def check_counts(dataset: Dataset, rows: Ints, classes: Iterable[int], spec: EpisodeSpec) -> None:
     """Refuse a class that has too few images for an episode."""
-    there = np.bincount(dataset.y[rows], minlength=dataset.n_classes)
+    held, counts = usable(dataset.y[rows], None if dataset.groups is None else dataset.groups[rows])
+    there = np.zeros(dataset.n_classes, np.int64)
+    there[held] = counts
+    apart = "" if dataset.groups is None else " that its groups let apart"
     for c in classes:
         if 0 <= c < dataset.n_classes and there[c] < spec.needed:
             raise DataError(
-                f"class {dataset.class_names[c]!r} has {there[c]} images; a {spec} episode needs "
-                f"{spec.needed} of each class. Lower `shot` or `query`, or leave the class out."
+                f"class {dataset.class_names[c]!r} has {there[c]} images{apart}; a {spec} episode "
+                f"needs {spec.needed} of each class. Lower `shot` or `query`, or leave the class "
+                "out."
             )
 
 

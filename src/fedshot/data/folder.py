@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from fedshot.data.class_split import ClassSplit
-from fedshot.data.dataset import Dataset
+from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.files import check_memory
-from fedshot.data.images import SUFFIXES, check_side, decode, workers
-from fedshot.errors import DataError
+from fedshot.data.images import SUFFIXES, Aspect, check_side, decode, workers
+from fedshot.data.tokens import Numbers
+from fedshot.errors import DataError, check_word
 from fedshot.words import count, other_kinds
 
 _PARTS = ("base", "validation", "novel")
@@ -28,16 +30,27 @@ class ImageFolder:
 
     Args:
         path: the folder.
-        size: every picture is squeezed to a square of that many pixels; null where all have one
-            size.
+        size: every picture becomes a square of that many pixels; null where all have one size.
+        aspect: how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
+        groups: a regular expression that finds in a file's name the group of the picture, such as
+            "^[^_]+" for all up to the first "_". Pictures of one group are nearly alike (frames of
+            a track, pictures of a patient): an episode has those of a class in its support or in
+            its queries, never in both.
         channels: 3 for colours, 1 for grey.
     """
 
     path: str
     size: int | None = None
     channels: Literal[1, 3] = 3
+    aspect: Aspect = "squeeze"
+    groups: str | None = None
 
     def __post_init__(self) -> None:
+        check_word("aspect", self.aspect, get_args(Aspect))
+        try:
+            re.compile(self.groups or "")
+        except re.error as error:
+            raise DataError(f"groups is {self.groups!r}, no regular expression ({error})") from None
         if self.channels not in (1, 3):
             raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
         check_side(self.size)
@@ -66,20 +79,21 @@ class ImageFolder:
                 *(tuple(c for c, part in enumerate(parts) if part == which) for which in _PARTS)
             )
         x = self._read(root, files)
+        groups = None if self.groups is None else _groups(files, self.groups)
         y, others = np.array(labels, dtype=np.int64), _passed_over(root, classes)
-        return Dataset(root.name, x, y, names, standard=split, passed_over=others)
+        return Dataset(root.name, x, y, names, standard=split, passed_over=others, groups=groups)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return the split the folders tell, if they do."""
         return dataset.standard
 
     def _read(self, root: Path, files: list[Path]) -> np.ndarray:
-        first = decode(files[0], files[0], self.channels, self.size)
+        first = decode(files[0], files[0], self.channels, self.size, self.aspect)
         check_memory(str(root), len(files) * first.nbytes, "Set `size`, or lower it.")
         x = np.empty((len(files), *first.shape), dtype=np.uint8)
 
         def fill(i: int) -> None:
-            pixels = decode(files[i], files[i], self.channels, self.size)
+            pixels = decode(files[i], files[i], self.channels, self.size, self.aspect)
             if pixels.shape != first.shape:
                 (h, w, _), (h2, w2, _) = first.shape, pixels.shape
                 raise DataError(
@@ -157,6 +171,20 @@ def _passed_over(root: Path, classes: list[Path]) -> str:
 
 def _shown(folder: Path) -> list[Path]:
     return [p for p in folder.iterdir() if not p.name.startswith(".")]
+
+
+def _groups(files: list[Path], pattern: str) -> Ints:
+    """Return the number of each file's group. Raises DataError for a name that tells none."""
+    numbers, found = Numbers(), []
+    for file in files:
+        match = re.search(pattern, file.name)
+        if match is None:
+            raise DataError(
+                f"groups is {pattern!r}, which finds nothing in the name of {file}. Change it, or "
+                "rename the file."
+            )
+        found.append(numbers[match[1] or "" if match.re.groups else match[0]])
+    return np.array(found, dtype=np.int64)
 
 
 def _seen_from(path: Path) -> str:

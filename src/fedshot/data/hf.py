@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.embedding import embedded
 from fedshot.data.glove import Keep, Unknown
-from fedshot.data.images import check_side, decode
+from fedshot.data.images import Aspect, check_side, decode
+from fedshot.data.missing import is_missing
 from fedshot.data.texts import labelled
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
-from fedshot.errors import DataError, nearest
+from fedshot.errors import DataError, check_word, nearest
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class HF:
         image: column of the images.
         label: column of the classes.
         user: column of who wrote or took it, if known; only a number from 0 on is kept.
-        size: squeezes every image to a square of that many pixels.
+        size: every image becomes a square of that many pixels.
         channels: 1 (grey) or 3 (colour).
+        aspect: how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
         vectors: file of word vectors; without it GloVe 6B from the data folder.
         dim: length of those vectors; a file in `vectors` has its own.
         cut: words kept of a text.
@@ -51,6 +53,7 @@ class HF:
     user: str | None = None
     size: int | None = None
     channels: int = 3
+    aspect: Aspect = "squeeze"
     vectors: str | None = None
     dim: int = 100
     cut: int = 100
@@ -63,18 +66,19 @@ class HF:
         if self.channels not in (1, 3):
             raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
         check_side(self.size)
+        check_word("aspect", self.aspect, get_args(Aspect))
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Fetch the split, from the cache where it is there, and read it into memory."""
         table = self._table()
-        labels = self._column(table, self.label)
+        labels = self._told(table, self.label, "class")
         feature = table.features[self.label]
         if hasattr(feature, "int2str"):  # named classes are stored as numbers
             labels = [feature.int2str(c) for c in labels]
         users = None
         if self.user is not None:
             names = Numbers()
-            users = [names[str(user)] for user in self._column(table, self.user)]
+            users = [names[str(user)] for user in self._told(table, self.user, "user")]
         stem = self.path.rstrip("/").rpartition("/")[2]
         return labelled(stem, self._x(table, data_dir), [str(c) for c in labels], users)
 
@@ -102,6 +106,26 @@ class HF:
         self._check(table, name)
         return list(table[name])
 
+    def _told(self, table: Any, name: str, what: str) -> list[Any]:
+        """Return a column that tells the class or user of each row; -1 tells none, as on the hub.
+
+        Raises DataError where one is missing or is no text and no number. It shows no other value,
+        since a user's may be a name.
+        """
+        values = self._column(table, name)
+        for i, value in enumerate(values):
+            if not isinstance(value, str | int | float | None):
+                kind = type(value).__name__
+                raise DataError(f"{self.path}, row {i}: {name!r} is a {kind}; expected one {what}")
+        empty = [i for i, v in enumerate(values) if is_missing(v) or v in ("", -1)]
+        if empty:
+            raise DataError(
+                f"{self.path}, row {empty[0]}: {name!r} is {values[empty[0]]!r}, which names no "
+                f"{what}; so it is in {len(empty)} of {len(values)} rows. Remove these rows, or "
+                "choose another `part`; where -1 is meant, write it as a word."
+            )
+        return values
+
     def _check(self, table: Any, name: str) -> None:
         if name not in table.column_names:
             raise DataError(
@@ -126,13 +150,23 @@ class HF:
         stored = table.cast_column(name, datasets.Image(decode=False))
         pixels = [
             decode(
-                row[name]["bytes"] or Path(row[name]["path"]),
+                self._file(row[name], name, i),
                 f"{self.path}, row {i}",
                 self.channels,
                 self.size,
+                self.aspect,
             )
             for i, row in enumerate(stored)
         ]
+        if not pixels:
+            raise DataError(f"{self.path} has no row. Check `part`.")
         if len({one.shape for one in pixels}) > 1:
             raise DataError(f"{self.path}: images differ in size. Set `size`, for example size=84.")
         return np.stack(pixels)
+
+    def _file(self, held: Any, name: str, i: int) -> Path | bytes:
+        """Return an image as it is stored. Raises DataError where there is none."""
+        if held is None or not (held.get("bytes") or held.get("path")):
+            raise DataError(f"{self.path}, row {i}: {name!r} holds no image. Remove the row.")
+        data: bytes | None = held["bytes"]
+        return data or Path(held["path"])

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -38,6 +38,12 @@ _UNREADABLE = (
     struct.error,
     zlib.error,
 )
+Aspect: TypeAlias = Literal["squeeze", "crop", "pad"]
+_SIZED: dict[Aspect, Callable[..., Image.Image]] = {
+    "squeeze": Image.Image.resize,
+    "crop": ImageOps.fit,
+    "pad": ImageOps.pad,
+}
 _BLOCK, _JOB = 1024, 32  # pictures held in memory at once, and handed to a thread at once
 _LARGEST = 1 << 26  # pixels of a picture
 _LONGEST_SIDE = 1 << 13  # pixels; its square is as large
@@ -119,10 +125,17 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
         return np.asarray(image.convert("RGB"))
 
 
-def decode(source: Path | bytes, name: object, channels: int, size: int | None) -> Pixels:
-    """Return the picture as uint8 [H, W, channels]; `size` squeezes it to a square."""
+def decode(
+    source: Path | bytes,
+    name: object,
+    channels: int,
+    size: int | None,
+    aspect: Aspect = "squeeze",
+) -> Pixels:
+    """Return the picture as uint8 [H, W, channels]; `size` makes it a square."""
     with picture(source, name) as image:
-        return plain(image, name, channels, None if size is None else (size, size))
+        square = None if size is None else (size, size)
+        return plain(image, name, channels, square, aspect=aspect)
 
 
 @contextmanager
@@ -186,14 +199,17 @@ def plain(
     channels: int,
     size: tuple[int, int] | None,
     resample: Image.Resampling = Image.Resampling.BILINEAR,  # antialiased
+    aspect: Aspect = "squeeze",
 ) -> Pixels:
-    """Return the picture as uint8 [H, W, channels]; `size` (width, height) squeezes it.
+    """Return the picture as uint8 [H, W, channels], of `size` (width, height) if given.
+
+    `aspect` says how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
 
     Transparency is left out; a picture that is drawn in nothing else is refused.
     """
     check_picture(image, name)
     with _turn(image):
-        pixels = _converted(image, channels, size, resample)
+        pixels = _converted(image, channels, size, resample, aspect)
         if _lost_in_transparency(image, pixels):
             raise DataError(
                 f"image {name} is drawn in its transparency alone: without it there is one "
@@ -203,7 +219,11 @@ def plain(
 
 
 def _converted(
-    image: Image.Image, channels: int, size: tuple[int, int] | None, resample: Image.Resampling
+    image: Image.Image,
+    channels: int,
+    size: tuple[int, int] | None,
+    resample: Image.Resampling,
+    aspect: Aspect,
 ) -> Pixels:
     # Cameras store a turned picture as it is, with a note; viewers and we follow the note.
     upright = ImageOps.exif_transpose(image)
@@ -211,5 +231,5 @@ def _converted(
         upright = upright.convert("RGBA")
     flat = upright.convert("RGB" if channels == 3 else "L")
     if size is not None:
-        flat = flat.resize(size, resample)
+        flat = _SIZED[aspect](flat, size, resample)
     return np.asarray(flat)

@@ -18,7 +18,7 @@ from PIL import Image
 from fedshot import storage
 from fedshot.data.dataset import Pixels
 from fedshot.data.huffpost import HuffPost
-from fedshot.data.images import picture, plain, readable
+from fedshot.data.images import Aspect, picture, plain, readable
 from fedshot.data.omniglot import Omniglot
 from fedshot.data.sent140 import Sent140
 from fedshot.data.sources import Source
@@ -43,12 +43,14 @@ class Pictures:
 
     shape: tuple[int, int, int]
     ink: bool = False  # dark on light becomes light on 0, averaged down, as Omniglot's
+    aspect: Aspect = "squeeze"
 
     @classmethod
     def like(cls, source: Source, shape: tuple[int, ...]) -> Pictures:
         """Return what a source does to its pictures."""
         height, width, channels = shape
-        return cls((height, width, channels), isinstance(source, Omniglot))
+        aspect: Aspect = getattr(source, "aspect", "squeeze")
+        return cls((height, width, channels), isinstance(source, Omniglot), aspect)
 
     def read(self, one: Picture, name: object) -> Pixels:
         """Return one picture as uint8 [H, W, C]. Raises DataError, naming it, if it cannot be."""
@@ -86,7 +88,7 @@ class Pictures:
                 f"image {name} cannot become one of {channels} channels, which this run's data "
                 f"have. Pass arrays of shape {list(self.shape)}."
             )
-        return plain(image, name, channels, (width, height), how)
+        return plain(image, name, channels, (width, height), how, self.aspect)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ numbers themselves. How images are dealt out is told in `deals.py` and `personal
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.drawing import usable
 from fedshot.data.episodes import ClientData
 from fedshot.data.spec import EpisodeSpec
 from fedshot.errors import DataError
@@ -59,6 +61,14 @@ class Partition:
         """The client of each entry of `indices`."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of who holds which rows, as hex."""
+        sha = hashlib.sha256()
+        for part in (self.offsets, self.indices):
+            sha.update(np.ascontiguousarray(part).data)
+        return sha.hexdigest()
+
     @classmethod
     def of(cls, parts: Sequence[Ints]) -> Partition:
         """Return the partition in which client k holds `parts[k]`."""
@@ -96,11 +106,15 @@ class Dealer(Protocol):
 
 
 def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
-    """Return, for every client, how many classes it holds at least `needed` images of."""
+    """Return, for every client, how many classes it holds at least `needed` images of.
+
+    Where images come in groups, those count that an episode can keep apart.
+    """
     # Sorting (client, class) pairs keeps memory at O(images); a table of clients by classes would
     # not be.
     pairs = partition.owners * dataset.n_classes + dataset.y[partition.indices]
-    found, counts = np.unique(pairs, return_counts=True)
+    groups = None if dataset.groups is None else dataset.groups[partition.indices]
+    found, counts = usable(pairs, groups)
     owners = found[counts >= needed] // dataset.n_classes
     return np.bincount(owners, minlength=len(partition)).astype(np.int64, copy=False)
 

@@ -17,6 +17,7 @@ from fedshot.data.files import DAMAGE, check_member, check_memory, opened_zip
 from fedshot.data.folder import ImageFolder
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
+from fedshot.data.memory import InMemory
 from fedshot.data.mini_imagenet import MiniImageNet
 from fedshot.data.mnist import FashionMnist, Mnist
 from fedshot.data.news import News20
@@ -26,7 +27,7 @@ from fedshot.data.texts import Texts
 from fedshot.data.tiered_imagenet import TieredImageNet
 from fedshot.errors import DataError
 
-_ARRAYS = ("x", "y", "class_names", "users")
+_ARRAYS = ("x", "y", "class_names", "users", "groups")
 _NUMBERS = 1 << 16  # classes that labels may always count to
 _GAPS = 10  # numbers for each class that has an image, beyond that
 
@@ -63,10 +64,11 @@ class Digits:
 
 @dataclass(frozen=True)
 class Npz:
-    """Arrays from an .npz file: `x`, `y`, and if wanted `class_names` and `users`.
+    """Arrays from an .npz file: `x`, `y`, and if wanted `class_names`, `users` and `groups`.
 
     `x` is uint8 [n, H, W] or [n, H, W, C]. Files that hold Python objects are refused, since
-    reading them could run code. Users are renumbered from 0, in rising order.
+    reading them could run code. Users are renumbered from 0, in rising order. Examples of one group
+    are nearly alike, as frames of a track are: no episode has a class's group on both sides.
 
     Args:
         path: the file.
@@ -102,10 +104,16 @@ class Npz:
             )
         users = None
         if "users" in arrays:
-            users = np.unique(self._ints("users", arrays["users"]), return_inverse=True)[1]
-            users = users.reshape(-1).astype(np.int64, copy=False)
+            told = self._ints("users", arrays["users"])
+            if told.min(initial=0) < 0:
+                raise DataError(
+                    f"{self.path}: users hold {told.min()}; expected numbers from 0 on. Leave out "
+                    "the examples whose user is not known, or give each a number of its own."
+                )
+            users = np.unique(told, return_inverse=True)[1].reshape(-1).astype(np.int64, copy=False)
+        groups = self._ints("groups", arrays["groups"]) if "groups" in arrays else None
         x = np.ascontiguousarray(x)
-        return Dataset(Path(self.path).stem, x, y, tuple(names.tolist()), users)
+        return Dataset(Path(self.path).stem, x, y, tuple(names.tolist()), users, groups=groups)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return None: an .npz file tells no split."""
@@ -205,6 +213,7 @@ SOURCES: dict[str, type[Source]] = {
     "folder": ImageFolder,
     "hf": HF,
     "huffpost": HuffPost,
+    "memory": InMemory,
     "mini_imagenet": MiniImageNet,
     "mnist": Mnist,
     "news20": News20,

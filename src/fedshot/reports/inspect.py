@@ -41,6 +41,8 @@ def facts(arrangement: Arrangement) -> list[str]:
     if data.users is not None:
         lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, known by number alone")
     lines[1:1] = data.remarks
+    if arrangement.copies.identical:
+        lines.insert(1, str(arrangement.copies))
     left_out = list(arrangement.left_out.items())
     lines += [f"client {c} cannot: {why}" for c, why in left_out[:5]]
     return lines + ([f"and {len(left_out) - 5} more"] if len(left_out) > 5 else [])

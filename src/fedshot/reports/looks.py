@@ -57,10 +57,11 @@ class Map:
 
 @dataclass(frozen=True)
 class Look:
-    """Holdings and map of a run, or why there is none."""
+    """Holdings and map of a run, or why there is none, and what is to be said of its data."""
 
     holdings: Holdings | str
     map: Map | str
+    note: str = ""
 
 
 def look(folder: Path, data_dir: str | None = None) -> Look:
@@ -71,10 +72,11 @@ def look(folder: Path, data_dir: str | None = None) -> Look:
     except FedshotError as error:
         return Look(str(error), str(error))
     held = holdings(setting)
+    note = f"{setting.dataset.name}: {setting.copies}" if setting.copies.identical else ""
     try:
-        return Look(held, _mapped(setting, _chosen(setting, folder)))
+        return Look(held, _mapped(setting, _chosen(setting, folder)), note)
     except FedshotError as error:
-        return Look(held, str(error))
+        return Look(held, str(error), note)
 
 
 def holdings(arrangement: Arrangement) -> Holdings:

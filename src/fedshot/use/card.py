@@ -194,12 +194,20 @@ def _use(run: TrainedRun, file: str) -> list[str]:
     return lines
 
 
+_AT_ITS_ASPECT = {
+    "crop": " at its aspect, the middle of it",
+    "pad": " at its aspect, with black added",
+}
+
+
 def made_of(run: TrainedRun) -> str:
     """Return how a picture becomes pixels of the run's data set, in words."""
     height, width, channels = run.model.shape
-    if Pictures.like(run.config.data, (height, width, channels)).ink:
+    pictures = Pictures.like(run.config.data, (height, width, channels))
+    if pictures.ink:
         return "ink 255 on 0, averaged down from the drawing"
-    return f"{'grey' if channels == 1 else 'colour'}, upright, scaled bilinearly"
+    how = _AT_ITS_ASPECT.get(pictures.aspect, "")
+    return f"{'grey' if channels == 1 else 'colour'}, upright, scaled bilinearly{how}"
 
 
 def _limits(run: TrainedRun) -> list[str]:

@@ -10,13 +10,17 @@ import numpy as np
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
+from fedshot.data.missing import is_missing
 from fedshot.errors import InputError
 
 Labels: TypeAlias = np.ndarray[Any, Any]
 
 
 def labels_of(y: Any, n: int) -> Labels:
-    """Return the labels as a 1-d array, whatever they are. Raises InputError where they fit not."""
+    """Return the labels as a 1-d array, whatever they are.
+
+    Raises InputError where they do not fit, or where one is missing: None, NaN, NaT or masked.
+    """
     if y is None:
         raise InputError(
             "the classifier requires y to be passed, but the target y is None: it learns from "
@@ -35,12 +39,30 @@ def labels_of(y: Any, n: int) -> Labels:
         )
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise InputError("Input y contains NaN or infinity; expected labels.")
+    if absent := _absent(y, found):
+        first = absent[0]
+        others = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise InputError(
+            f"label {first} is missing ({found[first]!r}{others}); expected one for each example. "
+            "Leave out the examples that have no label."
+        )
     if found.dtype.kind in "fc":
         try:
             check_classification_targets(found)
         except ValueError as error:
             raise InputError(f"{str(error).rstrip('.')}. Labels name classes.") from error
     return found
+
+
+def _absent(y: Any, found: Labels) -> list[int]:
+    """Return the places of labels that are missing."""
+    if isinstance(y, np.ma.MaskedArray):
+        return np.flatnonzero(np.ma.getmaskarray(y)).tolist()
+    if found.dtype.kind in "mM":
+        return np.flatnonzero(np.isnat(found)).tolist()
+    if found.dtype != object:
+        return []
+    return [i for i, label in enumerate(found.tolist()) if is_missing(label)]
 
 
 def told_apart(labels: Labels) -> tuple[Labels, Labels]:

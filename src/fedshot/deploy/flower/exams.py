@@ -11,6 +11,7 @@ looks at.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from fedshot import storage
 from fedshot.config import Config
 from fedshot.data import Dataset, Deal, Partition, Rows, Tokens
-from fedshot.deploy.flower.shards import deal_digest, kind_of, samples_of
+from fedshot.deploy.flower.shards import kind_of, samples_of
 from fedshot.errors import DataError
 from fedshot.setting import Arrangement, Setting
 
@@ -40,7 +41,7 @@ def write_exams(folder: Path, arranged: Arrangement) -> None:
         )
     train = arranged.deal.train
     left_out = {str(client): reason for client, reason in arranged.left_out.items()}
-    notes = {"dataset": arranged.dataset.digest, "deal": deal_digest(train), "left_out": left_out}
+    notes = {"dataset": arranged.dataset.digest, "deal": train.digest, "left_out": left_out}
     write_tests(folder, arranged.dataset, arranged.rows, arranged.base_classes, len(train), notes)
 
 
@@ -111,6 +112,11 @@ class ExamSetting(Setting):
         agreed = ("name", "class_names", "shape", "dataset", "deal", "words")
         self.notes = {name: notes[name] for name in agreed if name in notes}
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+
+    @cached_property
+    def deal_digest(self) -> str:
+        """The SHA-256 of who holds what; "" where each host packed its own."""
+        return str(self.notes.get("deal", ""))
 
     @property
     def base_classes(self) -> tuple[int, ...]:

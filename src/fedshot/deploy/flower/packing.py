@@ -89,8 +89,9 @@ class Classes:
             raise DataError(
                 " ".join([f"{dataset.name} has no example of a class of {meant}.", *told])
             )
+        groups = None if dataset.groups is None else dataset.groups[rows]
         x = dataset.x.only(rows) if isinstance(dataset.x, Tokens) else dataset.x[rows]
-        return Dataset(dataset.name, x, common[dataset.y[rows]], self.names), told
+        return Dataset(dataset.name, x, common[dataset.y[rows]], self.names, groups=groups), told
 
     def _passed_over(self, dataset: Dataset, common: np.ndarray, wanted: np.ndarray) -> list[str]:
         """Say which examples are left out, by class where the split does not know that."""

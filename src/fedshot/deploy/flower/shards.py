@@ -9,7 +9,6 @@ its own folder and has no others; a server needs none.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,22 +33,22 @@ def path_of(folder: Path, client: int) -> Path:
     return folder / f"client-{client:06d}.safetensors"
 
 
-def deal_digest(partition: Partition) -> str:
-    """Return the SHA-256 of who holds which rows."""
-    sha = hashlib.sha256()
-    for part in (partition.offsets, partition.indices):
-        sha.update(np.ascontiguousarray(part).data)
-    return sha.hexdigest()
-
-
 def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
     """Return what the files of a deal have in common."""
-    hashes = {"dataset": dataset.digest, "deal": deal_digest(partition)}
+    hashes = {"dataset": dataset.digest, "deal": partition.digest}
     return kind_of(dataset) | hashes
 
 
 def kind_of(dataset: Dataset) -> dict[str, Any]:
-    """Return what files of the same classes and shape have in common."""
+    """Return what files of the same classes and shape have in common.
+
+    Raises DataError where examples come in groups, which these files do not tell.
+    """
+    if dataset.groups is not None:
+        raise DataError(
+            f"{dataset.name} has groups, which are kept apart on one machine alone. Leave them out "
+            "of the data to deal or pack it for nodes."
+        )
     found = {
         "name": dataset.name,
         "class_names": list(dataset.class_names),

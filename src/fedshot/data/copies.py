@@ -1,0 +1,94 @@
+"""Identical examples: a picture that lies there twice is one that a test may have shown before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.tokens import Tokens
+
+_MANY = 0.01  # share of identical examples from which on it is said what to do
+_SOME = 512  # bytes from the middle of an image by which most are told apart
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How many examples are identical to another one, as the model gets them.
+
+    Args:
+        examples: looked at; a text without words is not.
+        identical: to another example, wherever.
+        within: to another of the same class.
+        across: to one of another class.
+        parts: to one of another part: training, validation, test.
+    """
+
+    examples: int
+    identical: int = 0
+    within: int = 0
+    across: int = 0
+    parts: int = 0
+
+    @classmethod
+    def of(cls, dataset: Dataset, parts: Sequence[Ints]) -> Copies:
+        """Count among the rows of these parts; a row in several counts as one of the first."""
+        every = np.concatenate(parts)
+        rows, first = np.unique(every, return_index=True)
+        part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]
+        if isinstance(dataset.x, Tokens):
+            full = dataset.x.lengths(rows) > 0
+            rows, part = rows[full], part[full]
+        n = len(rows)
+        # Most images differ from all others in a few bytes already.
+        twins = _repeated(_contents(dataset, rows, _SOME))
+        rows, part = rows[twins], part[twins]
+        contents = _contents(dataset, rows)
+        numbers: dict[Hashable, int] = {}
+        group = np.array([numbers.setdefault(one, len(numbers)) for one in contents], np.int64)
+        same = _sizes(group)
+        alike, beside = (_sizes(group, other) for other in (dataset.y[rows], part))
+        counts = (same > 1, alike > 1, same > alike, same > beside)
+        return cls(n, *(int(count.sum()) for count in counts))
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.identical:,} of {self.examples:,} examples are identical to another one: "
+            f"{self.within:,} to one of their class, {self.across:,} to one of another class, "
+            f"{self.parts:,} to one of another part (training, validation, test)"
+        )
+        if self.identical < _MANY * self.examples:
+            return told
+        return (
+            f"{told}. Identical examples in support and queries, or in training and test, raise "
+            "the accuracy; remove the copies from the data."
+        )
+
+
+def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> list[Hashable]:
+    """Return what stands for the content of each row: of texts the words, of images a hash."""
+    x = dataset.x
+    if isinstance(x, Tokens):
+        ends = zip(x.offsets[rows].tolist(), x.offsets[rows + 1].tolist(), strict=True)
+        return [x.ids[start:end].tobytes() for start, end in ends]
+    flat = x.reshape(len(x), -1)
+    size = flat.shape[1] if most is None else min(most, flat.shape[1])
+    start = (flat.shape[1] - size) // 2
+    held = (flat[row, start : start + size] for row in rows.tolist())
+    return [blake2b(one.data, digest_size=16).digest() for one in held]
+
+
+def _repeated(values: Sequence[Hashable]) -> Ints:
+    times = Counter(values)
+    return np.flatnonzero([times[value] > 1 for value in values])
+
+
+def _sizes(group: Ints, other: Ints | None = None) -> Ints:
+    """Return for each row how many have its group and, if given, its other number."""
+    pairs = np.stack([group, np.zeros_like(group) if other is None else other])
+    _, which, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+    return sizes[which.reshape(-1)]

@@ -1,0 +1,15 @@
+"""Values that stand for none, which must not become a class or a client of their own."""
+
+from __future__ import annotations
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value is None, or unequal to itself as NaN, NaT and pandas' NA are."""
+    if value is None:
+        return True
+    try:
+        return bool(value != value)  # noqa: PLR0124  (which NaN is)
+    except TypeError:  # NA, which says of no comparison whether it is true
+        return True
+    except ValueError:  # an array
+        return False
