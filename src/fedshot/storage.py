@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from fedshot import tree
+from fedshot import records, tree
 from fedshot.errors import CheckpointError
 from fedshot.tree import Tree
 
@@ -108,18 +108,19 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 
     Raises:
         CheckpointError: the file is missing, cut short, or differs from its hash.
-        PermissionError: it may not be read.
+        OSError: it may not, or cannot, be read.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        data = records.content(path, None)
     except FileNotFoundError:
-        if path.exists():
-            raise PermissionError(errno.EACCES, "Permission denied", str(path)) from None
         raise CheckpointError(f"{path} does not exist") from None
-    except (SafetensorError, OSError) as error:
+    try:
+        # Not by `safe_open`, which keeps two objects for every tensor, for ever. Copied, because
+        # what is computed may depend on where in memory a tensor begins.
+        flat = {name: leaf.clone() for name, leaf in load(data).items()}
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
+    header = _metadata(data, path)
     text, sha = header.get("notes", "{}"), header.get("sha256")
     if sha is None:
         raise CheckpointError(
@@ -128,7 +129,15 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         )
     if _hash(flat, text) != sha:
         raise CheckpointError(f"{path} is damaged: its content differs from the hash inside it")
-    return flat, json.loads(text), sha
+    return flat, records.parse(text.encode(), dict[str, Any], str(path)), sha
+
+
+def _metadata(data: bytes, path: Path) -> dict[str, str]:
+    """Return what stands beside the tensors in the header of a safetensors file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = records.parse(data[8:end], dict[str, Any], str(path))
+    found: dict[str, str] | None = header.get("__metadata__")
+    return found or {}
 
 
 def _hash(flat: Mapping[str, Tensor], notes: str) -> str:
