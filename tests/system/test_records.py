@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import yaml
 from fedshot.cli import main
 from fedshot.errors import FedshotError
 
-from .runs import finished, merged
+from .runs import experiment, finished, last_hash
 
 CHOOSING: dict[str, Any] = {
     "method": {"name": "fl_proto", "local_steps": 2},
@@ -92,7 +94,9 @@ def damaged(name: str, data: bytes, draw: random.Random) -> bytes:
     if kind == 0:
         return data[: draw.randrange(len(data))]
     if kind == 1:
-        return draw.choice([b"", b"[]", b"{}", b"null", b"3", b"\xff\xfe", b"[" * 9999, b'{"a":' * 9999])
+        return draw.choice(
+            [b"", b"[]", b"{}", b"null", b"3", b"\xff\xfe", b"[" * 9999, b'{"a":' * 9999]
+        )
     if kind == 2:  # a byte
         i = draw.randrange(len(data))
         return data[:i] + bytes([draw.randrange(256)]) + data[i + 1 :]
@@ -121,3 +125,121 @@ def outcome(run: Path, name: str, command: str, seed: int, place: Path) -> int:
     data = damaged(name, (run / name).read_bytes(), random.Random(seed))
     (folder / name).write_bytes(data)
     return main([str(word) for word in commands(folder, run)[command]])
+
+
+COUNTS = {"status": 50, "compare": 50, "report": 24, "export": 14, "resume": 10, "evaluate": 10}
+SLOW = {command: 40 * n for command, n in COUNTS.items()}
+
+
+@pytest.mark.parametrize("counts", [
+    pytest.param(COUNTS, id="some"),
+    pytest.param(SLOW, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+])  # fmt: skip
+def test_no_record_ends_in_anything_but_a_result_or_a_refusal(
+    run: Path, tmp_path: Path, counts: dict[str, int]
+) -> None:
+    for command, n in counts.items():
+        for seed in range(n):
+            name = FILES[seed % len(FILES)]
+            assert outcome(run, name, command, seed, tmp_path) in (0, 2), (command, name, seed)
+
+
+@pytest.mark.parametrize(("name", "text", "told"), [
+    ("config.yaml", BOMB, "more than 100000 values. Use fewer anchors"),
+    ("config.yaml", "[" * 9999, "is nested too deeply"),
+    ("config.yaml", "a: " + "[" * 40 + "]" * 40, "line 1: nested deeper than 32 lists and"),
+    ("config.yaml", "name: x\nrun:\n  rounds: [3]\n", "run.rounds is [3]; input should be a valid "
+     "integer (line 3)"),
+    ("config.yaml", "name: x\nseed: " + "9" * 40, "seed is a whole number of 133 bits, expected"),
+    ("config.yaml", "name: !!binary aGk=\n", "line 1: the tag 'tag:yaml.org,2002:binary' is not"),
+    ("config.yaml", "seed: !!int x\n", "a value that is not of its tag"),
+    ("metrics.jsonl", '{"round": 0}\n', "has no 'metrics' (line 1)"),
+    ("result.json", '{\n"test":\n{"accuracy": 1e999}}', "test.accuracy is inf; input should be"),
+    ("result.json", '{"test": ' + "9" * 5000 + "}", "a whole number of thousands of digits"),
+    ("result.json", b"\n\xff\xfe", "it is not text in UTF-8 (invalid start byte) (line 2)"),
+    ("result.json", "[" * 99999, "nested deeper than 32"),
+    ("ledger.json", '[\n{"phase": "train"}]', "0 has no 'work' (line 2)"),
+    ("environment.json", '{"resumed": 3}', "resumed is 3; input should be a valid list"),
+])  # fmt: skip
+def test_a_damaged_record_is_refused_by_file_key_and_line(
+    run: Path, tmp_path: Path, name: str, text: str | bytes, told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert main(["compare", str(tmp_path / "run"), str(run)]) == 2
+    err = capsys.readouterr().err
+    assert str(path) in err
+    assert told in err
+    assert len(err) < 600
+
+
+def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in FILES[:-1]:
+        folder = tmp_path / name
+        shutil.copytree(run, folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        command = ["export", "--run", folder, "--to", "safetensors"]
+        words = command if name == "data.json" else ["compare", folder, run]
+        assert main([str(word) for word in words]) == 2
+        err = capsys.readouterr().err
+        assert str(folder / name) in err
+        assert "no regular file" in err
+
+
+def test_a_record_beyond_its_bound_is_refused_before_it_is_read(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    os.truncate(tmp_path / "run" / "result.json", 1 << 40)  # a sparse file takes no room
+    assert main(["compare", str(tmp_path / "run"), str(run)]) == 2
+    assert "holds 1,099,511,627,776 bytes; expected at most" in capsys.readouterr().err
+
+
+THREE: dict[str, Any] = {"run": {"rounds": 3, "cohort": 4, "workers": 2}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of a run of three rounds that nothing has stopped."""
+    return last_hash(finished(tmp_path_factory.mktemp("whole") / "run", THREE).folder)
+
+
+@pytest.mark.parametrize(("part", "code", "ends"), [
+    ("clients/", errno.EIO, 75), ("clients/", errno.ESTALE, 75), ("clients/", errno.EMFILE, 75),
+    ("clients/", errno.EACCES, 2), ("checkpoints/", errno.EIO, 75), ("config.yaml", errno.EIO, 75),
+    ("metrics.jsonl", errno.EIO, 75),
+])  # fmt: skip
+def test_a_disk_that_fails_while_it_is_read_is_told_and_resume_goes_on(
+    tmp_path: Path, whole: str, part: str, code: int, ends: int,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = tmp_path / "run"
+    for record in experiment(folder, THREE).run():
+        if record.round == 1:
+            break
+    real = os.open
+
+    def failing(path: Any, *more: Any, **named: Any) -> int:
+        if f"{folder}/{part}" in str(path):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", failing)
+    assert main(["resume", str(folder), "--quiet"]) == ends
+    err = capsys.readouterr().err
+    assert f"{folder}/{part}" in err
+    assert os.strerror(code) in err
+    assert f"go on with `fedshot resume {folder}`" in err
+    monkeypatch.undo()
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert last_hash(folder) == whole
+
+
+def test_a_run_that_never_began_says_that_nothing_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(FedshotError, match=r"run holds no run yet: no round of it is trained"):
+        experiment(tmp_path / "run").result()

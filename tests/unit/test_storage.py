@@ -108,6 +108,22 @@ def test_equal_content_is_equal_bytes(path: Path) -> None:
     assert len(written) == 1
 
 
+def test_reading_keeps_nothing(path: Path) -> None:
+    storage.write(path, {f"layer {i}": torch.ones(3) for i in range(19)}, NOTES, sync=False)
+    for _ in range(5):
+        storage.read(path)
+    before = sys.getallocatedblocks()
+    for _ in range(100):
+        storage.read(path)
+    assert sys.getallocatedblocks() - before < 100  # two for each tensor and read would be 3800
+
+
+def test_what_is_read_begins_where_torch_lets_its_own_begin(path: Path) -> None:
+    storage.write(path, {"a": torch.ones(3), "b": torch.ones(5, dtype=torch.uint8)}, sync=False)
+    flat, _, _ = storage.read(path)
+    assert all(leaf.data_ptr() % 64 == 0 for leaf in flat.values())
+
+
 def test_a_missing_file_is_named(path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         storage.read(path)
