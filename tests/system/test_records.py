@@ -131,9 +131,10 @@ COUNTS = {"status": 50, "compare": 50, "report": 24, "export": 14, "resume": 10,
 SLOW = {command: 40 * n for command, n in COUNTS.items()}
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("counts", [
     pytest.param(COUNTS, id="some"),
-    pytest.param(SLOW, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    pytest.param(SLOW, id="many", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_no_record_ends_in_anything_but_a_result_or_a_refusal(
     run: Path, tmp_path: Path, counts: dict[str, int]
