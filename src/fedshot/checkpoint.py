@@ -5,15 +5,38 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from fedshot import storage, tree
+from fedshot import records, storage, tree
 from fedshot.errors import CheckpointError
+from fedshot.fleets import LedgerLine
+from fedshot.records import Whole
 from fedshot.tree import Tree
 
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
+
+
+def _checked_best(best: list[Any]) -> list[Any]:
+    """Return a chosen round and its accuracy. Raises ValueError for anything else."""
+    kinds = [type(value) for value in best]
+    if kinds not in ([int, float], [int, int]) or best[0] < 0:
+        raise ValueError("expected a round and its accuracy")
+    return best
+
+
+class Notes(TypedDict):
+    """What is relied on in the notes of a checkpoint."""
+
+    round: Whole
+    config: dict[str, Any]
+    dataset: str
+    best: Annotated[list[Any], AfterValidator(_checked_best)]
+    ledger: list[LedgerLine]
+    private: str
 
 
 class Checkpoints:
@@ -73,9 +96,11 @@ class Checkpoints:
 
     def _read(self, round: int) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         try:
-            return storage.read(self.path(round))
+            found = storage.read(self.path(round))
         except CheckpointError as error:
             raise CheckpointError(f"{error}. {self._remedy(round)}") from None
+        records.check(found[1], Notes, self.path(round), self._remedy(round).rstrip("."))
+        return found
 
     def _remedy(self, round: int) -> str:
         rounds = self.rounds()

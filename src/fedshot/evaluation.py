@@ -16,11 +16,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, overload
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from fedshot.data import (
     Dataset,
@@ -37,6 +39,7 @@ from fedshot.errors import ConfigError, check_word
 from fedshot.keys import Key
 from fedshot.nn import Held, Question, Sheet, class_means
 from fedshot.protocol import Answer
+from fedshot.records import Share, Whole
 from fedshot.tree import form
 from fedshot.words import percent
 
@@ -301,6 +304,46 @@ class Score:
             accuracy = f"{100 * self.accuracy:.2f}"
             return f"{accuracy} % (no interval: all {self.episodes} accuracies are equal)"
         return f"{percent(self.accuracy, self.interval)} %"
+
+
+HalfWidth: TypeAlias = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+"""Of an interval: that of two episodes, of which one is all wrong, is 6.4."""
+
+
+class ScoreFields(TypedDict):
+    """What is relied on in the JSON of a score; one of an older version has fewer."""
+
+    accuracy: Share
+    interval: HalfWidth
+    episodes: NotRequired[Whole]
+    unanswered: NotRequired[Whole]
+    diverged: NotRequired[Whole]
+    tasks: NotRequired[str]
+    transductive: NotRequired[bool]
+    clients: NotRequired[dict[str, Share]]
+    worst_tenth: NotRequired[Share | None]
+    per_episode: NotRequired[Annotated[list[Share], Field(min_length=1)]]
+    confusion: NotRequired[
+        Annotated[
+            dict[str, Annotated[dict[str, Whole], Field(max_length=_FEW)]], Field(max_length=_FEW)
+        ]
+    ]
+    spread: NotRequired[Share | None]
+    missing: NotRequired[list[Whole]]
+
+
+T = TypeVar("T", bound=Mapping[str, Any])
+
+
+def checked_episodes(held: T) -> T:
+    """Return the JSON of a score. Raises ValueError where its episodes are not all there."""
+    marks, missing = held.get("per_episode", ()), held.get("missing", ())
+    if marks and len({u for u in missing if u < len(marks) + len(missing)}) != len(missing):
+        raise ValueError("`missing` does not name the episodes that `per_episode` lacks")
+    return held
+
+
+ScoreJson: TypeAlias = Annotated[ScoreFields, AfterValidator(checked_episodes)]
 
 
 @dataclass(frozen=True)

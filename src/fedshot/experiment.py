@@ -221,7 +221,15 @@ class Experiment:
         return self.sit(exam, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
-        """Return the server's state after the chosen round; private states are those of it, too."""
+        """Return the server's state after the chosen round; private states are those of it, too.
+
+        Raises CheckpointError when there is no checkpoint of the round.
+        """
+        if not run_folder.begun(self.folder):
+            raise CheckpointError(
+                f"{self.folder} holds no run yet: no round of it is trained. Go through `run()` of "
+                "this experiment first, as in `for record in experiment.run(): ...`."
+            )
         server, notes = self.checkpoints.read(self.best_round, self.server)
         self.fleet.open(self.best_round, notes["private"])
         return server
@@ -348,7 +356,9 @@ class Experiment:
             return None
         looks = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
         best = looks.get(self.best_round)
-        if best is None or ("missing" not in best and best["unanswered"]):
+        if best is None or "per_episode" not in best:
+            return None
+        if "missing" not in best and best.get("unanswered", 1):
             return None
         return Look.from_json(best)
 

@@ -10,17 +10,39 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from fedshot import storage
+from fedshot import records, storage
 from fedshot.data import Dataset, Rows, Tokens
 from fedshot.errors import CheckpointError
+from fedshot.records import Whole
 
 FILE, WORDS = "data.json", "words.safetensors"
+
+
+_ANEW = "Delete data.json and resume the run with its data at hand, which writes it anew"
+
+
+class _Told(TypedDict):
+    """What data.json holds."""
+
+    name: str
+    digest: str
+    shape: Annotated[list[Annotated[int, Field(ge=1, lt=2**16)]], Field(min_length=2, max_length=3)]
+    class_names: list[str]
+    base: list[Whole]
+    validation: list[Whole]
+    novel: list[Whole]
+    examples: Whole
+    dealt: Annotated[int, Field(ge=1, lt=10**8)]
+    clients: Annotated[list[Whole], Field(min_length=1)]
+    kind: Literal["text", "images"]
 
 
 @dataclass(frozen=True)
@@ -101,21 +123,23 @@ class Facts:
         path = folder / FILE
         if not path.exists():
             return None
-        try:
-            told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            known: dict[str, Any] = {
-                name: tuple(told[name]) if isinstance(told[name], list) else told[name]
-                for name in _TOLD
-            }
-            if told["kind"] == "text":
-                flat, _, _ = storage.read(folder / WORDS)
+        told: dict[str, Any] = records.read(path, _Told, _ANEW)
+        known: dict[str, Any] = {
+            name: tuple(told[name]) if isinstance(told[name], list) else told[name]
+            for name in _TOLD
+        }
+        classes = range(len(told["class_names"]))
+        if not {*told["base"], *told["validation"], *told["novel"]} <= {*classes}:
+            raise CheckpointError(f"{path} is damaged: a class without a name. {_ANEW}.")
+        if told["kind"] == "text":
+            flat, _, _ = storage.read(folder / WORDS)
+            try:
                 text = flat["words"].numpy().tobytes().decode("utf-8", "surrogateescape")
                 known |= {"table": flat["table"], "words": tuple(text.split("\n"))}
-        except (ValueError, LookupError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} is damaged ({type(error).__name__}). Delete it and resume the run with "
-                "its data at hand, which writes it anew."
-            ) from None
+                if flat["table"].dtype != torch.float32 or flat["table"].ndim != 2:
+                    raise ValueError("the vectors are no table of float32")
+            except (ValueError, LookupError, TypeError) as error:
+                raise CheckpointError(f"{folder / WORDS} is damaged: {error}. {_ANEW}.") from None
         return cls(**known)
 
 

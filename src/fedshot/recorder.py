@@ -8,19 +8,75 @@ import platform
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypeAlias
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
 
-from fedshot import __version__, compiled, storage
+from fedshot import __version__, compiled, records, storage
 from fedshot.errors import CheckpointError
-from fedshot.evaluation import Score
+from fedshot.evaluation import Score, ScoreJson
+from fedshot.records import Whole
 
 RECORDS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
 _NO_BITS = {"cores", "python", "system"}  # told, but figures do not depend on them
+
+
+def _checked_instant(text: str) -> str:
+    """Return a text. Raises ValueError unless it is empty or a date and time."""
+    if text:
+        try:
+            datetime.fromisoformat(text).timestamp()
+        except OverflowError as error:  # of the year 1
+            raise ValueError(str(error)) from None
+    return text
+
+
+Round: TypeAlias = Annotated[int, Field(ge=0, lt=10**9)]
+Seconds: TypeAlias = Annotated[float, Field(gt=-1e9, lt=1e9)]
+
+
+class Fault(TypedDict):
+    """A reply that did not count."""
+
+    client: NotRequired[Whole]
+    kind: NotRequired[str]
+    reason: NotRequired[str]
+
+
+class Row(TypedDict):
+    """What is relied on in a line of metrics.jsonl; one of an older version has fewer."""
+
+    round: Round
+    metrics: dict[str, float]
+    validation: ScoreJson | None
+    best_round: Round
+    bytes_down: NotRequired[Whole]
+    bytes_up: NotRequired[Whole]
+    seconds: Seconds
+    faults: list[Fault]
+    skipped: str | None
+    ended: NotRequired[Annotated[str, AfterValidator(_checked_instant)]]
+
+
+class Change(TypedDict):
+    """How a run went on otherwise than it had begun."""
+
+    after_round: Annotated[int, Field(ge=-1, lt=10**9)]
+    environment: dict[str, Any]
+    settings: NotRequired[str]
+
+
+class Environment(TypedDict):
+    """What is relied on in environment.json."""
+
+    resumed: NotRequired[list[Change]]
+    method_file: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -115,16 +171,16 @@ class Recorder:
         path = self.folder / RECORDS
         if not path.exists():
             return []
-        lines = path.read_text(encoding="utf-8").split("\n")
-        return [_json(line, path) for line in lines[:-1] if line]
+        return records.read_lines(path, Row, f"{records.COPY}, or start a new run")
 
     def rewind(self, round: int) -> None:
         """Drop the lines after a round."""
         kept = [r for r in self.records() if r["round"] <= round]
-        missing = set(range(round + 1)) - {r["round"] for r in kept}
-        if missing:
+        held = {r["round"] for r in kept}
+        missing = next((r for r in range(round + 1) if r not in held), None)
+        if missing is not None:
             raise CheckpointError(
-                f"{self.folder / 'metrics.jsonl'} has no record of round {min(missing)}. Restore "
+                f"{self.folder / 'metrics.jsonl'} has no record of round {missing}. Restore "
                 "the file from a copy, or start a new run."
             )
         text = "".join(json.dumps(r) + "\n" for r in kept)
@@ -138,18 +194,6 @@ class Recorder:
         storage.write_bytes(self.folder / name, text.encode(), sync=sync)
 
 
-def _json(text: str, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error}). Restore it from a copy, or start a new run."
-        ) from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, expected keys and values.")
-    return found
-
-
 def read_environment(folder: Path) -> dict[str, Any]:
     """Return what a run was made with, and below "resumed" how it went on otherwise.
 
@@ -158,23 +202,8 @@ def read_environment(folder: Path) -> dict[str, Any]:
     path = folder / ENVIRONMENT
     if not path.exists():
         return {}
-    found = _json(path.read_text(encoding="utf-8"), path)
-    later = found.get("resumed", [])
-    if not isinstance(later, list) or not all(_is_turn(one) for one in later):
-        raise CheckpointError(
-            f"{path} is damaged: `resumed` does not tell rounds and environments. Restore it from "
-            "a copy, or remove it."
-        )
+    found: dict[str, Any] = records.read(path, Environment, f"{records.COPY}, or remove it")
     return found
-
-
-def _is_turn(one: Any) -> bool:
-    return (
-        isinstance(one, dict)
-        and isinstance(one.get("after_round"), int)
-        and isinstance(one.get("environment"), dict)
-        and isinstance(one.get("settings", ""), str)
-    )
 
 
 def _until(round: int, resumed: list[dict[str, Any]]) -> list[dict[str, Any]]:

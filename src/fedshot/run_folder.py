@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fedshot.checkpoint import Checkpoints
 from fedshot.config import Config, load
-from fedshot.errors import CheckpointError
+from fedshot.errors import CheckpointError, ConfigError
 from fedshot.locks import only_one, taken
+from fedshot.records import COPY
 from fedshot.settings import Settings
 
 CONFIG = "config.yaml"
@@ -45,9 +46,15 @@ def check(folder: Path) -> None:
 
 
 def written(folder: Path) -> Settings:
-    """Return the settings of a run as they are written. Raises CheckpointError as `check` does."""
+    """Return the settings of a run as they are written.
+
+    Raises CheckpointError as `check` does, and where they cannot be read.
+    """
     check(folder)
-    return load(folder / CONFIG)
+    try:
+        return load(folder / CONFIG)
+    except ConfigError as error:
+        raise CheckpointError(f"{error} {COPY}.") from None
 
 
 def configuration(folder: Path) -> Config:

@@ -6,7 +6,6 @@ a number, `no` and `2024-01-01` are texts, and a key that stands twice is refuse
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from fedshot import storage
-from fedshot.errors import ConfigError
+from fedshot import records
+from fedshot.errors import CheckpointError, ConfigError
 
 Settings: TypeAlias = dict[str, Any]
 IsText: TypeAlias = Callable[[str], bool]
@@ -23,7 +22,9 @@ IsText: TypeAlias = Callable[[str], bool]
 
 _LARGEST = 1 << 24  # bytes of a file of settings
 _MOST_NODES = 100_000  # anchors used over and over make a small file endless
+_MOST_BYTES = 4 << 20  # which are read at some 100 KB a second
 _PREFIX = "tag:yaml.org,2002:"
+_NO_TAGS = {_PREFIX + name for name in ("binary", "omap", "pairs", "set", "timestamp")}
 
 
 class _Loader(yaml.SafeLoader):
@@ -56,15 +57,11 @@ _Loader.add_constructor(f"{_PREFIX}int", _Loader.decimal)
 def load(path: Path, is_text: IsText) -> Settings:
     """Read settings from a YAML file. Raises ConfigError when it is not a tree of settings."""
     try:
-        text = storage.read_regular(path, _LARGEST).decode("utf-8")
+        text = records.content(path, _MOST_BYTES, "Name a YAML file of settings").decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EFBIG):
-            raise  # told by the command line, with what to do
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror}); expected a YAML file."
-        ) from None
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text in UTF-8: {error}.") from None
     settings = parse(text, is_text, origin=str(path))
@@ -102,6 +99,8 @@ def parse(text: str, is_text: IsText, *, origin: str, place: str = "") -> Any:
         raise ConfigError(f"{origin} is not YAML: {_said(error)}.") from None
     except RecursionError:
         raise ConfigError(f"{origin} is nested too deeply.") from None
+    except (ValueError, LookupError) as error:  # `!!int x`, `!!bool 3`
+        raise ConfigError(f"{origin} holds a value that is not of its tag: {error}.") from None
 
 
 class _Reading:
@@ -119,6 +118,10 @@ class _Reading:
             self._refuse(node, "an anchor holds itself. Write the value out")
         if self._seen > _MOST_NODES:
             self._refuse(node, f"more than {_MOST_NODES} values. Use fewer anchors")
+        if len(above) > records.DEEPEST:
+            self._refuse(node, f"nested deeper than {records.DEEPEST} lists and sections")
+        if node.tag in _NO_TAGS:
+            self._refuse(node, f"the tag {node.tag[:60]!r} is not known here. Leave it out")
         below = (*above, node)
         if isinstance(node, yaml.MappingNode):
             self._keys(node, place, below)

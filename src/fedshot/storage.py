@@ -12,17 +12,16 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from fedshot import tree
+from fedshot import records, tree
 from fedshot.errors import CheckpointError
 from fedshot.tree import Tree
 
@@ -104,52 +103,24 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading its bytes.
-
-    Raises OSError for what is no regular file: a reader of a pipe may wait for ever, and a device
-    may have no end.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    handle = os.open(path, flags)  # at once, also where it is a pipe
-    kind = os.fstat(handle).st_mode
-    if not stat.S_ISREG(kind):
-        os.close(handle)
-        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
-        raise OSError(code, "it is no regular file", str(path))
-    return os.fdopen(handle, "rb")
-
-
-def read_regular(path: Path, limit: int) -> bytes:
-    """Return the bytes of a regular file.
-
-    Raises OSError for another kind of file, or for more than `limit` bytes, which are not read.
-    """
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        data = file.read(limit + 1) if size <= limit else b""
-    if max(size, len(data)) > limit:
-        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
-    return data
-
-
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """Read what `write` wrote: leaves by path, notes, and the content's hash.
 
     Raises:
         CheckpointError: the file is missing, cut short, or differs from its hash.
-        PermissionError: it may not be read.
+        OSError: it may not, or cannot, be read.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        data = records.content(path, None)
     except FileNotFoundError:
-        if path.exists():
-            raise PermissionError(errno.EACCES, "Permission denied", str(path)) from None
         raise CheckpointError(f"{path} does not exist") from None
-    except (SafetensorError, OSError) as error:
+    try:
+        # Not by `safe_open`, which keeps two objects for every tensor, for ever. Copied, because
+        # what is computed may depend on where in memory a tensor begins.
+        flat = {name: leaf.clone() for name, leaf in load(data).items()}
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
+    header = _metadata(data, path)
     text, sha = header.get("notes", "{}"), header.get("sha256")
     if sha is None:
         raise CheckpointError(
@@ -158,7 +129,15 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         )
     if _hash(flat, text) != sha:
         raise CheckpointError(f"{path} is damaged: its content differs from the hash inside it")
-    return flat, json.loads(text), sha
+    return flat, records.parse(text.encode(), dict[str, Any], str(path)), sha
+
+
+def _metadata(data: bytes, path: Path) -> dict[str, str]:
+    """Return what stands beside the tensors in the header of a safetensors file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = records.parse(data[8:end], dict[str, Any], str(path))
+    found: dict[str, str] | None = header.get("__metadata__")
+    return found or {}
 
 
 def _hash(flat: Mapping[str, Tensor], notes: str) -> str:

@@ -4,10 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from fedshot.evaluation import ScoreJson
+from fedshot.fleets import LedgerLine
+from fedshot.recorder import Round
+from fedshot.records import Whole
 from fedshot.sections import not_honest
 from fedshot.settings import at
+
+
+class _Shape(TypedDict):
+    way: NotRequired[Annotated[list[Whole], Field(min_length=1)] | Whole | None]
+    shot: NotRequired[Whole | None]
+
+
+class Result(TypedDict):
+    """What is relied on in result.json; one of an older version has fewer."""
+
+    test: ScoreJson
+    baselines: NotRequired[dict[str, ScoreJson]]
+    rounds: NotRequired[Round]
+    round: NotRequired[Round]
+    chosen_by: NotRequired[str]
+    own: NotRequired[bool]
+    split: NotRequired[str]
+    shape: NotRequired[_Shape]
+    bytes_down: NotRequired[Whole]
+    bytes_up: NotRequired[Whole]
+    ledger: NotRequired[list[LedgerLine]]
 
 
 @dataclass(frozen=True)

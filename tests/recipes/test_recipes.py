@@ -454,7 +454,7 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     cell = read("t", changed()).cells("small")[0]
     results.path(cell, "small").parent.mkdir(parents=True)
     results.path(cell, "small").write_text('{"cell": 3}', encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"proto\.one\.json is no result of a cell"):
+    with pytest.raises(CheckpointError, match=r"proto\.one\.json is damaged"):
         results.of(cell, "small", None)
 
 

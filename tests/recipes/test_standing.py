@@ -169,7 +169,7 @@ def test_cells_of_trials_that_count_no_more_are_left_out(tmp_path: Path) -> None
     assert figures.write(tmp_path, other, "small-tune3") == []
     assert result.path is not None
     (result.path.parent / "proto.tune.json").write_text("{}", encoding="utf-8")
-    assert "holds no trials" in current("t", "small-tune3", [result], made)[1][0]
+    assert "is damaged" in current("t", "small-tune3", [result], made)[1][0]
 
 
 def test_rows_with_fewer_seeds_have_a_command_of_their_own(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_damaged_file_is_told_and_is_the_matter_of_its_own_cell(
     assert Results(tmp_path).readable() == [good]
     assert figures.write(tmp_path, made, "small") == [], "one method alone is no comparison"
     assert main(["reproduce", "results", "--results", str(tmp_path)]) == 2
-    assert "proto.five.json is no result of a cell" in capsys.readouterr().err
+    assert "proto.five.json is damaged" in capsys.readouterr().err
 
 
 def test_a_row_that_was_broken_since_is_out_of_date(tmp_path: Path) -> None:

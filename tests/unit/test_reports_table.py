@@ -46,12 +46,15 @@ def score(marks: tuple[float, ...], tasks: str = "t", **more: Any) -> dict[str, 
     } | more
 
 
+EMPTY = {"metrics": {}, "validation": None, "best_round": 0, "faults": [], "skipped": None}
+
+
 def run(marks: tuple[float, ...], seed: int = 0, tasks: str = "t", **settings: Any) -> Run:
     return Run(
         label=f"run-{seed}",
         folder=Path(f"run-{seed}"),
         settings={"name": f"run-{seed}", "seed": seed, "run": {"rounds": 2}, **settings},
-        records=[{"round": r, "seconds": 1.5, "metrics": {}, "validation": None} for r in range(3)],
+        records=[{"round": r, "seconds": 1.5} | EMPTY for r in range(3)],
         result={"test": score(marks, tasks), "bytes_down": 3_000_000 + seed, "bytes_up": 500_000},
         environment={},
     )

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedshot import storage, tree
+from fedshot import regular, storage, tree
 from fedshot.errors import CheckpointError
 from fedshot.nn import OptState
 
@@ -106,6 +106,22 @@ def test_equal_content_is_equal_bytes(path: Path) -> None:
         storage.write(path, CONTENT, NOTES, sync=False)
         written.add(path.read_bytes())
     assert len(written) == 1
+
+
+def test_reading_keeps_nothing(path: Path) -> None:
+    storage.write(path, {f"layer {i}": torch.ones(3) for i in range(19)}, NOTES, sync=False)
+    for _ in range(5):
+        storage.read(path)
+    before = sys.getallocatedblocks()
+    for _ in range(100):
+        storage.read(path)
+    assert sys.getallocatedblocks() - before < 100  # two for each tensor and read would be 3800
+
+
+def test_what_is_read_begins_where_torch_lets_its_own_begin(path: Path) -> None:
+    storage.write(path, {"a": torch.ones(3), "b": torch.ones(5, dtype=torch.uint8)}, sync=False)
+    flat, _, _ = storage.read(path)
+    assert all(leaf.data_ptr() % 64 == 0 for leaf in flat.values())
 
 
 def test_a_missing_file_is_named(path: Path) -> None:
@@ -264,7 +280,7 @@ def test_a_disk_that_fails_is_named_and_nothing_is_left(
 def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) -> None:
     """It may be a file that the shell has opened to be added to."""
     code = (
-        "from pathlib import Path; from fedshot import storage;"
+        "from pathlib import Path; from fedshot import regular, storage;"
         "storage.deliver(Path('/dev/stdout'), b'table\\n'); print('told')"
     )
     log = tmp_path / "log"
@@ -276,9 +292,9 @@ def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) ->
 
 def test_a_regular_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
-    assert storage.read_regular(tmp_path / "a", 5) == b"12345"
+    assert regular.read_regular(tmp_path / "a", 5) == b"12345"
     with pytest.raises(OSError, match="it has more than 4 bytes") as error:
-        storage.read_regular(tmp_path / "a", 4)
+        regular.read_regular(tmp_path / "a", 4)
     assert error.value.errno == errno.EFBIG
 
 
@@ -287,7 +303,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, code in (("pipe", errno.EINVAL), ("device", errno.EINVAL), (".", errno.EISDIR)):
         with pytest.raises(OSError, match="it is no regular file") as error:
-            storage.open_regular(tmp_path / name)
+            regular.open_regular(tmp_path / name)
         assert error.value.errno == code
     with pytest.raises(FileNotFoundError):
-        storage.open_regular(tmp_path / "none")
+        regular.open_regular(tmp_path / "none")

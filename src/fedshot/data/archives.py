@@ -15,10 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from fedshot import storage
 from fedshot.data.files import PIECE, check_member, check_name, check_size, damage
 from fedshot.data.tars import Tar, opened_tar
 from fedshot.errors import DataError
+from fedshot.regular import open_regular, read_regular
 
 PICTURE_LIMIT = 32 << 20  # bytes of one picture file
 
@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[Archive]:
     else:
         with ExitStack() as stack:
             with damage(path, "zip"):
-                file = stack.enter_context(storage.open_regular(path))
+                file = stack.enter_context(open_regular(path))
                 archive = stack.enter_context(zipfile.ZipFile(file))
             yield _Zip(path, archive)
 
@@ -100,7 +100,7 @@ class _Folder:
         file = self.path / name
         try:
             check_size(self.path, name, file.stat().st_size, limit)
-            return storage.read_regular(file, limit)
+            return read_regular(file, limit)
         except OSError as error:
             raise DataError(f"{file} cannot be read ({error}). Put the file back.") from error
 

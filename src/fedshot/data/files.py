@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeAlias
 
-from fedshot import storage
 from fedshot.errors import DataError
+from fedshot.regular import open_regular
 
 DAMAGE = (
     zipfile.BadZipFile,
@@ -65,7 +65,7 @@ def unzipped(path: Path, ratio: int = _RATIO) -> Iterator[Stream]:
 
     Reading a .gz beyond what `most_unpacked` allows is a DataError.
     """
-    with storage.open_regular(path) as file:
+    with open_regular(path) as file:
         if file.read(2) == b"\x1f\x8b":
             file.seek(0)
             with gzip.GzipFile(fileobj=file) as plain:
@@ -80,7 +80,7 @@ def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip file; a damaged one is a DataError that names it."""
     with (
         damage(path, "zip"),
-        storage.open_regular(path) as file,
+        open_regular(path) as file,
         zipfile.ZipFile(file) as archive,
     ):
         yield archive

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from fedshot import storage
 from fedshot.data.archives import opened
 from fedshot.errors import DataError
+from fedshot.regular import open_regular
 
 _FRESH = 2.0  # seconds; a file changed so lately may change again without a new time
 _CHUNK = 1 << 20
@@ -64,7 +64,7 @@ class Fingerprints:
 
 def hash_file(path: Path, kind: str = "sha256") -> str:
     """Return the hash of a file's bytes, as hex."""
-    with storage.open_regular(path) as file:
+    with open_regular(path) as file:
         return hash_stream(file, kind)
 
 

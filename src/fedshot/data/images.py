@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from PIL import Image, ImageOps
 
-from fedshot import storage
 from fedshot.data.archives import Archive
 from fedshot.data.dataset import Pixels
 from fedshot.errors import DataError
+from fedshot.regular import open_regular
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # of the suffixes, and no others:
 # Pillow goes by content, and would start Ghostscript for what is PostScript
@@ -142,7 +142,7 @@ def decode(
 def picture(source: Path | bytes, name: object) -> Iterator[Image.Image]:
     """Open a picture file; what cannot be read in it is refused by name, also later on."""
     try:
-        opened = BytesIO(source) if isinstance(source, bytes) else storage.open_regular(source)
+        opened = BytesIO(source) if isinstance(source, bytes) else open_regular(source)
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or error
         raise DataError(

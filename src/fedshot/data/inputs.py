@@ -15,7 +15,6 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from fedshot import storage
 from fedshot.data.dataset import Pixels
 from fedshot.data.huffpost import HuffPost
 from fedshot.data.images import Aspect, picture, plain, readable
@@ -25,6 +24,7 @@ from fedshot.data.sources import Source
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import UNKNOWN, Words
 from fedshot.errors import DataError
+from fedshot.regular import read_regular
 
 Picture: TypeAlias = Path | bytes | Image.Image | Pixels
 
@@ -140,7 +140,7 @@ class Sentences:
 def read_text(path: Path) -> str:
     """Return a file of text in UTF-8. Raises DataError, naming it, if it is none."""
     try:
-        return storage.read_regular(path, _LONGEST).decode("utf-8-sig")
+        return read_regular(path, _LONGEST).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"text {path} cannot be read ({error.strerror}). Check it.") from error
     except UnicodeDecodeError as error:

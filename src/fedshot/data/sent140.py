@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedshot import storage
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, check_classes
 from fedshot.data.embedding import embedded
@@ -29,6 +28,7 @@ from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers
 from fedshot.errors import DataError
 from fedshot.keys import Key
+from fedshot.regular import read_regular
 
 _FILE = "training.1600000.processed.noemoticon.csv"
 _LARGEST = 1 << 29  # bytes of a file that LEAF writes; its test users have 2e7
@@ -164,7 +164,7 @@ def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
 def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
     """Read `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`."""
     try:
-        content = json.loads(storage.read_regular(path, _LARGEST), object_pairs_hook=keys_once)
+        content = json.loads(read_regular(path, _LARGEST), object_pairs_hook=keys_once)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
     except (ValueError, RecursionError):  # without its words, as below

@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedshot import storage
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels, first_twice
 from fedshot.data.embedding import embedded
@@ -21,6 +20,7 @@ from fedshot.data.glove import Keep, Unknown
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
 from fedshot.errors import DataError
+from fedshot.regular import open_regular, read_regular
 from fedshot.words import spelling
 
 _LONGEST = 1 << 24  # bytes, or characters, of a line
@@ -143,7 +143,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     A row that is an array has positions as its keys, "0", "1" and so on. Blank lines are passed
     over.
     """
-    with _readable(path), storage.open_regular(path) as file:
+    with _readable(path), open_regular(path) as file:
         lines = _lines(path, file)
         n, line = next(lines, (0, b""))
         if not n:
@@ -181,7 +181,7 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
     try:
         with (
             _readable(path),
-            storage.open_regular(path) as file,
+            open_regular(path) as file,
             io.TextIOWrapper(file, encoding=encoding, newline="") as text,
         ):
             reader = csv.reader(lines(text), delimiter=separator)
@@ -300,7 +300,7 @@ def _document(path: Path, n: int) -> list[Any]:
             "of an array that is read as a whole. Write one object on every line."
         )
     try:
-        data = storage.read_regular(path, _LARGEST)
+        data = read_regular(path, _LARGEST)
         value = _parsed(data)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):

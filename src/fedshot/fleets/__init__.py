@@ -2,7 +2,7 @@
 
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
-from fedshot.fleets.meter import Meter
+from fedshot.fleets.meter import LedgerLine, Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
@@ -13,6 +13,7 @@ __all__ = [
     "CORRUPT",
     "Guard",
     "Host",
+    "LedgerLine",
     "Meter",
     "PrivateStore",
     "Sequential",

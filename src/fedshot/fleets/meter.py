@@ -11,12 +11,26 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from fedshot import tree
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol import Arrival, Exchange, Fleet
+from fedshot.records import Whole
 from fedshot.tree import Tree
 
 Line = tuple[str, str, str, str]
+
+
+class LedgerLine(TypedDict):
+    """A row of a ledger, as files hold it."""
+
+    phase: str
+    work: str
+    direction: str
+    part: str
+    bytes: Whole
+    messages: Whole
 
 
 class Meter(Wrapper):

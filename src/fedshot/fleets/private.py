@@ -243,7 +243,18 @@ class PrivateStore:
                 f"the private states of round {round} are lost: {error}. Restore the folder from a "
                 "copy, or start a new run."
             ) from None
-        return Index(flat["versions"], flat["shas"]), sha
+        versions, shas = flat.get("versions"), flat.get("shas")
+        if (
+            versions is None
+            or shas is None
+            or (versions.dtype, shas.dtype) != (torch.int32, torch.int64)
+            or (versions.shape, shas.shape) != ((len(versions), 2), (len(versions),))
+        ):
+            raise CheckpointError(
+                f"{self._index(round)} is no index of private states. Restore the folder from a "
+                "copy, or start a new run."
+            )
+        return Index(versions, shas), sha
 
     def _folder(self, client: int) -> Path:
         return self.folder / f"{client:06d}"

@@ -12,15 +12,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
+
+from fedshot import records, storage
 from fedshot import settings as trees
-from fedshot import storage
-from fedshot.evaluation import Look
+from fedshot.errors import CheckpointError
+from fedshot.evaluation import HalfWidth, Look, checked_episodes
 from fedshot.experiment import Experiment
 from fedshot.recipes.recipe import ROW_MAY_SET
+from fedshot.records import Share, Whole
 
 _FILE = "looks.json"
+
+
+class _Held(TypedDict):
+    """What was answered of a look."""
+
+    accuracy: Share
+    interval: HalfWidth
+    per_episode: Annotated[list[Share], Field(min_length=1)]
+    missing: NotRequired[list[Whole]]
+    of: dict[str, Any]
 
 
 def trained_alike(run: Experiment, lead: Experiment) -> bool:
@@ -98,10 +113,12 @@ def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # nothing yet; or cut short, and answered again
+        found: dict[str, Any] = records.read(
+            path, dict[str, Annotated[_Held, AfterValidator(checked_episodes)]]
+        )
+    except (FileNotFoundError, CheckpointError):  # nothing yet; or damaged, and answered again
         return {}
-    return found if isinstance(found, dict) else {}
+    return found
 
 
 def _looks(lead: Experiment) -> list[int]:

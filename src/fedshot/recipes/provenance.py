@@ -8,9 +8,29 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
-from fedshot import __version__, own, recorder, storage
+from typing_extensions import TypedDict
+
+from fedshot import __version__, own, recorder, records, storage
+from fedshot.errors import CheckpointError
+
+
+class _Machine(TypedDict):
+    machine: str
+    cores: int | None
+    torch: str
+    processor: NotRequired[str]
+    kernels: NotRequired[str]
+
+
+class Part(TypedDict):
+    """A part of a run's history, as files hold it: which code trained it, and where."""
+
+    after_round: int
+    commit: str
+    code: NotRequired[str]
+    machine: _Machine
 
 
 def revision(method: str = "") -> str:
@@ -83,8 +103,8 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
     """Keep in a run's folder who trains it from a round on; return all who ever did."""
     path = folder / "trained_by.json"
     try:
-        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    except ValueError:
+        held = records.read(path, list[Part]) if path.exists() else []
+    except CheckpointError:
         held = [{"after_round": 0, "commit": "unknown", "machine": here["machine"]}]
     if not held and round >= 0:
         held = [{"after_round": -1, "commit": "unknown", "machine": here["machine"]}]
@@ -97,7 +117,7 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
 
 def history(folder: Path) -> list[dict[str, Any]]:
     """Return who trained the run of a folder."""
-    found: list[dict[str, Any]] = json.loads((folder / "trained_by.json").read_text("utf-8"))
+    found: list[dict[str, Any]] = records.read(folder / "trained_by.json", list[Part])
     return found
 
 

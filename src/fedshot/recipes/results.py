@@ -11,26 +11,113 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypeAlias
 
-from fedshot import own, storage
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
+
+from fedshot import own, records, storage
 from fedshot.config import Config
 from fedshot.errors import CheckpointError, ConfigError
+from fedshot.evaluation import HalfWidth
 from fedshot.kinds import difference
 from fedshot.locks import locked
 from fedshot.methods import METHODS
+from fedshot.recipes.provenance import Part
 from fedshot.recipes.recipe import Cell
+from fedshot.recorder import Round, Seconds
+from fedshot.records import Share, Whole
 from fedshot.reports.verdict import Row, combined
 from fedshot.settings import Settings
 from fedshot.tested import Terms
 
 _NOT_THE_CELL = ("name", "seed")
-_FACTS = {
-    "test", "queries", "round", "rounds", "bytes_down", "bytes_up", "seconds", "data", "partition",
-    "clients", "validation", "faults", "skipped", "made",
-}  # fmt: skip
-_SCORE = {"accuracy", "interval", "tasks", "transductive", "unanswered", "diverged"}
-_DATA = {"name", "digest", "examples", "published"}
+
+
+class _Score(TypedDict):
+    """What is relied on in a score, which `right` or `per_episode` completes."""
+
+    accuracy: Share
+    interval: HalfWidth
+    tasks: str
+    transductive: bool
+    episodes: Annotated[int, Field(ge=1, lt=2**31)]
+    unanswered: Whole
+    diverged: Whole
+    clients: NotRequired[dict[str, Share]]
+    worst_tenth: NotRequired[Share | None]
+    per_episode: NotRequired[list[Share]]
+    spread: NotRequired[Share | None]
+
+
+class _Data(TypedDict):
+    name: str
+    digest: str
+    examples: Whole
+    published: Whole | None
+
+
+class _Pixels(TypedDict):
+    accuracy: Share
+    interval: HalfWidth
+
+
+def _checked_look(look: list[Any]) -> list[Any]:
+    """Return a look at validation classes. Raises ValueError for anything else."""
+    numbers = len(look) == 3 and all(type(value) in (int, float) for value in look)
+    if not numbers or type(look[0]) is not int or not 0 <= look[1] <= 1 or not 0 <= look[2] <= 100:
+        raise ValueError("expected a round, an accuracy and an interval")
+    return look
+
+
+Looks: TypeAlias = list[Annotated[list[Any], AfterValidator(_checked_look)]]
+
+
+class _Seed(TypedDict):
+    """What a table relies on of a training."""
+
+    test: _Score
+    queries: Whole
+    right: NotRequired[list[Whole]]
+    round: Round
+    rounds: Round
+    bytes_down: Whole
+    bytes_up: Whole
+    seconds: Seconds
+    data: _Data
+    partition: str
+    clients: Annotated[list[Whole], Field(min_length=2, max_length=2)]
+    validation: Looks
+    faults: Whole
+    skipped: Whole
+    made: list[Part]
+    answered: NotRequired[list[Part]]
+    followed: NotRequired[str]
+    pixels: NotRequired[_Pixels | Annotated[dict[str, Any], Field(max_length=0)]]
+
+
+def _checked_seed(one: _Seed) -> _Seed:
+    """Return a training. Raises ValueError where its right answers are no accuracies."""
+    if "right" in one and not all(0 <= n <= one["queries"] > 0 for n in one["right"]):
+        raise ValueError("more right answers than queries")
+    return one
+
+
+class _Cell(TypedDict):
+    """What is relied on in the file of a cell."""
+
+    recipe: str
+    variant: str
+    cell: Annotated[str, Field(pattern="^[^/]+/[^/]+$")]
+    tuned: dict[str, Any] | None
+    settings: dict[str, Any]
+    seeds: Annotated[
+        dict[
+            Annotated[str, Field(pattern="^[0-9]{1,18}$")],
+            Annotated[_Seed, AfterValidator(_checked_seed)],
+        ],
+        Field(min_length=1),
+    ]
 
 
 @dataclass(frozen=True)
@@ -225,38 +312,20 @@ def read(path: Path) -> Result:
         raise CheckpointError(
             f"{path} is how a method was tuned, not a cell. Name ROW.COLUMN.json."
         )
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        row, column = tree["cell"].split("/")
-        found = Result(
-            tree["recipe"], tree["variant"], row, column, tree["settings"],
-            {int(seed): one for seed, one in tree["seeds"].items()}, tree["tuned"], path,
-        )  # fmt: skip
-        place = (path.parent.parent.name, path.parent.name, path.stem)
-        if (found.recipe, found.variant, f"{row}.{column}") != place or not found.seeds:
-            raise ValueError(f"it holds {found.recipe}, {found.variant}, {tree['cell']}")
-        if not isinstance(found.settings, dict) or not isinstance(found.tuned, dict | None):
-            raise ValueError("settings, or what was tuned, are no keys and values")
-        for one in found.seeds.values():
-            _check_facts(one)
-        return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+    fix = f"{records.COPY}, or remove it and train the cell again"
+    tree = records.read(path, _Cell, fix)
+    row, column = tree["cell"].split("/")
+    found = Result(
+        tree["recipe"], tree["variant"], row, column, tree["settings"],
+        {int(seed): one for seed, one in tree["seeds"].items()}, tree["tuned"], path,
+    )  # fmt: skip
+    place = (path.parent.parent.name, path.parent.name, path.stem)
+    if (found.recipe, found.variant, f"{row}.{column}") != place:
         raise CheckpointError(
-            f"{path} is no result of a cell: {error}. Restore it from a copy, or remove it and "
-            "train the cell again."
-        ) from None
-
-
-def _check_facts(one: Mapping[str, Any]) -> None:
-    """Raise one of several errors where a seed does not hold what a table needs."""
-    lacking = list(_FACTS - one.keys())
-    lacking += [f"test.{name}" for name in _SCORE - one["test"].keys()] if not lacking else []
-    lacking += [f"data.{name}" for name in _DATA - one["data"].keys()] if not lacking else []
-    if lacking:
-        raise ValueError(f"a seed without {min(lacking)}")
-    if any(len(look) != 3 for look in one["validation"]):
-        raise ValueError("a look at validation classes is no round, accuracy and interval")
-    score_of(one)
+            f"{path} is no result of a cell of this name: it holds {found.recipe}, {found.variant},"
+            f" {tree['cell']}. {fix}."
+        )
+    return found
 
 
 def mean(values: Sequence[float]) -> float:

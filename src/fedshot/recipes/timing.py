@@ -14,19 +14,37 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
-from typing import Any
+from typing import Any, NotRequired
 
-from fedshot import storage
+from typing_extensions import TypedDict
+
+from fedshot import records, storage
 from fedshot.config import Config
+from fedshot.errors import CheckpointError
 from fedshot.evaluation import ExamOptions
 from fedshot.locks import locked
 from fedshot.methods import METHODS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Cell
+from fedshot.records import Finite, Whole
 from fedshot.sections import RunOptions
 
 _FILE = "step-times.json"
+
+
+class _Cost(TypedDict):
+    clients: Whole
+    step: Finite
+    question: Finite
+    own: NotRequired[bool]
+
+
+class _Refused(TypedDict):
+    refused: str
+    examples: Whole
+
+
 _START = 4.0  # seconds of a process before its first round: Python, torch, the data
 _FREE = ("name", "seed", "partition")
 _STEPS = 3  # local steps of a measured visit
@@ -152,8 +170,9 @@ def _held() -> dict[str, Any]:
 
 def _read() -> dict[str, Any]:
     try:
-        text = (storage.cache_folder() / _FILE).read_text(encoding="utf-8")
-        found = json.loads(text)
-    except (OSError, ValueError):
+        found: dict[str, Any] = records.read(
+            storage.cache_folder() / _FILE, dict[str, _Cost | _Refused]
+        )
+    except (OSError, CheckpointError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found

@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshot import storage
-from fedshot.errors import CheckpointError, ConfigError
+from typing_extensions import TypedDict
+
+from fedshot import records, storage
+from fedshot.errors import ConfigError
 from fedshot.keys import Key
 from fedshot.locks import locked
 from fedshot.recipes.recipe import Cell, Recipe, Row
@@ -76,6 +78,24 @@ def check_honest(what: str, settings: Mapping[str, Any]) -> None:
         )
 
 
+class _Trial(TypedDict):
+    options: dict[str, Any]
+
+
+class _Data(TypedDict):
+    digest: str
+
+
+class _Trials(TypedDict):
+    """What is relied on in a file of trials."""
+
+    tuned_in: str
+    chosen: dict[str, Any]
+    settings: dict[str, Any]
+    data: _Data
+    trials: list[_Trial]
+
+
 def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
     """Return what was chosen, when the file holds these very trials of this very cell; else None.
 
@@ -83,20 +103,16 @@ def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
     """
     if not file.exists():
         return None
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-        changed = departure(tree["settings"], identity(cell, None))
-        tried = [trial["options"] for trial in tree["trials"]]
-        known = isinstance(tree["data"]["digest"], str)  # which `data_of` tells
-        same = known and tried == wanted and tree["tuned_in"] == cell.key and not changed
-        return dict(tree["chosen"]) if same else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} holds no trials: {error!r}. Remove it.") from None
+    tree = records.read(file, _Trials, "Remove it")
+    changed = departure(tree["settings"], identity(cell, None))
+    tried = [trial["options"] for trial in tree["trials"]]
+    same = tried == wanted and tree["tuned_in"] == cell.key and not changed
+    return dict(tree["chosen"]) if same else None
 
 
 def data_of(file: Path) -> str:
     """Return the hash of the data that the trials of a file were made on, which `read` has read."""
-    return str(json.loads(file.read_text(encoding="utf-8"))["data"]["digest"])
+    return str(records.read(file, _Trials, "Remove it")["data"]["digest"])
 
 
 def write(

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedshot import own
+from fedshot import own, records
 from fedshot import settings as trees
 from fedshot.config import Config
 from fedshot.errors import DivergenceError, FedshotError
@@ -27,6 +27,7 @@ from fedshot.recipes.tuning import check_honest
 from fedshot.recorder import Record
 from fedshot.run_folder import RESULT
 from fedshot.setting import Setting
+from fedshot.tested import Result
 
 _events: TextIO = sys.stdout
 
@@ -68,7 +69,7 @@ def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     if run.round < run.config.run.rounds or not result.exists():
         _to_the_end(run)
         run.result()
-    found = json.loads(result.read_text(encoding="utf-8"))
+    found = records.read(result, Result)
     return _told(run, run, found) | plane(run, found["test"]["per_episode"])
 
 

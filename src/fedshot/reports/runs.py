@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
-import json
 import os.path
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, NotRequired, TypeAlias
 
-import yaml
+from pydantic import Field
+from typing_extensions import TypedDict
 
-from fedshot import run_folder
+from fedshot import records, run_folder
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
-from fedshot.recorder import ENVIRONMENT, RECORDS, Recorder, changed, read_environment
-from fedshot.tested import Terms
+from fedshot.fleets import LedgerLine
+from fedshot.recorder import ENVIRONMENT, Recorder, Round, changed, read_environment
+from fedshot.records import Whole
+from fedshot.tested import Result, Terms
 from fedshot.words import joined, printable
 
 _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
+
+
+_Several: TypeAlias = Annotated[list[Any], Field(min_length=1)]
+
+
+class _Split(TypedDict):
+    random: NotRequired[_Several | None]
+    users: NotRequired[_Several | None]
+
+
+class _Method(TypedDict):
+    name: NotRequired[str]
+
+
+class _RunOptions(TypedDict):
+    rounds: NotRequired[Round]
+
+
+class _Test(TypedDict):
+    way: NotRequired[Whole | _Several | None]
+    shot: NotRequired[Whole | None]
+
+
+class _Settings(TypedDict):
+    """What a report relies on in a configuration, whose names may be of another version."""
+
+    name: NotRequired[str]
+    seed: NotRequired[int]
+    split: NotRequired[_Split | None]
+    method: NotRequired[_Method]
+    run: NotRequired[_RunOptions]
+    test: NotRequired[_Test | None]
 
 
 @dataclass(frozen=True)
@@ -53,13 +87,14 @@ class Run:
         """
         folder = Path(folder)
         run_folder.check(folder)
-        settings = _parsed(folder / run_folder.CONFIG)
+        settings = run_folder.written(folder)
+        records.check(settings, _Settings, folder / run_folder.CONFIG)
         result = _result(folder / run_folder.RESULT, settings)
         return cls(
             label=label or str(settings.get("name", folder.name)),
             folder=folder,
             settings=settings,
-            records=_records(folder),
+            records=Recorder(folder).records(),
             result=result,
             environment=read_environment(folder),
             ledger=_ledger(folder / "ledger.json", result),
@@ -201,23 +236,12 @@ def _shared(settings: Settings) -> Settings:
     return {key: value for key, value in settings.items() if key not in ("name", "seed")}
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML or JSON file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise _damaged(path, error) from None
-    if not isinstance(found, dict):
-        raise _damaged(path, f"it holds {type(found).__name__}, no keys and values")
-    return found
-
-
 def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
     """Return what result.json holds; None where there is none, or of fewer rounds than planned."""
     if not path.exists():
         return None
-    found = _parsed(path)
+    fix = f"`fedshot resume {path.parent}` writes it anew"
+    found: dict[str, Any] = records.read(path, Result, fix)
     planned = settings.get("run", {}).get("rounds", 0)
     return found if found.get("rounds", planned) >= planned else None
 
@@ -226,26 +250,10 @@ def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]
     """Return the lines of a ledger and those of the test, in order; none when there is no file."""
     if not path.exists():
         return []
-    try:
-        lines = json.loads(path.read_text(encoding="utf-8"))
-        asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]
-        return [{key: line[key] for key in _LEDGER} for line in [*lines, *asked]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _damaged(path, error) from None
-
-
-def _records(folder: Path) -> list[dict[str, Any]]:
-    try:
-        return Recorder(folder).records()
-    except (OSError, ValueError) as error:
-        raise _damaged(folder / RECORDS, error) from None
-
-
-def _damaged(path: Path, why: object) -> CheckpointError:
-    """Return what says that a run's file cannot be read, and where it may come from again."""
-    fix = {
-        "result.json": f"`fedshot resume {path.parent}` writes it anew",
-        "ledger.json": f"`fedshot resume {path.parent}` writes it anew where rounds are left; else "
-        "remove it, and the report does without",
-    }.get(path.name, "Restore it from a copy, or leave the run out")
-    return CheckpointError(f"{path} cannot be read: {printable(why)}. {fix}.")
+    fix = (
+        f"`fedshot resume {path.parent}` writes it anew where rounds are left; else remove it, and "
+        "the report does without"
+    )
+    lines: list[dict[str, Any]] = records.read(path, list[LedgerLine], fix)
+    asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]
+    return [{key: line[key] for key in _LEDGER} for line in [*lines, *asked]]

@@ -66,8 +66,8 @@ class Status:
         try:
             held = in_training(folder)  # before its result is looked for, which comes later
             run = Run.read(folder)
-            if type(run.settings["run"]["rounds"]) is not int:
-                raise ValueError("run.rounds is no whole number")
+            if "rounds" not in run.settings.get("run", {}):
+                raise ValueError("run.rounds is not set")
             return cls._of(run, held, time.time() if now is None else now)
         except CheckpointError as error:
             return cls(str(folder), "unreadable", why=printable(error))

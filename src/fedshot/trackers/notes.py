@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedshot import storage
-from fedshot.errors import ConfigError
+from fedshot import records, storage
 
 PROJECT = "fedshot"
 MARK = "cost/megabytes_down"  # every round has it
@@ -23,13 +22,10 @@ def noted(path: Path) -> dict[str, Any]:
     """Return what was written; `{}` when nothing was."""
     if not path.exists():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is damaged ({error}). Remove it to begin a new tracked run."
-        ) from None
+    found: dict[str, Any] = records.read(
+        path, dict[str, Any], "Remove it to begin a new tracked run"
+    )
+    return found
 
 
 def note(path: Path, content: Mapping[str, Any]) -> None:

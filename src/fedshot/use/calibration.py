@@ -7,13 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypeAlias
 
+from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from fedshot import storage
-from fedshot.errors import CheckpointError, ConfigError
+from fedshot import records, storage
+from fedshot.errors import ConfigError
 from fedshot.locks import locked
+from fedshot.records import Finite, Share, Whole
 from fedshot.use.confidence import End, Interval, Signal, Unknown, signals
 from fedshot.use.trained import TrainedRun
 
@@ -22,6 +25,50 @@ FILE = "calibration.json"
 
 class CalibrationWarning(UserWarning):
     """A threshold is used on another shape of support than it was measured on."""
+
+
+_Count: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]
+_Pair: TypeAlias = Annotated[list[Share], Field(min_length=2, max_length=2)]
+
+
+class _Threshold(TypedDict):
+    asked: Share
+    threshold: Finite
+    false_accept: Share
+    false_reject: Share
+    interval: NotRequired[_Pair | None]
+
+
+class _Entry(TypedDict):
+    """What is relied on in a measurement, as calibration.json holds it."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+
+    round: Whole
+    way: _Count
+    shot: _Count
+    client: Whole | None
+    episodes: Whole
+    seed: int
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    at_bound: bool
+    accuracy: Share
+    ece_before: Share
+    ece_after: Share
+    nll_before: float
+    nll_after: float
+    signal: NotRequired[Signal]
+    auroc: NotRequired[Share | None]
+    unknown: NotRequired[list[_Threshold]]
+    end: NotRequired[End]
+    apart: NotRequired[bool]
+    ece_interval: NotRequired[_Pair | None]
+
+
+class _Entries(TypedDict):
+    """What calibration.json holds."""
+
+    calibrations: list[_Entry]
 
 
 @dataclass(frozen=True)
@@ -114,13 +161,8 @@ def stored(folder: Path) -> list[Calibration]:
     path = folder / FILE
     if not path.exists():
         return []
-    try:
-        entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["calibrations"]
-        return [_entry(entry) for entry in entries]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"{path} is damaged. Delete it and run `fedshot calibrate {folder}` again."
-        ) from None
+    fix = f"Delete it and run `fedshot calibrate {folder}` again"
+    return [_entry(entry) for entry in records.read(path, _Entries, fix)["calibrations"]]
 
 
 def calibration_of(

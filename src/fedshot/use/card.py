@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedshot import __version__
+from fedshot import __version__, records
 from fedshot.data.inputs import Pictures
 from fedshot.data.licences import LICENCES, UNKNOWN, VECTORS
-from fedshot.errors import CheckpointError
 from fedshot.run_folder import RESULT
-from fedshot.tested import Terms
+from fedshot.tested import Result, Terms
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
 
@@ -44,13 +43,10 @@ def result_of(run: TrainedRun) -> dict[str, Any] | None:
     path = run.folder / RESULT
     if not path.exists():
         return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found) if found["round"] == run.round and dict(found["test"]) else None
-    except (ValueError, LookupError, TypeError):
-        raise CheckpointError(
-            f"{path} is damaged. `fedshot resume {run.folder}` writes it anew."
-        ) from None
+    found: dict[str, Any] = records.read(
+        path, Result, f"`fedshot resume {run.folder}` writes it anew"
+    )
+    return found if found.get("round") == run.round else None
 
 
 def tested_of(run: TrainedRun) -> Terms:

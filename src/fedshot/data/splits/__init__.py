@@ -17,9 +17,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedshot import storage
 from fedshot.data.class_split import ClassSplit
 from fedshot.errors import DataError, nearest
+from fedshot.regular import read_regular
 
 _LARGEST = 1 << 26  # bytes of a list; the longest has 3e7
 PARTS = ("base", "validation", "novel")
@@ -49,7 +49,7 @@ def beside(paths: Sequence[Path]) -> bool:
 def read_text(path: Path) -> str:
     """Return a small text file's content, or raise a DataError that names it."""
     try:
-        return storage.read_regular(path, _LARGEST).decode("utf-8-sig")
+        return read_regular(path, _LARGEST).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({error}). Fetch it again.") from error
 

@@ -10,16 +10,29 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
+
+from fedshot import records
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.letters import COMMON, Letter, Mail
 from fedshot.deploy.flower.replies import arrivals
-from fedshot.deploy.flower.roster import HELLO, NO_SEAL, Carrier, Node, Roster, Seal
+from fedshot.deploy.flower.roster import (
+    HELLO,
+    NO_SEAL,
+    Carrier,
+    Node,
+    Roster,
+    Seal,
+    checked_seal,
+)
 from fedshot.deploy.flower.setup import Setup
 from fedshot.errors import CheckpointError
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol import Arrival, Exchange, Fault, Fleet, PerClient
+from fedshot.records import Whole
 
 _BEHIND = 200  # orders that a node may have left unanswered and still get work
 
@@ -153,7 +166,7 @@ class FlowerFleet(Wrapper):
         self._opened[round] = _bases(sha)
         self._rounds[round] = {name: r for name, (r, _) in self._opened[round].items()}
         self.roster.bind(_owners(sha))
-        for kept, rounds in json.loads(sha or "{}").get("kept", {}).items():
+        for kept, rounds in _sealed(sha).get("kept", {}).items():
             self._rounds.setdefault(int(kept), rounds)
 
     def rewind(self, round: int, sha: str) -> None:
@@ -210,16 +223,32 @@ def _by_node(owners: Mapping[int, str]) -> dict[str, list[int]]:
     return dict(sorted(found.items()))
 
 
+class _Sealed(TypedDict):
+    """What a checkpoint says of the states that belong to it."""
+
+    nodes: NotRequired[dict[str, Annotated[list[Any], AfterValidator(checked_seal)]]]
+    kept: NotRequired[dict[Annotated[str, Field(pattern="^-?[0-9]{1,9}$")], dict[str, int]]]
+    bank: NotRequired[str]
+    clients: NotRequired[dict[str, list[Whole]]]
+
+
+def _sealed(sha: str) -> dict[str, Any]:
+    found: dict[str, Any] = records.parse(
+        (sha or "{}").encode(), _Sealed, "what the checkpoint says of the nodes' states"
+    )
+    return found
+
+
 def _owners(sha: str) -> dict[int, str]:
-    found = json.loads(sha or "{}").get("clients", {})
+    found = _sealed(sha).get("clients", {})
     return {client: name for name, clients in found.items() for client in clients}
 
 
 def _bank(sha: str) -> str:
-    found: str = json.loads(sha or "{}").get("bank", "")
+    found: str = _sealed(sha).get("bank", "")
     return found
 
 
 def _bases(sha: str) -> dict[str, Seal]:
-    nodes = json.loads(sha or "{}").get("nodes", {})
+    nodes = _sealed(sha).get("nodes", {})
     return {name: (round, found) for name, (round, found) in nodes.items()}

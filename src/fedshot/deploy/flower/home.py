@@ -16,11 +16,23 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedshot import storage
+from typing_extensions import TypedDict
+
+from fedshot import records, storage
 from fedshot.deploy.flower.codec import Limits
 from fedshot.errors import ConfigError
+from fedshot.records import Whole
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
+
+
+class _Address(TypedDict):
+    """What server.json holds."""
+
+    host: str
+    port: Whole
+    secure: bool
+    message: Whole
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class Home:
                 f"{self.folder} is no folder of a server: it has no server.json. Start the server "
                 f"with `fedshot flower server --folder {self.folder}`."
             )
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = records.read(path, _Address, "Start the server again, which writes it anew")
         address = joined(found["host"], found["port"])
         return address, bool(found["secure"]), Limits(message=int(found["message"]))
 

@@ -43,11 +43,11 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedshot import storage
+from fedshot import records, storage
 from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.keys import public_bytes
 from fedshot.deploy.flower.wire import bound, fetch, name_message, tls_error
-from fedshot.errors import ConfigError
+from fedshot.errors import CheckpointError, ConfigError
 
 _WHOLE = 60.0  # seconds for a message to arrive whole
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # by OpenSSL's versions
@@ -236,8 +236,8 @@ class Link:
 
     def _remembered(self) -> int:
         try:
-            return int(json.loads(self._memory.read_text())["node"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return int(records.read(self._memory, dict[str, int])["node"])
+        except (OSError, CheckpointError, KeyError):
             return 0
 
 

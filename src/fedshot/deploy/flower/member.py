@@ -14,11 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fedshot import storage
+from pydantic import AfterValidator
+from typing_extensions import TypedDict
+
+from fedshot import records, storage
 from fedshot.config import difference
 from fedshot.deploy.flower.codec import CodecError
+from fedshot.deploy.flower.roster import checked_seal
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import Holdings
 from fedshot.errors import CheckpointError
@@ -27,9 +31,18 @@ from fedshot.fleets import Host, PrivateStore, Sequential, Threads
 from fedshot.keys import Key
 from fedshot.machine import arithmetic
 from fedshot.protocol import Arrival, ClientWork, Exchange, Method, PerClient
+from fedshot.records import Whole
 from fedshot.tree import Tree
 
 Version = tuple[int, int]
+
+
+class _Life(TypedDict):
+    """What life.json holds."""
+
+    life: Whole
+    done: Whole
+    sealed: Annotated[list[Any], AfterValidator(checked_seal)]
 
 
 class Member:
@@ -166,7 +179,7 @@ class Member:
         path = self._folder / "life.json"
         if not path.exists():
             return 0, 0, (-1, "")
-        found = json.loads(path.read_text())
+        found = records.read(path, _Life)
         return found["life"], found["done"], (found["sealed"][0], found["sealed"][1])
 
     def _remember(self) -> None:
@@ -181,6 +194,7 @@ def _agree(path: Path, settings: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(path, json.dumps(settings).encode(), sync=True)
         return
-    changed = difference(json.loads(path.read_text()), settings, except_for=MAY_CHANGE)
+    held = records.read(path, dict[str, Any])
+    changed = difference(held, settings, except_for=MAY_CHANGE)
     if changed:
         raise CheckpointError(f"this run began with another configuration: {changed}.")

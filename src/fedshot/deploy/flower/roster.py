@@ -23,6 +23,13 @@ Seal = tuple[int, str]  # a round, and the hash of the states that were sealed w
 NO_SEAL: Seal = (-1, "")
 
 
+def checked_seal(seal: list[Any]) -> list[Any]:
+    """Return a seal as JSON has it. Raises ValueError for anything else."""
+    if [type(part) for part in seal] != [int, str]:
+        raise ValueError("expected a round and a hash")
+    return seal
+
+
 class Carrier(Protocol):
     """What brings letters to nodes, as `Post` does."""
 

@@ -13,22 +13,39 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
-from fedshot import storage, tree
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from fedshot import records, storage, tree
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.home import Home
 from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.post import Post
 from fedshot.deploy.flower.setup import Setup
-from fedshot.errors import AbsentError, CheckpointError, ConfigError
+from fedshot.errors import AbsentError, ConfigError
 from fedshot.experiment import Experiment
 from fedshot.protocol import Fleet
+from fedshot.records import Whole
 from fedshot.run_folder import NODES, begun
 from fedshot.setting import Setting
 
 _WEEK = 7 * 86400
 _LIVES = 1 << 20  # that a process may begin
+
+
+class _Place(TypedDict):
+    """What flower.json holds."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+
+    run: str
+    life: Whole
+    server: str
+    nodes: Annotated[int, Field(ge=0, lt=10**6)]
+    deadline: Annotated[float, Field(ge=1, le=_WEEK)]
+    tests: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -74,13 +91,8 @@ class Place:
     @classmethod
     def read(cls, folder: Path) -> Place:
         """Read a run's place. Raises CheckpointError when the file is damaged."""
-        try:
-            return cls(**json.loads((folder / NODES).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"{folder / NODES} is damaged ({error}). Restore it from a copy, or start a new "
-                "run."
-            ) from None
+        fix = f"{records.COPY}, or start a new run"
+        return cls(**records.read(folder / NODES, _Place, fix))
 
     def write(self, folder: Path) -> None:
         """Write the place into the folder of its run."""
