@@ -235,7 +235,7 @@ def test_a_disk_that_fails_while_it_is_read_is_told_and_resume_goes_on(
     err = capsys.readouterr().err
     assert f"{folder}/{part}" in err
     assert os.strerror(code) in err
-    assert f"go on with `fedshot resume {folder}`" in err
+    assert f"Go on with `fedshot resume {folder}`." in err
     monkeypatch.undo()
     assert main(["resume", str(folder), "--quiet"]) == 0
     assert last_hash(folder) == whole
