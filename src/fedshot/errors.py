@@ -75,6 +75,10 @@ class AbsentError(FedshotError):
     passing = True
 
 
+class MethodError(FedshotError, ValueError):
+    """A method that does not do what the protocol asks of it, told for its author."""
+
+
 def check_word(name: str, value: str, valid: Iterable[str]) -> None:
     """Raise ConfigError unless an option's value is one of the words it takes."""
     options = list(valid)

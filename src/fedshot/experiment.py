@@ -32,6 +32,7 @@ from fedshot.fleets import (
     Unreliable,
     Vectorised,
     by_chance,
+    checked_round,
 )
 from fedshot.kinds import every_difference, watches
 from fedshot.machine import arithmetic, keep_freed_memory
@@ -251,10 +252,9 @@ class Experiment:
         start, skipped = time.perf_counter(), None
         metrics: dict[str, float] = {}
         try:
-            self.server, found = self.method.round(
-                self.server, clients, self.setting.key.at("round", self.round)
+            self.server, metrics = checked_round(
+                self.method, self.server, clients, self.setting.key.at("round", self.round)
             )
-            metrics = dict(found)
         except QuorumError as error:
             self.fleet.void(self.round)
             if self.config.run.below_quorum == "stop":

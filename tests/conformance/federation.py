@@ -13,7 +13,7 @@ from conformance.cases import FleetCase
 from conformance.small import CLIENTS, Home, exam
 from fedshot import tree
 from fedshot.evaluation import Exam
-from fedshot.fleets import Guard, Meter, Trouble, Unreliable
+from fedshot.fleets import Guard, Meter, Trouble, Unreliable, checked_round
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.keys import Key
 from fedshot.protocol import (
@@ -151,7 +151,7 @@ class Federation:
         )
         try:
             key = self.key.at("round", self.round)
-            self.server, metrics = self.method.round(self.server, clients, key)
+            self.server, metrics = checked_round(self.method, self.server, clients, key)
             self.metrics |= {f"{self.round}/{name}": value for name, value in metrics.items()}
         finally:
             self.outcomes += clients.outcomes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 import subprocess
 import sys
@@ -11,17 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
-from conformance.cases import BODY, EPISODE, REFERENCE
+from conformance.cases import BODY, EPISODE, FLEETS, REFERENCE
 from conformance.federation import Federation
 from conformance.own import FILE, FLProtoMomentum
 from fedshot import own, tree
-from fedshot.data import EpisodeSpec
-from fedshot.errors import ConfigError
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.errors import ConfigError, MethodError
+from fedshot.keys import Key
 from fedshot.methods import METHODS, FLProto, register
 from fedshot.nn import Model
+from fedshot.protocol import Clients, client_work
 from fedshot.recipes import load
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.reading import joined
@@ -148,6 +152,92 @@ def test_a_step_repeats_its_share_of_the_last(tmp_path: Path) -> None:
 def assert_close(a: tree.Tree, b: tree.Tree) -> None:
     for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True):
         torch.testing.assert_close(x, y)
+
+
+class Breaking(FLProto):
+    """FL-Proto with one fault, which a newcomer may make."""
+
+    fault: ClassVar[str] = ""
+
+    def draw(self, data: ClientData, key: Key) -> Any:
+        if self.fault == "draw":
+            np.random.shuffle([0, 1])
+        return super().draw(data, key)
+
+    @client_work(draw="draw")
+    def train(self, down: Any, private: Any, drawn: Any) -> Any:
+        reply = super().train(down, private, drawn)
+        layer = down["theta"]["body"]["conv1"]
+        if self.fault == "adds":
+            layer["weight"] += 1
+        elif self.fault == "replaces":
+            down["theta"] = {**down["theta"], "more": layer["weight"]}
+        elif self.fault == "asks for gradients":
+            layer["weight"].requires_grad_()
+        elif self.fault == "torch":
+            torch.randn(1)
+        elif self.fault == "random":
+            random.random()
+        found = {
+            "a tree": dict(reply.up),
+            "no parts": reply._replace(up=layer["weight"]),
+            "no tensors": reply._replace(up={**reply.up, "theta": 0.5}),
+            "a number": reply._replace(metrics={"loss": 0.5}),
+            "no private state": reply._replace(private=None),
+        }
+        return found.get(self.fault, reply)
+
+    def round(self, server: Any, clients: Clients, key: Key) -> Any:
+        found = super().round(server, clients, key)
+        return found[0] if self.fault == "state alone" else found
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("adds", r"train changes its inputs in place: down/theta/body/conv1/weight\..*a clone"),
+        ("replaces", "train changes its inputs in place"),
+        ("asks for gradients", "train changes its inputs in place"),
+        ("draw", r"Faulty\.draw draws from the global generator of numpy.*key\.numpy"),
+        ("torch", r"Faulty\.train draws from the global generator of torch,"),
+        ("random", r"Faulty\.train draws from the global generator of random"),
+        ("a tree", r"train returned a dict; expected a Reply\. Return Reply\(up"),
+        ("no parts", "train returned a Reply whose up is a Tensor"),
+        ("no tensors", "an up that is no tree: theta is a float"),
+        ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
+        ("no private state", "a private state of another form"),
+        ("state alone", r"Faulty\.round returned a Server; expected the server's new state"),
+    ],
+)
+def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
+    fault: str, words: str, tmp_path: Path
+) -> None:
+    method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
+    with pytest.raises(MethodError, match=words):
+        Federation(method, REFERENCE, tmp_path).play(1)
+
+
+@pytest.mark.parametrize("fault", ["adds", "a tree", "random"])
+def test_the_vectorised_fleet_checks_the_same(fault: str, tmp_path: Path) -> None:
+    method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
+    case = next(case for case in FLEETS if case.name == "vectorised")
+    with pytest.raises(MethodError, match="train (changes|returned|draws)"):
+        Federation(method, case, tmp_path).play(1)
+
+
+def test_a_generator_that_another_thread_moves_once_is_no_fault(tmp_path: Path) -> None:
+    calls = []
+
+    class Disturbed(FLProto):
+        @client_work(draw="draw")
+        def train(self, down: Any, private: Any, drawn: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:  # as a tracker's thread may, at any time
+                random.random()
+            return super().train(down, private, drawn)
+
+    Federation(Disturbed(BODY, EPISODE, local_steps=1), REFERENCE, tmp_path).play(1)
+    assert len(calls) > 1
 
 
 class Bare:
