@@ -221,7 +221,7 @@ def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
 def test_the_vectorised_fleet_checks_the_same(fault: str, tmp_path: Path) -> None:
     method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
     case = next(case for case in FLEETS if case.name == "vectorised")
-    with pytest.raises(MethodError, match="train (changes|returned|draws)"):
+    with pytest.raises(MethodError, match=r"train (changes|returned|draws)"):
         Federation(method, case, tmp_path).play(1)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from fedshot import run_folder
+from fedshot import facts, run_folder
 from fedshot.config import Settings, difference
 from fedshot.errors import CheckpointError
 from fedshot.recorder import ENVIRONMENT, RECORDS, Recorder, changed, read_environment
@@ -99,6 +99,15 @@ class Run:
         """Bytes sent ("down") or received ("up") for training, all clients together."""
         last = self.result or (self.records[-1] if self.records else {})
         return int(last.get(f"bytes_{direction}", 0))
+
+    @property
+    def data(self) -> tuple[str, str]:
+        """The name of its data set, and the hash of the content; "" for a run that kept none."""
+        try:
+            told = json.loads((self.folder / facts.FILE).read_text(encoding="utf-8"))
+            return str(told["name"]), str(told["digest"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return str(self.settings.get("data", {}).get("name", "")), ""
 
     @property
     def tested(self) -> Terms:
