@@ -20,7 +20,7 @@ import torch
 
 from fedshot import facts, own, run_folder, tree
 from fedshot.config import Chances, Config, RunOptions, difference
-from fedshot.errors import CheckpointError, QuorumError
+from fedshot.errors import CheckpointError, QuorumError, as_path, check_kind
 from fedshot.evaluation import Exam, Look, Score, score
 from fedshot.fleets import (
     Guard,
@@ -74,7 +74,8 @@ class Experiment:
         *,
         keep_looks: bool = False,
     ) -> None:
-        folder = Path(folder)
+        check_kind("setting", setting, Setting, "Make one with Setting(Config.of(settings)).")
+        folder = as_path("folder", folder)
         self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
         self.config, self.method = setting.config, setting.method
         self.recorder = Recorder(folder)

@@ -25,7 +25,7 @@ from fedshot.data import (
     unable,
 )
 from fedshot.data.dataset import Ints
-from fedshot.errors import ConfigError, DataError
+from fedshot.errors import ConfigError, DataError, check_kind
 from fedshot.evaluation import Exam, ExamOptions
 from fedshot.facts import Facts
 from fedshot.keys import Key
@@ -52,6 +52,7 @@ class Arrangement:
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        check_kind("config", config, Config, "Make one with Config.of(settings).")
         self.config = config
         self.key = Key(config.seed)
         self._arrange(config, data_dir)

@@ -210,7 +210,7 @@ def test_a_card_obeys_nothing_that_names_hold(tmp_path: Path) -> None:
     run = TrainedRun(tmp_path / "run")
     names = ("[a](http://x)", "<img>`b``", "c\n# d", *run.facts.class_names[3:])
     run.facts = replace(run.facts, class_names=names)
-    card = card_text(run, "encoder.safetensors", [], None, None)
+    card = card_text(run, ["encoder.safetensors"], [], None, None)
     assert "``` <img>`b`` ```" in card
     assert "`[a](http://x)`" in card
     assert "`c # d`" in card
@@ -231,6 +231,25 @@ def test_a_program_that_answers_otherwise_is_not_written(
     with pytest.raises(DataError, match=r"other features, by 0\.001 of the largest"):
         export(run, "torch-export", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_one_card_tells_of_all_exports_of_an_encoder_and_of_no_other(tmp_path: Path) -> None:
+    made = finished(tmp_path / "run", {"method": {"name": "fsl_local", "local_steps": 1}}, SHORT)
+    run, folder = TrainedRun(tmp_path / "run"), tmp_path / "out"
+    one, other = [c for c in made.setting.clients if _trained(run, c)][:2]
+    export(run, "safetensors", folder, client=one, licence="CC0, ours")
+    export(run, "torch-export", folder, client=one)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for words in ("- `encoder.safetensors`: `body/", "- `encoder.pt2`: takes", "CC0, ours"):
+        assert words in card
+    with pytest.raises(ConfigError, match=r"holds encoder\.safetensors of another encoder.*--out"):
+        export(run, "torch-export", folder, client=other)
+    assert (folder / "README.md").read_text(encoding="utf-8") == card
+    (folder / "encoder.safetensors").unlink()
+    export(run, "torch-export", folder, client=other)  # nothing of the first is left
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"the encoder of client {other}" in card
+    assert "CC0, ours" not in card
 
 
 def test_a_readme_that_is_no_card_stays(tmp_path: Path) -> None:

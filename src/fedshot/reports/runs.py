@@ -13,7 +13,7 @@ import yaml
 
 from fedshot import facts, run_folder
 from fedshot.config import Settings, difference
-from fedshot.errors import CheckpointError
+from fedshot.errors import CheckpointError, as_path
 from fedshot.recorder import ENVIRONMENT, RECORDS, Recorder, changed, read_environment
 from fedshot.tested import Terms
 from fedshot.words import joined, printable
@@ -51,7 +51,7 @@ class Run:
         Raises:
             CheckpointError: the folder holds no run, or a file of it is damaged.
         """
-        folder = Path(folder)
+        folder = as_path("folder", folder)
         run_folder.check(folder)
         settings = _parsed(folder / run_folder.CONFIG)
         result = _result(folder / run_folder.RESULT, settings)
