@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,9 +18,11 @@ import pytest
 import torch
 
 from conformance.cases import BODY, EPISODE, FLEETS, REFERENCE
-from conformance.federation import Federation
 from conformance.own import FILE, FLProtoMomentum
 from fedshot import own, tree
+from fedshot.cli import main
+from fedshot.conformance import CHECKS
+from fedshot.conformance.federation import Federation
 from fedshot.data import ClientData, EpisodeSpec
 from fedshot.errors import ConfigError, MethodError
 from fedshot.keys import Key
@@ -270,3 +273,97 @@ def test_what_is_no_method_is_refused(method: type[Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         register(method)
     assert before == METHODS
+
+
+CHECKED = """
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from fedshot.methods import FLProto, register
+from fedshot.protocol import client_work
+
+@register
+@dataclass(frozen=True)
+class Mine(FLProto):
+    \"\"\"FL-Proto with faults.\"\"\"
+    name: ClassVar[str] = "mine"
+
+    @client_work(draw="draw")
+    def train(self, down, private, drawn):
+        reply = super().train(down, private, drawn)
+        {work}
+        return reply
+
+    def round(self, server, clients, key):
+        {round}
+        return super().round(server, clients, key)
+"""
+TINY = ["--method.local_steps", "1", "--model.backbone", "mlp", "--model.backbone.hidden", "[8]"]
+
+
+@pytest.fixture
+def _unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no method that a file registers stay."""
+    before = dict(METHODS)
+    monkeypatch.setattr(own, "_loaded", set())
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def checked(file: Path, work: str = "pass", round: str = "pass") -> int:
+    file.write_text(CHECKED.format(work=work, round=round), encoding="utf-8")
+    return main(["check", str(file), *TINY])
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_check_prints_a_line_for_each_promise_and_says_which_is_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what the checks of a run cannot see: a write past torch, and chance at the server."""
+    work = 'next(iter(down["theta"]["body"].values()))["weight"].data.add_(1)'
+    assert checked(tmp_path / "mine.py", work, "np.random.rand()") == 1
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert len(lines) == len(CHECKS)
+    failed = {line.split(": ")[2]: line for line in lines if line.startswith("mine: fail: ")}
+    assert len(lines) == len(failed) + sum(line.startswith("mine: pass: ") for line in lines)
+    assert re.search(
+        r"train changes down/theta/body/\S+/weight in place$",
+        failed["client work leaves its inputs as they were"],
+    )
+    assert failed["no global generator is used"].endswith(
+        "a round uses the global generator of numpy"
+    )
+    assert told.err.splitlines()[-1] == f"{len(failed)} checks failed"
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_check_stops_where_a_method_does_not_run_and_names_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked(tmp_path / "mine.py", work="1 / 0") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "mine: fail: two rounds and a test run through: ZeroDivisionError: division by zero "
+        "(mine.py, line 17)"
+    ]
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_check_refuses_what_is_no_file_of_a_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.py"
+    empty.write_text("", encoding="utf-8")
+    for file, words in ((empty, "registers no method"), (tmp_path / "no.py", "where no file is")):
+        assert main(["check", str(file)]) == 2
+        assert f"fedshot check names {str(file)!r}" in (err := capsys.readouterr().err)
+        assert words in err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_unregistered")
+def test_the_example_passes_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(FILE), "--method.local_steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"fl_proto_momentum: pass: {name}" for name, _ in CHECKS]
