@@ -15,14 +15,15 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError, DataError
 from fedshot.experiment import Experiment
+from fedshot.keys import Key
 from fedshot.kinds import kind_options
 from fedshot.methods import METHODS
-from fedshot.nn import BACKBONES, Mode, Model
+from fedshot.nn import BACKBONES, GRU, BiLSTM, Mode, Model
 from fedshot.nn.learners import Question, question_features
 from fedshot.use import TrainedRun, export
 from fedshot.use.card import card_text
 from fedshot.use.encoder import encoder_of
-from fedshot.use.plain import example
+from fedshot.use.plain import encoder_module, example
 
 from .runs import CHOOSING, OWN, finished, merged
 from .test_use_inputs import texts  # noqa: F401  (a fixture)
@@ -113,6 +114,21 @@ def test_texts_are_exported_with_their_words(
         x = example(run.model, 9, 10)
         (found,) = session.run(None, {"examples": x.numpy()})
         equal(run, (x,), (torch.from_numpy(found),))
+
+
+@pytest.mark.parametrize("net", [GRU(4), pytest.param(BiLSTM(4), marks=pytest.mark.slow)])
+def test_the_program_of_a_recurrent_net_does_not_grow_with_the_texts(net: Any) -> None:
+    """One that has every word apart takes minutes to trace."""
+    model = Model(net, None, (200, 3), table=torch.randn(9, 3, generator=Key(0).torch()))
+    params, stats = model.init(Key(1))
+    module = encoder_module(model, params["body"], stats)
+    n = {"examples": {0: torch.export.Dim("n", min=2)}}
+    with torch.no_grad():
+        program = torch.export.export(module, (example(model, 3),), dynamic_shapes=n)
+        x = example(model, 7, 1)
+        found, wanted = program.module()(x), model.features(params, stats, x, Mode())[0]
+    assert len(program.graph.nodes) < 100
+    torch.testing.assert_close(found, wanted)
 
 
 def test_weights_and_description_make_the_encoder_again(tmp_path: Path) -> None:

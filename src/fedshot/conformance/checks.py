@@ -504,7 +504,7 @@ def the_victim_has_no_part(runs: Runs, trouble: Trouble) -> None:
 def lost_and_unsound_replies_have_no_part(runs: Runs) -> None:
     """All kinds of trouble."""
     for trouble in ("drop", *CORRUPT):
-        the_victim_has_no_part(runs, trouble)  # type: ignore[arg-type]
+        the_victim_has_no_part(runs, trouble)
 
 
 def refused_clients_go_back(runs: Runs, trouble: Trouble) -> None:
@@ -523,7 +523,7 @@ def refused_clients_go_back(runs: Runs, trouble: Trouble) -> None:
 def a_refused_client_goes_back(runs: Runs) -> None:
     """Lost or refused."""
     for trouble in ("drop", "nan", "negative_weight"):
-        refused_clients_go_back(runs, trouble)  # type: ignore[arg-type]
+        refused_clients_go_back(runs, trouble)
 
 
 def a_delayed_reply_counts(runs: Runs) -> None:

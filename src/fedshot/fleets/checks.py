@@ -143,7 +143,7 @@ def generators() -> dict[str, Any]:
         "numpy": (state["key"].tobytes(), state["pos"], words["has_gauss"]),
         "random": random.getstate(),
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["torch.cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
     return found
 

@@ -90,7 +90,7 @@ class Lstm(torch.autograd.Function):
 
 def torch_lstm(x: Tensor, *weights: Tensor) -> Tensor:
     """Return the states [n, L, hidden] by torch's layer."""
-    start = x.new_zeros(1, x.shape[0], weights[1].shape[1])
+    start = x.new_zeros(1, len(x), weights[1].shape[1])
     states: Tensor = torch.lstm(x, (start, start), weights, True, 1, 0.0, True, False, True)[0]
     return states
 

@@ -9,8 +9,7 @@ both nets have kernels of our own, the GRU in training and over the padding, the
 elsewhere torch's, over the padded texts: packed ones, which have no padding, cost torch a gradient
 as large as all of them for each word (9 times the time at 500 words). Fused kernels read the
 lengths on the host, so they do not run under `torch.func.vmap`; torch's LSTM and cuDNN's kernels
-have no second derivative. "cell" is for these cases: see `cells`. An exporter that looks on gets
-torch's layers over all columns, one operation each, where cells are some for each word.
+have no second derivative. "cell" is for these cases: see `cells`.
 
 A layer's parameters are {"input": {weight, bias}, "state": {weight, bias}}, the gates stacked in
 torch's order.
@@ -27,7 +26,7 @@ from torch import Tensor
 from fedshot.errors import ConfigError, DataError
 from fedshot.keys import Key
 from fedshot.nn.cells import gru_cells, lstm_cells
-from fedshot.nn.kernels import followed, plain_floats
+from fedshot.nn.kernels import plain_floats
 from fedshot.nn.layer_gradients import Gru, Lstm, torch_lstm
 from fedshot.nn.layers import init_uniform
 from fedshot.nn.lstm import BiLstm
@@ -60,10 +59,10 @@ def gru(p: Tree, x: Tensor, mask: Tensor, kernel: Kernel) -> Tensor:
     if kernel == "cell":
         return gru_cells(p, x, mask)
     x, lengths = _trim(x, mask)
-    if torch.is_grad_enabled() and not followed() and plain_floats(x, *_flat(p)):
+    if torch.is_grad_enabled() and plain_floats(x, *_flat(p)):
         states: Tensor = Gru.apply(x, *_flat(p))  # type: ignore[no-untyped-call]
     else:
-        start = x.new_zeros(1, x.shape[0], p["state"]["weight"].shape[1])
+        start = x.new_zeros(1, len(x), p["state"]["weight"].shape[1])
         states, _ = torch.gru(x, start, _flat(p), True, 1, 0.0, True, False, True)
     return _at_last_word(states, lengths)
 
@@ -81,8 +80,7 @@ def bilstm(p: Tree, x: Tensor, mask: Tensor, kernel: Kernel) -> tuple[Tensor, Te
         return torch.cat([there, back], -1), torch.cat([last, first], -1)
     x, lengths = _trim(x, mask)
     weights = [*_flat(p["forward"]), *_flat(p["backward"])]
-    by_words = not followed() and plain_floats(x, *weights)
-    if by_words and not (x.requires_grad and torch.is_grad_enabled()):
+    if plain_floats(x, *weights) and not (x.requires_grad and torch.is_grad_enabled()):
         states: Tensor = BiLstm.apply(x, lengths, *weights)  # type: ignore[no-untyped-call]
         there, back = states.chunk(2, -1)
         return states, torch.cat([_at_last_word(there, lengths), back[:, 0]], -1)
@@ -99,12 +97,7 @@ def _flat(p: Tree) -> list[Tensor]:
 
 
 def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the columns up to the last word of any text, one at least, and the lengths [n].
-
-    While an exporter looks on all columns stay: it cannot follow what depends on the words.
-    """
-    if followed():
-        return x, mask.sum(1).to(torch.int64)
+    """Return the columns up to the last word of any text, one at least, and the lengths [n]."""
     if not ((mask == 0) | (mask == 1)).all():
         raise DataError("the last column of prepared texts is 1 for a word and 0 for padding.")
     if (mask[:, 1:] > mask[:, :-1]).any():

@@ -1,7 +1,7 @@
 """A run's encoder as one `torch.nn.Module` of plain operations, which exporters can follow.
 
 It calls the functions that training calls; while it is traced these leave their compiled kernels
-aside, and recurrent nets take torch's own layers, which compute the same.
+aside, and recurrent nets take their cells, of which one step is traced for all words.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def traceable(model: Model) -> Model:
     """Return the same model without what tracing cannot follow."""
     backbone = model.backbone
     if hasattr(backbone, "kernel"):
-        backbone = replace(backbone, kernel="fused")  # type: ignore[type-var]
+        backbone = replace(backbone, kernel="cell")  # type: ignore[type-var]
     policy = model.norm_policy if len(backbone.norm_policies) > 1 else "running"
     return replace(model, backbone=backbone, norm_policy=policy, bf16=False)
 
