@@ -238,6 +238,9 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument("--markdown", action="store_true", help="print the page of all of them")
     methods = _add(commands, "methods", "list the methods, or the options of one")
     methods.add_argument("method", nargs="?", help="a method's name")
+    text = "check a method of your own against what fedshot promises of every method"
+    check = _add(commands, "check", text, "check", settings=True)
+    check.add_argument("file", type=Path, help="the file that registers it")
     _add_use(commands)
     _add_data(commands)
     _add_reproduce(commands)

@@ -25,7 +25,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from fedshot import settings as trees
 from fedshot import storage
 from fedshot.data import SOURCES, Dataset, Dealer, EpisodeSpec, InMemory, Redealt, Source
-from fedshot.errors import ConfigError, nearest
+from fedshot.errors import ConfigError, as_path, nearest
 from fedshot.evaluation import ExamOptions
 from fedshot.kinds import (
     KINDS,
@@ -102,6 +102,11 @@ class Config:
         Raises:
             ConfigError: an unknown key or name, a missing one, or a value of the wrong type.
         """
+        if not isinstance(settings, Mapping):
+            raise ConfigError(
+                f"settings are {repr(settings)[:60]}; expected keys and values, such as {{'data': "
+                "{'name': 'digits'}}. fedshot.config.load reads them from a file."
+            )
         return cls(**_parts(settings))
 
     @property
@@ -140,7 +145,7 @@ class Config:
 
 def load(path: Path | str) -> Settings:
     """Read settings from a YAML file. Raises ConfigError when it is not a tree of settings."""
-    return trees.load(Path(path), is_text)
+    return trees.load(as_path("path", path), is_text)
 
 
 def override(

@@ -8,7 +8,10 @@ that is raised is a bug.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 FEW = 12  # options that a message still lists
 
@@ -75,11 +78,39 @@ class AbsentError(FedshotError):
     passing = True
 
 
+class MethodError(FedshotError, ValueError):
+    """A method that does not do what the protocol asks of it, told for its author."""
+
+
 def check_word(name: str, value: str, valid: Iterable[str]) -> None:
     """Raise ConfigError unless an option's value is one of the words it takes."""
     options = list(valid)
     if value not in options:
         raise ConfigError(f"{name} is {value!r}. {nearest(str(value), options)}")
+
+
+def check_kind(name: str, value: Any, kind: type[Any], fix: str) -> None:
+    """Raise ConfigError unless an argument is of a kind; `fix` is a sentence."""
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{name} is {_shown(value)}; expected an object of type {kind.__name__}. {fix}"
+        )
+
+
+def as_path(name: str, value: Any) -> Path:
+    """Return the path that an argument names. Raises ConfigError for what is none."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise ConfigError(
+            f"{name} is {_shown(value)}; expected a path as text or a pathlib.Path, such as "
+            "'runs/digits'."
+        )
+    return Path(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    short = isinstance(value, str | bytes | int | float | None) and len(text) <= 60
+    return text if short else f"a {type(value).__name__}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from fedshot import __version__, facts, own, run_folder, tree
 from fedshot.config import Chances, Config, RunOptions, difference
-from fedshot.errors import CheckpointError, QuorumError
+from fedshot.errors import CheckpointError, QuorumError, as_path, check_kind
 from fedshot.evaluation import Exam, Look, Score, score
 from fedshot.fleets import (
     Guard,
@@ -32,6 +32,7 @@ from fedshot.fleets import (
     Unreliable,
     Vectorised,
     by_chance,
+    checked_round,
 )
 from fedshot.kinds import every_difference, watches
 from fedshot.machine import arithmetic, keep_freed_memory
@@ -77,7 +78,8 @@ class Experiment:
         *,
         keep_looks: bool = False,
     ) -> None:
-        folder = Path(folder)
+        check_kind("setting", setting, Setting, "Make one with Setting(Config.of(settings)).")
+        folder = as_path("folder", folder)
         self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
         self.config, self.method = setting.config, setting.method
         self.recorder = Recorder(folder)
@@ -266,10 +268,9 @@ class Experiment:
         start, skipped = time.perf_counter(), None
         metrics: dict[str, float] = {}
         try:
-            self.server, found = self.method.round(
-                self.server, clients, self.setting.key.at("round", self.round)
+            self.server, metrics = checked_round(
+                self.method, self.server, clients, self.setting.key.at("round", self.round)
             )
-            metrics = dict(found)
         except QuorumError as error:
             self.fleet.void(self.round)
             if self.config.run.below_quorum == "stop":

@@ -94,20 +94,40 @@ def load() -> None:
     Raises ConfigError for one that is not there, breaks off, or registers no method.
     """
     for word in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
-        file, before = Path(word).resolve(), dict(METHODS)
-        if not file.is_file() or file.suffix != ".py":
-            what = "which does not end in .py" if file.is_file() else "where no file is"
-            raise ConfigError(f"{FILES} names {word!r}, {what}. Name the file of your method.")
-        if file in _files().values() or file in _loaded:
-            continue
-        _run(file)
-        _loaded.add(file)
-        if before == METHODS:
-            raise ConfigError(
-                f"{FILES} names {word!r}, which registers no method. Put @register above its class."
-            )
+        _load(word, FILES)
     for method in _files():
         fingerprint(method)
+
+
+def load_file(word: str, named_by: str) -> list[str]:
+    """Load a file, unless it is loaded already, and return the names of its methods.
+
+    `named_by` is what a message says of who named it. Raises ConfigError as `load` does.
+    """
+    _load(word, named_by)
+    file = Path(word).resolve()
+    return sorted(name for name, place in _files().items() if place == file)
+
+
+def _load(word: str, named_by: str) -> None:
+    file, before = Path(word).resolve(), dict(METHODS)
+    if not file.is_file() or file.suffix != ".py":
+        what = "which does not end in .py" if file.is_file() else "where no file is"
+        raise ConfigError(f"{named_by} names {word!r}, {what}. Name the file of your method.")
+    if file in _files().values() or file in _loaded:
+        return
+    _run(file, named_by)
+    _loaded.add(file)
+    if before == METHODS:
+        raise ConfigError(
+            f"{named_by} names {word!r}, which registers no method. Put @register above its class."
+        )
+
+
+def where(error: BaseException, file: Path) -> str:
+    """Return ", line N" for the last line of a file that an error came through; "" for none."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    return f", line {frames[-1].lineno}" if frames else ""
 
 
 def _file(made: type[Any]) -> Path | None:
@@ -134,7 +154,7 @@ def _packaged(made: type[Any]) -> bool:
     return made.__module__.startswith("fedshot.")
 
 
-def _run(file: Path) -> None:
+def _run(file: Path, named_by: str) -> None:
     """Import a file as `python FILE` finds what lies beside it, and its package what is in it."""
     folder, name = file.parent, file.stem
     while (folder / "__init__.py").exists():
@@ -154,10 +174,9 @@ def _run(file: Path) -> None:
     except FedshotError:
         raise
     except (Exception, SystemExit) as error:  # whatever its author has written
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
-        line = f", line {frames[-1].lineno}" if frames else ""
         raise ConfigError(
-            f"{FILES} names {str(file)!r}, which breaks off{line}: {type(error).__name__}: {error}."
+            f"{named_by} names {str(file)!r}, which breaks off{where(error, file)}: "
+            f"{type(error).__name__}: {error}."
         ) from error
 
 

@@ -74,40 +74,72 @@ def compare(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"{files[0]} is a file, and others are folders. Name runs, or cells of recipes."
         )
-    rows = _cells(files) if files else _rows(options.folders)
-    verdicts = [reports.compare(rows[0], other) for other in rows[1:] if not other.floor]
+    found, floors = (_cells(files), []) if files else _rows(options.folders)
+    rows = [*(row for row, _ in found), *floors]
+    (first, data), *others = found
+    elsewhere = [f"{printable(row.label)} on {of}" for row, of in others if of != data]
+    if elsewhere:
+        tell(
+            f"warning: these are results on different data, {printable(first.label)} on {data}, "
+            f"{joined(elsewhere)}. Their accuracies do not say which method is better."
+        )
+    verdicts = [(reports.compare(first, other), of == data) for other, of in others]
     if options.json:
         say(json.dumps({"rows": json.loads(reports.as_json(rows)), "differences": [
-            {"of": rows[0].label, "to": v.other.label, "difference": v.difference,
+            {"of": first.label, "to": v.other.label, "difference": v.difference,
              "interval": v.interval, "paired": v.paired, "covers_seeds": v.seeds,
-             "outcome": v.outcome}
-            for v in verdicts
+             "same_data": same, "outcome": v.outcome if same else None}
+            for v, same in verdicts
         ]}))  # fmt: skip
         return 0
     say(reports.as_text(rows, Console().width))
-    for verdict in verdicts:
-        say(reports.told(rows[0], verdict))
+    for verdict, same in verdicts:
+        if same:
+            say(reports.told(first, verdict))
+        else:
+            say(f"{first.name} and {verdict.other.name} are not ranked: their data differ.")
     return 0
 
 
-def _rows(folders: Sequence[Path]) -> list[reports.Row]:
+def _rows(
+    folders: Sequence[Path],
+) -> tuple[list[tuple[reports.Row, str]], list[reports.Row]]:
+    """Return the row of each run, or of seeds of one thing, and the name of its data."""
     runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
     if len(groups) == 1:  # seeds of one thing, which their reader wants apart
         groups = reports.apart(runs)
-    rows = [reports.Row.of_runs(label, seeds) for label, seeds in groups.items()]
-    return rows + reports.baselines(groups)
+    rows = [(reports.Row.of_runs(label, seeds), seeds[0].data) for label, seeds in groups.items()]
+    return _named(rows), reports.baselines(groups)
 
 
-def _cells(files: Sequence[Path]) -> list[reports.Row]:
-    """Return the rows of finished cells, each with its table where there are several."""
+def _cells(files: Sequence[Path]) -> list[tuple[reports.Row, str]]:
+    """Return the rows of finished cells, with their tables where there are several, and data."""
     held = [results.read(path) for path in files]
     tables = [f"{one.recipe} {one.variant}" for one in held]
     rows = [results.row_of(one) for one in held]
-    if len(set(tables)) == 1:
-        return rows
+    if len(set(tables)) > 1:
+        rows = [
+            replace(row, label=f"{table} {row.label}")
+            for table, row in zip(tables, rows, strict=True)
+        ]
+    data = [(one.first["data"]["name"], one.first["data"]["digest"]) for one in held]
+    return _named(list(zip(rows, data, strict=True)))
+
+
+def _named(
+    found: Sequence[tuple[reports.Row, tuple[str, str]]],
+) -> list[tuple[reports.Row, str]]:
+    """Return the data of each row by name, and by the hash where one name has several.
+
+    A row of the same test episodes as the first is on the same data, whatever it is called.
+    """
+    (first, data), *_ = found
+    own = [data if row.tasks and row.tasks == first.tasks else of for row, of in found]
+    several = len({name for name, _ in own}) < len(set(own))
     return [
-        replace(row, label=f"{table} {row.label}") for table, row in zip(tables, rows, strict=True)
+        (row, f"{printable(name)} ({digest[:12]})" if several else printable(name))
+        for (row, _), (name, digest) in zip(found, own, strict=True)
     ]
 
 

@@ -29,7 +29,7 @@ from fedshot.data import (
 )
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
-from fedshot.errors import ConfigError, DataError
+from fedshot.errors import ConfigError, DataError, check_kind
 from fedshot.evaluation import Exam, ExamOptions
 from fedshot.facts import Facts
 from fedshot.keys import Key
@@ -56,6 +56,7 @@ class Arrangement:
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        check_kind("config", config, Config, "Make one with Config.of(settings).")
         self.config = config
         self.key = Key(config.seed)
         self._arrange(config, data_dir)

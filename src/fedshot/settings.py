@@ -90,7 +90,7 @@ def parse(text: str, is_text: IsText, *, origin: str, place: str = "") -> Any:
         try:
             node = loader.get_single_node()
             if node is None:
-                return None
+                return "" if not text and place and is_text(place) else None
             _Reading(origin, is_text).settle(node, place, ())
             return loader.construct_document(node)
         finally:

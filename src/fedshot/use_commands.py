@@ -145,6 +145,8 @@ def export_run(options: argparse.Namespace) -> int:
     run = TrainedRun(options.run, options.data_dir)
     client = whole("client", options.client)
     folder = options.out or Path(options.run) / "export"
+    if options.to != "safetensors":
+        tell(f"{options.run}: tracing the encoder for {options.to} and comparing what it gives")
     for path in export(run, options.to, folder, client=client, licence=options.licence):
         say(str(path))
     return 0

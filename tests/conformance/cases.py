@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from conformance.letters import by_letter
 from conformance.own import FLProtoMomentum
 from conformance.patchwork import Patchwork
-from conformance.small import CLASSES, CLIENTS, SHAPE, Home
+from fedshot.conformance.checks import REFERENCE, THREADS, VECTORISED
+from fedshot.conformance.federation import FleetCase
+from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
 from fedshot.data import ClientData, EpisodeSpec
-from fedshot.fleets import Sequential, Threads, Vectorised
+from fedshot.fleets import Threads
 from fedshot.keys import Key
 from fedshot.methods import (
     F2L,
@@ -51,7 +52,7 @@ from fedshot.nn import (
     SetTransformer,
     draw_lessons,
 )
-from fedshot.protocol import Fleet, Method
+from fedshot.protocol import Method
 
 EPISODE = EpisodeSpec(way=3, shot=1, query=2)
 BODY = Model(Conv4(width=16, dropout=0.1), None, SHAPE)  # norm_policy "running"
@@ -71,23 +72,6 @@ class UnevenProto(FLProto):
 
     def draw(self, data: ClientData, key: Key) -> Lessons:
         return draw_lessons(data, self.episode, 1 + data.n // 16 % 3, 1, key)
-
-
-@dataclass(frozen=True)
-class FleetCase:
-    """A fleet, and how closely it follows the reference.
-
-    `exact`: it runs the same kernel on a CPU, so the bits agree. Where the arithmetic is regrouped
-    they agree to `rtol` and `atol` in float64.
-    """
-
-    name: str
-    build: Callable[[Home], Fleet]
-    exact: bool = True
-    rtol: float = 0.0
-    atol: float = 0.0
-    slow: bool = False  # hardly another fleet
-    quick: bool = False  # asked in the quick suite, too
 
 
 METHODS: dict[str, Method[Any]] = {
@@ -220,11 +204,10 @@ REFUSED = {
 WHOLE = {"fl_proto", "fedfsl_mi_adv", "fsl_local, maml", "f2l", "frl", "pfedfsl", "patchwork"}
 assert METHODS.keys() > WHOLE
 
-REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
-    FleetCase("threads", lambda home: Threads(home.host, 2), quick=True),
+    THREADS,
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
     FleetCase("by letter", by_letter),
-    FleetCase("vectorised", lambda home: Vectorised(home.host, 3, 2), False, 1e-6, 1e-9),
+    VECTORISED,
 )

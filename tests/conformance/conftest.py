@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS, WHOLE, FleetCase
-from conformance.federation import COHORT, Federation
+from conformance.cases import FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS, WHOLE
+from fedshot.conformance import Runs
+from fedshot.conformance.federation import Federation, FleetCase
 from fedshot.protocol import Method
 
 EVERYWHERE = {
@@ -66,22 +67,17 @@ def method(named: str, where: FleetCase) -> Method[Any]:
 
 
 @pytest.fixture(scope="session")
-def begin(method: Method[Any], where: FleetCase, tmp_path_factory: pytest.TempPathFactory) -> Begin:
+def runs(method: Method[Any], where: FleetCase, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(method, where, lambda: tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="session")
+def begin(runs: Runs) -> Begin:
     """Start a run of the method on the fleet, or on the one that `on` names."""
-
-    def start(*, on: FleetCase = where, **options: Any) -> Federation:
-        return Federation(method, on, tmp_path_factory.mktemp("run"), **options)
-
-    return start
+    return runs.begin
 
 
 @pytest.fixture(scope="session")
-def undisturbed(begin: Begin) -> Federation:
+def undisturbed(runs: Runs) -> Federation:
     """Two rounds; for reading only."""
-    return begin().play(2)
-
-
-@pytest.fixture(scope="session")
-def quiet(begin: Begin) -> Federation:
-    """Two rounds of one cohort, nothing going wrong; for reading only."""
-    return begin().play(2, choose=COHORT)
+    return runs.undisturbed

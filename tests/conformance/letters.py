@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from conformance.small import CLIENTS, Home
+from fedshot.conformance.small import CLIENTS, Home
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.letters import Letter, Mail

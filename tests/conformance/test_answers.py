@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from typing import Any
-
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import METHODS, REFERENCE, UNTRAINED
+from conformance.cases import METHODS, UNTRAINED
 from conformance.conftest import Begin
-from conformance.federation import COHORT, Everything, Federation, Shuffled, assert_same
-from conformance.small import exam
-from fedshot import methods, storage, tree
-from fedshot.protocol import Accumulator, Method
+from fedshot import methods, tree
+from fedshot.conformance import Runs, checks
+from fedshot.conformance.federation import COHORT, Federation
+from fedshot.protocol import Accumulator
 
 
 def test_every_method_of_the_registry_is_tried() -> None:
@@ -26,17 +21,25 @@ def test_every_method_of_the_registry_is_tried() -> None:
     assert ours <= tried
 
 
-def test_a_fleet_equals_the_reference(begin: Begin, undisturbed: Federation) -> None:
-    assert_same(undisturbed.everything(), begin(on=REFERENCE).play(2).everything())
+def test_a_fleet_equals_the_reference(runs: Runs) -> None:
+    checks.a_fleet_equals_the_reference(runs)
 
 
-def test_the_same_seed_gives_the_same_bits(begin: Begin, undisturbed: Federation) -> None:
-    assert_same(begin().play(2).everything(), undisturbed.everything())
+CHECKS = (
+    checks.one_seed_gives_one_result,
+    checks.another_seed_gives_another_result,
+    checks.order_of_the_cohort_does_not_matter,
+    checks.order_of_arrival_does_not_matter,
+    checks.storage_keeps_everything,
+    checks.questions_are_answered_and_nothing_is_learnt,
+    checks.queries_are_answered_one_by_one,
+    checks.is_made_of_hyper_parameters,
+)
 
 
-def test_another_seed_gives_another_result(begin: Begin, undisturbed: Federation) -> None:
-    found, expected = begin(seed=1).play(2).everything(), undisturbed.everything()
-    assert any(not torch.equal(found[name], leaf) for name, leaf in expected.items())
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_answer_is_the_same(check: checks.Function, runs: Runs) -> None:
+    check(runs)
 
 
 def test_another_round_draws_other_things_from_the_same_state(begin: Begin) -> None:
@@ -45,18 +48,6 @@ def test_another_round_draws_other_things_from_the_same_state(begin: Begin) -> N
     first.play(1, choose=COHORT)
     second.play(1, choose=COHORT)
     assert list(first.metrics.values()) != list(second.metrics.values())
-
-
-def test_the_order_of_the_cohort_does_not_matter(begin: Begin, quiet: Federation) -> None:
-    back = begin().play(2, choose=COHORT[::-1])
-    assert_same(back.everything(), quiet.everything())
-    assert back.sealed == quiet.sealed or not back.where.exact
-
-
-def test_the_order_of_arrival_does_not_matter(begin: Begin, undisturbed: Federation) -> None:
-    shuffled = begin(around=lambda fleet: Shuffled(fleet, seed=1)).play(2)
-    assert_same(shuffled.everything(), undisturbed.everything())
-    assert shuffled.sealed == undisturbed.sealed or not shuffled.where.exact
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -85,56 +76,5 @@ def test_partial_sums_merge_to_the_same_bits(undisturbed: Federation, data: st.D
         assert tree.digest(found) == tree.digest(expected)
 
 
-def test_what_travels_and_what_is_kept_survives_storage(
-    undisturbed: Federation, tmp_path: Any
-) -> None:
-    """A codec that names leaves by path loses neither bits nor structure."""
-    last = undisturbed.visits[-1]
-    for content in (undisturbed.server, last.down, last.reply.up, last.private):
-        storage.write(tmp_path / "content", content, sync=False)
-        flat, _, _ = storage.read(tmp_path / "content")
-        again = tree.rebuild(content, flat)
-        assert type(again) is type(content)
-        assert tree.digest(again) == tree.digest(content)
-
-
-def test_an_exam_is_answered_as_on_the_reference_fleet(
-    begin: Begin, undisturbed: Federation
-) -> None:
-    assert_same(undisturbed.logits(), begin(on=REFERENCE).play(2).logits())
-
-
-def test_every_question_is_answered_and_nothing_is_learnt(undisturbed: Federation) -> None:
-    privates, server = undisturbed.privates(), tree.digest(undisturbed.server)
-    answers = undisturbed.answer()
-    assert {a.question for a in answers} == set(range(5))
-    assert all(a.logits.shape == (9, 3) for a in answers)
-    assert all(bool(a.logits.isfinite().all()) for a in answers)
-    again = {f"{a.question} by {a.client}": a.logits for a in answers}
-    assert_same(undisturbed.logits(), Everything(again, undisturbed.where))
-    assert (undisturbed.privates(), tree.digest(undisturbed.server)) == (privates, server)
-
-
-def test_an_inductive_method_answers_each_query_by_itself(
-    begin: Begin, method: Method[Any], undisturbed: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if method.transductive:
-        pytest.skip("marked transductive")
-    whole = undisturbed.logits()
-
-    def fewer(n: int) -> Any:
-        whole = exam(n)
-        whole.questions = [q._replace(query_x=q.query_x[:4]) for q in whole.questions]  # type: ignore[assignment]
-        return whole
-
-    monkeypatch.setattr("conformance.federation.exam", fewer)
-    # Not to the bit: a convolution over fewer images may be computed by another kernel.
-    for name, logits in undisturbed.logits().items():
-        torch.testing.assert_close(logits, whole[name][:4], rtol=1e-4, atol=1e-5)
-
-
-def test_a_method_is_made_of_hyper_parameters_only(method: Method[Any]) -> None:
-    """Frozen and comparable, so that a run cannot leave anything behind in it."""
-    assert type(method).__dataclass_params__.frozen
-    assert method == dataclasses.replace(method)
-    assert inspect.getdoc(type(method))
+def test_an_exam_is_answered_as_on_the_reference_fleet(runs: Runs) -> None:
+    checks.a_fleet_answers_as_the_reference(runs)

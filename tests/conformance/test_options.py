@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from conformance.cases import METHODS, PAIRS, REFERENCE, WIDE
-from conformance.federation import Federation
-from conformance.small import CLASSES, DATASET
 from fedshot import tree
+from fedshot.conformance.federation import Federation
+from fedshot.conformance.small import CLASSES, DATASET
 from fedshot.data import Augment, EpisodeSpec, Gathering
 from fedshot.evaluation import Exam
 from fedshot.keys import Key

@@ -5,39 +5,21 @@ from __future__ import annotations
 import pytest
 
 from conformance.conftest import Begin
-from conformance.federation import COHORT, OTHERS, VICTIM, Federation, assert_same, strike
 from fedshot import tree
+from fedshot.conformance import Runs, checks
+from fedshot.conformance.federation import COHORT, OTHERS, assert_same, strike
 from fedshot.errors import QuorumError
 from fedshot.fleets import CORRUPT, Trouble, Unreliable
 from fedshot.protocol import Exchange
 
 
-@pytest.fixture(scope="module")
-def without(begin: Begin) -> Federation:
-    """One round in which the victim was never asked."""
-    return begin().play(1, choose=OTHERS)
-
-
 @pytest.mark.parametrize("trouble", ["drop", *CORRUPT])
-def test_the_round_is_as_if_the_victim_had_not_been_asked(
-    begin: Begin, without: Federation, trouble: Trouble
-) -> None:
-    run = begin(around=strike(trouble)).play(1, choose=COHORT)
-    assert_same(run.everything(), without.everything())
-    assert run.faults
-    kind = "lost" if trouble == "drop" else "refused"
-    assert {(client, fault.kind) for client, fault in run.faults} == {(VICTIM, kind)}
-    assert len(run.faults) == len(run.outcomes)  # once an exchange
-    assert all(fault.reason for _, fault in run.faults)
-    # A diagonal of minus infinity is there from the start; nothing else may be infinite.
-    for leaf, first in zip(tree.leaves(run.server), tree.leaves(begin().server), strict=True):
-        assert bool((leaf.isfinite() | (leaf == first)).all())
+def test_the_round_is_as_if_the_victim_had_not_been_asked(runs: Runs, trouble: Trouble) -> None:
+    checks.the_victim_has_no_part(runs, trouble)
 
 
-def test_a_delayed_reply_counts_as_any_other(begin: Begin, quiet: Federation) -> None:
-    run = begin(around=strike("delay")).play(2, choose=COHORT)
-    assert_same(run.everything(), quiet.everything())
-    assert not run.faults
+def test_a_delayed_reply_counts_as_any_other(runs: Runs) -> None:
+    checks.a_delayed_reply_counts(runs)
 
 
 def test_trouble_that_is_over_leaves_no_trace_but_the_lost_work(begin: Begin) -> None:

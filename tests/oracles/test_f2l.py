@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from conformance.cases import METHODS, REFERENCE
-from conformance.federation import LATE, Federation
-from conformance.small import Home
 from fedshot import tree
 from fedshot.config import Config
+from fedshot.conformance.federation import LATE, Federation
+from fedshot.conformance.small import Home
 from fedshot.data import EpisodeSpec
 from fedshot.errors import ConfigError
 from fedshot.keys import Key

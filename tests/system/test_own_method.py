@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
-from conformance.cases import BODY, EPISODE, REFERENCE
-from conformance.federation import Federation
+from conformance.cases import BODY, EPISODE, FLEETS, REFERENCE
 from conformance.own import FILE, FLProtoMomentum
 from fedshot import own, tree
-from fedshot.data import EpisodeSpec
-from fedshot.errors import ConfigError
+from fedshot.cli import main
+from fedshot.conformance import CHECKS
+from fedshot.conformance.federation import Federation
+from fedshot.data import ClientData, EpisodeSpec
+from fedshot.errors import ConfigError, MethodError
+from fedshot.keys import Key
 from fedshot.methods import METHODS, FLProto, register
 from fedshot.nn import Model
+from fedshot.protocol import Clients, client_work
 from fedshot.recipes import load
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.reading import joined
@@ -150,6 +157,92 @@ def assert_close(a: tree.Tree, b: tree.Tree) -> None:
         torch.testing.assert_close(x, y)
 
 
+class Breaking(FLProto):
+    """FL-Proto with one fault, which a newcomer may make."""
+
+    fault: ClassVar[str] = ""
+
+    def draw(self, data: ClientData, key: Key) -> Any:
+        if self.fault == "draw":
+            np.random.shuffle([0, 1])
+        return super().draw(data, key)
+
+    @client_work(draw="draw")
+    def train(self, down: Any, private: Any, drawn: Any) -> Any:
+        reply = super().train(down, private, drawn)
+        layer = down["theta"]["body"]["conv1"]
+        if self.fault == "adds":
+            layer["weight"] += 1
+        elif self.fault == "replaces":
+            down["theta"] = {**down["theta"], "more": layer["weight"]}
+        elif self.fault == "asks for gradients":
+            layer["weight"].requires_grad_()
+        elif self.fault == "torch":
+            torch.randn(1)
+        elif self.fault == "random":
+            random.random()
+        found = {
+            "a tree": dict(reply.up),
+            "no parts": reply._replace(up=layer["weight"]),
+            "no tensors": reply._replace(up={**reply.up, "theta": 0.5}),
+            "a number": reply._replace(metrics={"loss": 0.5}),
+            "no private state": reply._replace(private=None),
+        }
+        return found.get(self.fault, reply)
+
+    def round(self, server: Any, clients: Clients, key: Key) -> Any:
+        found = super().round(server, clients, key)
+        return found[0] if self.fault == "state alone" else found
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("adds", r"train changes its inputs in place: down/theta/body/conv1/weight\..*a clone"),
+        ("replaces", "train changes its inputs in place"),
+        ("asks for gradients", "train changes its inputs in place"),
+        ("draw", r"Faulty\.draw draws from the global generator of numpy.*key\.numpy"),
+        ("torch", r"Faulty\.train draws from the global generator of torch,"),
+        ("random", r"Faulty\.train draws from the global generator of random"),
+        ("a tree", r"train returned a dict; expected a Reply\. Return Reply\(up"),
+        ("no parts", "train returned a Reply whose up is a Tensor"),
+        ("no tensors", "an up that is no tree: theta is a float"),
+        ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
+        ("no private state", "a private state of another form"),
+        ("state alone", r"Faulty\.round returned a Server; expected the server's new state"),
+    ],
+)
+def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
+    fault: str, words: str, tmp_path: Path
+) -> None:
+    method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
+    with pytest.raises(MethodError, match=words):
+        Federation(method, REFERENCE, tmp_path).play(1)
+
+
+@pytest.mark.parametrize("fault", ["adds", "a tree", "random"])
+def test_the_vectorised_fleet_checks_the_same(fault: str, tmp_path: Path) -> None:
+    method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
+    case = next(case for case in FLEETS if case.name == "vectorised")
+    with pytest.raises(MethodError, match=r"train (changes|returned|draws)"):
+        Federation(method, case, tmp_path).play(1)
+
+
+def test_a_generator_that_another_thread_moves_once_is_no_fault(tmp_path: Path) -> None:
+    calls = []
+
+    class Disturbed(FLProto):
+        @client_work(draw="draw")
+        def train(self, down: Any, private: Any, drawn: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:  # as a tracker's thread may, at any time
+                random.random()
+            return super().train(down, private, drawn)
+
+    Federation(Disturbed(BODY, EPISODE, local_steps=1), REFERENCE, tmp_path).play(1)
+    assert len(calls) > 1
+
+
 class Bare:
     name: ClassVar[str] = "bare"
 
@@ -180,3 +273,97 @@ def test_what_is_no_method_is_refused(method: type[Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         register(method)
     assert before == METHODS
+
+
+CHECKED = """
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from fedshot.methods import FLProto, register
+from fedshot.protocol import client_work
+
+@register
+@dataclass(frozen=True)
+class Mine(FLProto):
+    \"\"\"FL-Proto with faults.\"\"\"
+    name: ClassVar[str] = "mine"
+
+    @client_work(draw="draw")
+    def train(self, down, private, drawn):
+        reply = super().train(down, private, drawn)
+        {work}
+        return reply
+
+    def round(self, server, clients, key):
+        {round}
+        return super().round(server, clients, key)
+"""
+TINY = ["--method.local_steps", "1", "--model.backbone", "mlp", "--model.backbone.hidden", "[8]"]
+
+
+@pytest.fixture
+def _unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no method that a file registers stay."""
+    before = dict(METHODS)
+    monkeypatch.setattr(own, "_loaded", set())
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def checked(file: Path, work: str = "pass", round: str = "pass") -> int:
+    file.write_text(CHECKED.format(work=work, round=round), encoding="utf-8")
+    return main(["check", str(file), *TINY])
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_check_prints_a_line_for_each_promise_and_says_which_is_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what the checks of a run cannot see: a write past torch, and chance at the server."""
+    work = 'next(iter(down["theta"]["body"].values()))["weight"].data.add_(1)'
+    assert checked(tmp_path / "mine.py", work, "np.random.rand()") == 1
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert len(lines) == len(CHECKS)
+    failed = {line.split(": ")[2]: line for line in lines if line.startswith("mine: fail: ")}
+    assert len(lines) == len(failed) + sum(line.startswith("mine: pass: ") for line in lines)
+    assert re.search(
+        r"train changes down/theta/body/\S+/weight in place$",
+        failed["client work leaves its inputs as they were"],
+    )
+    assert failed["no global generator is used"].endswith(
+        "a round uses the global generator of numpy"
+    )
+    assert told.err.splitlines()[-1] == f"{len(failed)} checks failed"
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_check_stops_where_a_method_does_not_run_and_names_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked(tmp_path / "mine.py", work="1 / 0") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "mine: fail: two rounds and a test run through: ZeroDivisionError: division by zero "
+        "(mine.py, line 17)"
+    ]
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_check_refuses_what_is_no_file_of_a_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.py"
+    empty.write_text("", encoding="utf-8")
+    for file, words in ((empty, "registers no method"), (tmp_path / "no.py", "where no file is")):
+        assert main(["check", str(file)]) == 2
+        assert f"fedshot check names {str(file)!r}" in (err := capsys.readouterr().err)
+        assert words in err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_unregistered")
+def test_the_example_passes_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(FILE), "--method.local_steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"fl_proto_momentum: pass: {name}" for name, _ in CHECKS]

@@ -92,6 +92,23 @@ def test_compare_tells_when_the_episodes_differ(
     assert "Paired" not in out
 
 
+def test_runs_on_different_data_are_told_before_the_table_and_not_ranked(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.arange(720 * 64, dtype=np.uint32).reshape(720, 8, 8, 1) % 251
+    np.savez(tmp_path / "own.npz", x=x.astype(np.uint8), y=np.arange(720) % 12)
+    own = {"data": {"name": "npz", "path": str(tmp_path / "own.npz")}, "name": "own"}
+    made(tmp_path / "own", CHOOSING, PROTO, own)
+    assert main(words("compare", runs["proto-0"], tmp_path / "own", runs["local"])) == 0
+    told = capsys.readouterr()
+    assert "different data, proto-0 on digits, own on own" in told.err
+    assert "proto-0 and own are not ranked: their data differ." in told.out
+    assert "proto-0 and local" in told.out or "proto-0 is" in told.out
+    assert main(words("compare", runs["proto-0"], tmp_path / "own", "--json")) == 0
+    [difference] = json.loads(capsys.readouterr().out)["differences"]
+    assert (difference["same_data"], difference["outcome"]) == (False, None)
+
+
 def test_a_run_against_its_copy_shows_no_difference(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

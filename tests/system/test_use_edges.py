@@ -7,6 +7,7 @@ import io
 import os
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from fedshot.cli import main
 from fedshot.data.images import FORMATS, SUFFIXES
 from fedshot.errors import ConfigError, InputError
 from fedshot.experiment import Experiment
+from fedshot.reports import Run
 from fedshot.reports.answers import Card, Sheet, write_answers
-from fedshot.use import CalibrationWarning, FewShotClassifier, TrainedRun, measure, store
+from fedshot.use import CalibrationWarning, FewShotClassifier, TrainedRun, export, measure, store
 
 from .runs import finished
 from .test_use_commands import PROTO, folders, predict, run  # noqa: F401  (fixtures)
@@ -122,6 +124,24 @@ def test_what_examples_were_fitted_with_cannot_be_changed(
     classifier = FewShotClassifier.from_run(run.folder).fit(x, y).set_params(**{name: value})
     with pytest.raises(ConfigError, match=rf"{name} is .* now, .*Call fit again"):
         classifier.predict(x)
+
+
+def test_what_is_no_run_no_client_and_no_format_is_refused_in_plain_words(run: Experiment) -> None:
+    opened = TrainedRun(run.folder)
+    asked: list[tuple[Callable[[], Any], str]] = [
+        (lambda: FewShotClassifier.from_run(run.folder, client=0), "clients of fl_proto keep no m"),
+        (lambda: FewShotClassifier.from_run(5), "folder is 5; expected a path"),  # type: ignore[arg-type]
+        (lambda: FewShotClassifier.from_run(None), "folder is None; expected a path"),  # type: ignore[arg-type]
+        (lambda: TrainedRun(b"runs/x"), "folder is b'runs/x'; expected a path"),  # type: ignore[arg-type]
+        (lambda: Run.read(5), "folder is 5; expected a path"),  # type: ignore[arg-type]
+        (lambda: export("runs/x", "onnx", Path()), "run is 'runs/x'; expected an object of type T"),  # type: ignore[arg-type]
+        (lambda: export(opened, "pickle", Path()), "to is 'pickle'. Valid: onnx"),  # type: ignore[arg-type]
+        (lambda: measure(run.folder), "expected an object of type TrainedRun. Open one with"),  # type: ignore[arg-type]
+    ]
+    for call, words in asked:
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert words in str(error.value)
 
 
 def test_an_answer_that_is_also_a_class_is_refused(run: Experiment) -> None:

@@ -15,14 +15,15 @@ from torch import Tensor
 from fedshot import tree
 from fedshot.errors import ConfigError, DataError
 from fedshot.experiment import Experiment
+from fedshot.keys import Key
 from fedshot.kinds import kind_options
 from fedshot.methods import METHODS
-from fedshot.nn import BACKBONES, Mode, Model
+from fedshot.nn import BACKBONES, GRU, BiLSTM, Mode, Model
 from fedshot.nn.learners import Question, question_features
 from fedshot.use import TrainedRun, export
 from fedshot.use.card import card_text
 from fedshot.use.encoder import encoder_of
-from fedshot.use.plain import example
+from fedshot.use.plain import encoder_module, example
 
 from .runs import CHOOSING, OWN, finished, merged
 from .test_use_inputs import texts  # noqa: F401  (a fixture)
@@ -113,6 +114,21 @@ def test_texts_are_exported_with_their_words(
         x = example(run.model, 9, 10)
         (found,) = session.run(None, {"examples": x.numpy()})
         equal(run, (x,), (torch.from_numpy(found),))
+
+
+@pytest.mark.parametrize("net", [GRU(4), pytest.param(BiLSTM(4), marks=pytest.mark.slow)])
+def test_the_program_of_a_recurrent_net_does_not_grow_with_the_texts(net: Any) -> None:
+    """One that has every word apart takes minutes to trace."""
+    model = Model(net, None, (200, 3), table=torch.randn(9, 3, generator=Key(0).torch()))
+    params, stats = model.init(Key(1))
+    module = encoder_module(model, params["body"], stats)
+    n = {"examples": {0: torch.export.Dim("n", min=2)}}
+    with torch.no_grad():
+        program = torch.export.export(module, (example(model, 3),), dynamic_shapes=n)
+        x = example(model, 7, 1)
+        found, wanted = program.module()(x), model.features(params, stats, x, Mode())[0]
+    assert len(program.graph.nodes) < 100
+    torch.testing.assert_close(found, wanted)
 
 
 def test_weights_and_description_make_the_encoder_again(tmp_path: Path) -> None:
@@ -210,7 +226,7 @@ def test_a_card_obeys_nothing_that_names_hold(tmp_path: Path) -> None:
     run = TrainedRun(tmp_path / "run")
     names = ("[a](http://x)", "<img>`b``", "c\n# d", *run.facts.class_names[3:])
     run.facts = replace(run.facts, class_names=names)
-    card = card_text(run, "encoder.safetensors", [], None, None)
+    card = card_text(run, ["encoder.safetensors"], [], None, None)
     assert "``` <img>`b`` ```" in card
     assert "`[a](http://x)`" in card
     assert "`c # d`" in card
@@ -231,6 +247,25 @@ def test_a_program_that_answers_otherwise_is_not_written(
     with pytest.raises(DataError, match=r"other features, by 0\.001 of the largest"):
         export(run, "torch-export", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_one_card_tells_of_all_exports_of_an_encoder_and_of_no_other(tmp_path: Path) -> None:
+    made = finished(tmp_path / "run", {"method": {"name": "fsl_local", "local_steps": 1}}, SHORT)
+    run, folder = TrainedRun(tmp_path / "run"), tmp_path / "out"
+    one, other = [c for c in made.setting.clients if _trained(run, c)][:2]
+    export(run, "safetensors", folder, client=one, licence="CC0, ours")
+    export(run, "torch-export", folder, client=one)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for words in ("- `encoder.safetensors`: `body/", "- `encoder.pt2`: takes", "CC0, ours"):
+        assert words in card
+    with pytest.raises(ConfigError, match=r"holds encoder\.safetensors of another encoder.*--out"):
+        export(run, "torch-export", folder, client=other)
+    assert (folder / "README.md").read_text(encoding="utf-8") == card
+    (folder / "encoder.safetensors").unlink()
+    export(run, "torch-export", folder, client=other)  # nothing of the first is left
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"the encoder of client {other}" in card
+    assert "CC0, ours" not in card
 
 
 def test_a_readme_that_is_no_card_stays(tmp_path: Path) -> None:

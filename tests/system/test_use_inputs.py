@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +137,73 @@ def test_omniglots_drawings_are_turned_to_ink_on_nothing() -> None:
         ([3], "example 0 is of type int; this run's examples are images"),
         ("one.png", "the examples are a string; expected arrays"),
         ({"a": 1}, "the examples are of type dict"),
+        ({"one.png"}, "the examples are of type set"),
+        (np.array(None, dtype=object), "the examples are of type ndarray"),
+        ([("one.png", 1)], r"example 0 is of type tuple.*pass \[x for x, _ in data\]"),
+        (torch.zeros(1, 12, 12, 3).to_sparse(), "a tensor that numpy cannot hold"),
     ],
 )
 def test_examples_that_are_no_images_are_refused(run: Experiment, x: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         inputs(run)(x)
+
+
+class Column:
+    """A column of a data frame as far as this needs one: values in order, rows by any number."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.values[row - 100]
+
+
+class Frame(Column):
+    columns = ("image",)
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    """A data set in torch's way, of which nothing says where it ends but its length."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.values[row % len(self.values)]
+
+
+def test_what_holds_images_in_order_is_taken_as_a_list_of_them(run: Experiment) -> None:
+    x = run.setting.dataset.pixels[:3]
+    read, images = inputs(run), [Image.fromarray(one) for one in x]
+    objects = np.empty(3, dtype=object)
+    objects[:] = list(x)
+    for given in (Column(list(x)), Images(list(x)), images, Column(images), objects):
+        assert torch.equal(read(given), torch.from_numpy(x))
+    shares = torch.zeros(2, 12, 12, 3)
+    shares[1] = 1.0
+    wanted = (shares * 255).to(torch.uint8)
+    for given in (shares.bfloat16(), shares.clone().requires_grad_()):
+        assert torch.equal(read(given), wanted)
+        assert torch.equal(read(list(given)), wanted)
+    with pytest.raises(InputError, match="Choose the one column that holds them"):
+        read(Frame(list(x)))
+
+
+def test_labels_in_tensors_are_classes_by_their_value(run: Experiment) -> None:
+    x = run.setting.dataset.pixels[:4]
+    for y in (torch.tensor([1, 2, 1, 2]), [torch.tensor(v) for v in (1, 2, 1, 2)]):
+        assert FewShotClassifier.from_run(run.folder).fit(x, y).classes_.tolist() == [1, 2]
+    y = torch.tensor([1.0, 2.0, 1.0, 2.0]).requires_grad_().bfloat16()
+    assert FewShotClassifier.from_run(run.folder).fit(x, y).classes_.tolist() == [1, 2]
 
 
 def test_deep_and_hidden_pictures_are_refused(run: Experiment) -> None:
@@ -219,6 +282,9 @@ def test_texts_become_the_rows_that_training_had(texts: tuple[Experiment, list[s
     read = inputs(run)
     assert torch.equal(read(said), trained)
     assert torch.equal(read(np.array(said)), trained)
+    assert torch.equal(read(Column(said)), trained)
+    with pytest.raises(InputError, match=r"text 0 is of type tuple.*\[x for x, _ in data\]"):
+        read([(said[0], 3)])
     assert torch.equal(read([tokenize(text) for text in said]), trained)
     assert torch.equal(read(trained), trained)
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.errors import DivergenceError, QuorumError
+from fedshot.errors import DivergenceError, MethodError, QuorumError
 from fedshot.keys import Key
 from fedshot.protocol import (
     Arrival,
@@ -249,7 +249,7 @@ def test_nobody_asked_is_no_quorum() -> None:
 
 @pytest.mark.parametrize("work", [Echo().unmarked, Echo.echo, lambda *_: None])
 def test_only_marked_functions_passed_bound_are_client_work(work: Any) -> None:
-    with pytest.raises(TypeError, match=r"is not client work: decorate .* pass it bound"):
+    with pytest.raises(MethodError, match=r"is not client work: decorate .* pass it bound"):
         ask(Clients(Loop(), range(4)), [1], work=work)
 
 

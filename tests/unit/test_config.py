@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from fedshot.config import Config, difference, load, override
 from fedshot.data import Dataset, Digits, EpisodeSpec, Iid, Npz, Shards
 from fedshot.errors import ConfigError, DataError
+from fedshot.experiment import Experiment, Setting
 from fedshot.methods import METHODS
 from fedshot.nn import MLP, InnerLoop, Model, Proto
 
@@ -286,6 +288,29 @@ def test_a_value_that_does_not_fit_is_told_in_plain_words(
 )
 def test_numbers_have_bounds(words: list[str], expected: str) -> None:
     assert expected in refusal({}, *words)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Config.of("digits"), "settings are 'digits'; expected keys and values"),
+        (lambda: Config.of(None), "settings are None; expected keys and values"),
+        (lambda: Setting({}), "config is a dict; expected an object of type Config. Make one"),
+        (lambda: Experiment({}, "runs/x"), "setting is a dict; expected an object of type Setting"),
+        (lambda: load(3), "path is 3; expected a path as text"),
+    ],
+)
+def test_objects_of_another_type_are_refused_with_the_way_to_make_one(
+    call: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call()
+
+
+def test_an_empty_name_on_the_command_line_is_told_as_it_was_given() -> None:
+    settings, _ = override({}, ["--name", ""])
+    with pytest.raises(ConfigError, match="name is ''; expected up to 100 letters"):
+        Config.of(settings)
 
 
 def test_values_from_python_are_checked_too() -> None:

@@ -15,8 +15,8 @@ import pytest
 from conformance.cases import BODY, EPISODE
 from conformance.letters import written
 from conformance.patchwork import Patchwork
-from conformance.small import CLASSES, CLIENTS, DATASET, PARTITION
 from fedshot import tree
+from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION
 from fedshot.deploy.flower.codec import LIMITS, CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.letters import Letter, Mail

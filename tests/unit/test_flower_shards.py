@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.small import CLIENTS, DATASET, PARTITION
 from fedshot import tree
 from fedshot.cli import main
 from fedshot.config import Config
+from fedshot.conformance.small import CLIENTS, DATASET, PARTITION
 from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Redealt, Tokens
 from fedshot.deploy.flower.commands import parse_clients
 from fedshot.deploy.flower.exams import ExamSetting, write_exams

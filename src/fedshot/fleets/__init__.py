@@ -1,5 +1,6 @@
 """Where clients run, and what can be wrapped around it."""
 
+from fedshot.fleets.checks import checked_round
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import LedgerLine, Meter
@@ -22,4 +23,5 @@ __all__ = [
     "Unreliable",
     "Vectorised",
     "by_chance",
+    "checked_round",
 ]

@@ -12,6 +12,8 @@ import torch
 
 from fedshot import stopping, tree
 from fedshot.data import ClientData, Dataset, Partition
+from fedshot.errors import MethodError
+from fedshot.fleets.checks import WorkChecks
 from fedshot.fleets.private import PrivateStore
 from fedshot.keys import Key
 from fedshot.protocol import Arrival, Exchange, Fault, Method, Reply
@@ -53,6 +55,7 @@ class Host:
         self.store, self._key = store, key
         self._like: Tree | None = None
         self.device = torch.device(device)
+        self.checks = WorkChecks()
 
     def data(self, client: int) -> ClientData:
         """Return the client's samples."""
@@ -74,12 +77,12 @@ class Host:
         its last sound one.
         """
         visit = self.prepare(exchange, client)
-        return self.finish(exchange, visit, exchange.work(visit.down, visit.private, visit.drawn))
+        return self.finish(exchange, visit, self.checks.run(exchange.work, *visit[1:]))
 
     def prepare(self, exchange: Exchange, client: int) -> Visit:
         """Return what the work of one client starts from."""
         private = self.private(client, exchange.version)
-        drawn = exchange.work.draw(self.data(client), exchange.client_key(client))
+        drawn = self.checks.draw(exchange.work, self.data(client), exchange.client_key(client))
         parts = (exchange.message(client), private, drawn)
         if self.device.type != "cpu":
             parts = tuple(tree.to(part, self.device) for part in parts)
@@ -97,9 +100,9 @@ class Host:
             reply = reply._replace(up=up, private=kept, metrics=metrics)
         changed = tree.difference(private, reply.private)
         if changed:
-            raise ValueError(
+            raise MethodError(
                 f"{exchange.work.name} returned a private state of another form than init_client "
-                f"gives: {changed}"
+                f"gives: {changed}."
             )
         if exchange.phase == "train" and tree.leaves(reply.private):
             if not _finite(reply.private):

@@ -70,7 +70,7 @@ class Vectorised(Threads):
 
         def one(mapped: dict[str, Tree]) -> tuple[Any, ...]:
             down = mapped["down"] if apart else visits[0].down
-            reply = exchange.work(down, mapped["private"], mapped["drawn"])
+            reply = self.host.checks.run(exchange.work, down, mapped["private"], mapped["drawn"])
             weight = reply.weight
             if isinstance(weight, torch.Tensor):
                 return dict(reply.up), reply.private, dict(reply.metrics), weight

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal, TypeVar
 
 from fedshot import tree
-from fedshot.errors import DivergenceError, QuorumError
+from fedshot.errors import DivergenceError, MethodError, QuorumError
 from fedshot.keys import Key
 from fedshot.protocol.exchange import (
     ClientWork,
@@ -113,11 +113,11 @@ class Clients:
         """
         asked = ClientWork.of(work)
         if len(set(to)) != len(to):
-            raise ValueError(f"{asked.name!r} is asked of a client twice; each client once")
+            raise MethodError(f"{asked.name!r} is asked of a client twice; each client once.")
         if (key, asked.name) in self._keys:
-            raise ValueError(
+            raise MethodError(
                 f"a second exchange of {asked.name!r} in one round with the same key would draw "
-                "the same episodes again; use key.at('step', r)"
+                "the same episodes again; use key.at('step', r)."
             )
         # An evaluation sees whatever its round left behind, so its number is above all of them.
         version = (self._round, len(self._keys) if self._phase == "train" else LAST)

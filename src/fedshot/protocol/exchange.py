@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from fedshot.errors import MethodError
 from fedshot.keys import Key
 from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE, Reducer
 from fedshot.tree import Tree
@@ -63,15 +64,21 @@ class ClientWork:
         """Take a bound method that `client_work` has marked."""
         owner, name = getattr(bound, "__self__", None), getattr(bound, "__name__", "?")
         if owner is None or not hasattr(bound, "draw"):
-            raise TypeError(
+            raise MethodError(
                 f"{name} is not client work: decorate the method's function with "
-                "@client_work(draw=...) and pass it bound, as in self.train"
+                "@client_work(draw=...) and pass it bound, as in self.train."
             )
         return cls(owner, name)
 
+    @property
+    def draw_name(self) -> str | None:
+        """The function that draws for the work; None where nothing is drawn."""
+        name: str | None = getattr(self.method, self.name).draw
+        return name
+
     def draw(self, data: Any, key: Key) -> Tree:
         """Draw what the work needs from a client's data."""
-        name = getattr(self.method, self.name).draw
+        name = self.draw_name
         return {} if name is None else getattr(self.method, name)(data, key)
 
     def __call__(self, down: Tree, private: Tree, drawn: Tree) -> Reply:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, NotRequired, TypeAlias
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from fedshot import records, run_folder
+from fedshot import facts, records, run_folder
 from fedshot.config import Settings, difference
-from fedshot.errors import CheckpointError
+from fedshot.errors import CheckpointError, as_path
 from fedshot.fleets import LedgerLine
 from fedshot.recorder import ENVIRONMENT, Recorder, Round, changed, read_environment
 from fedshot.records import Whole
@@ -24,6 +24,11 @@ _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 
 
 _Several: TypeAlias = Annotated[list[Any], Field(min_length=1)]
+
+
+class _Data(TypedDict):
+    name: str
+    digest: str
 
 
 class _Split(TypedDict):
@@ -85,7 +90,7 @@ class Run:
         Raises:
             CheckpointError: the folder holds no run, or a file of it is damaged.
         """
-        folder = Path(folder)
+        folder = as_path("folder", folder)
         run_folder.check(folder)
         settings = run_folder.written(folder)
         records.check(settings, _Settings, folder / run_folder.CONFIG)
@@ -134,6 +139,15 @@ class Run:
         """Bytes sent ("down") or received ("up") for training, all clients together."""
         last = self.result or (self.records[-1] if self.records else {})
         return int(last.get(f"bytes_{direction}", 0))
+
+    @property
+    def data(self) -> tuple[str, str]:
+        """The name of its data set, and the hash of the content; "" for a run that kept none."""
+        path = self.folder / facts.FILE
+        if not path.exists():
+            return str(self.settings.get("data", {}).get("name", "")), ""
+        told = records.read(path, _Data)
+        return told["name"], told["digest"]
 
     @property
     def tested(self) -> Terms:

@@ -56,9 +56,13 @@ def tested_of(run: TrainedRun) -> Terms:
 
 
 def card_text(
-    run: TrainedRun, file: str, files: Sequence[str], client: int | None, licence: str | None
+    run: TrainedRun,
+    encoders: Sequence[str],
+    files: Sequence[str],
+    client: int | None,
+    licence: str | None,
 ) -> str:
-    """Return the card of an export as Markdown."""
+    """Return the card of an export as Markdown: of an encoder in one format or several."""
     settings, facts = run.config.settings, run.facts
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",
@@ -94,7 +98,7 @@ def card_text(
         "",
         "## Use",
         "",
-        *_use(run, file),
+        *_use(run, encoders),
         "",
         "## Limits",
         "",
@@ -161,7 +165,7 @@ def _results(run: TrainedRun) -> list[str]:
     return lines
 
 
-def _use(run: TrainedRun, file: str) -> list[str]:
+def _use(run: TrainedRun, encoders: Sequence[str]) -> list[str]:
     model = run.model
     shape = ", ".join(map(str, model.shape))
     if run.facts.is_text:
@@ -175,11 +179,13 @@ def _use(run: TrainedRun, file: str) -> list[str]:
             f"uint8 [n, {shape}] (height, width, channels), {made_of(run)}; the scaling, "
             f"(x / 255 - {model.pixel_mean:g}) / {model.pixel_std:g}, is inside"
         )
-    if file == "encoder.safetensors":
-        where = "`body/...` are the weights and `stats/...` the statistics of batch norm by layer"
-        lines = [f"- `{file}`: {where}; encoder.json says which layers."]
-    else:
-        lines = [f"- `{file}`: takes {takes}; gives {model.dtype} [n, {model.out_features}]."]
+    where = "`body/...` are the weights and `stats/...` the statistics of batch norm by layer"
+    lines = [
+        f"- `{file}`: {where}; encoder.json says which layers."
+        if file == "encoder.safetensors"
+        else f"- `{file}`: takes {takes}; gives {model.dtype} [n, {model.out_features}]."
+        for file in encoders
+    ]
     if model.by_support and len(model.backbone.norm_policies) > 1:
         lines.append(
             "- Batch norm goes by the statistics of the support: pass support and queries together "

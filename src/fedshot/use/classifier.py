@@ -78,7 +78,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Raises CheckpointError, ConfigError or DataError when it cannot be used.
         """
         made = cls(run, **options)
-        made._open()
+        opened = made._open()
+        if made.client is not None:
+            opened.check_client(made.client)
         return made
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:  # noqa: N803  (scikit-learn's names)

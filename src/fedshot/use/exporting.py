@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedshot import storage, tree
-from fedshot.errors import ConfigError, DataError
+from fedshot.errors import ConfigError, DataError, as_path, check_kind, check_word
 from fedshot.nn.learners import test_modes
 from fedshot.use.card import CARD, card_text, made_of
 from fedshot.use.encoder import encoder_of
@@ -60,7 +60,13 @@ def export(
         ConfigError: there is no single encoder, or a package is missing.
         DataError: the exported program does not give the same features.
     """
+    check_kind("run", run, TrainedRun, "Open one with TrainedRun(folder).")
+    check_word("to", to, FILES)
+    folder = as_path("folder", folder)
     body, stats = encoder_of(run, client)
+    weights = tree.digest({"body": body, "stats": stats})
+    before = _earlier(folder, FILES[to], weights)
+    licence = licence or before.get("licence")
     module = encoder_module(run.model, body, stats)
     if to == "safetensors":
         data = _weights(run, module)
@@ -68,10 +74,14 @@ def export(
         data = _checked(run, module, _torch_export if to == "torch-export" else _onnx)
     _check_card(folder / "README.md")
     folder.mkdir(parents=True, exist_ok=True)
-    made = {FILES[to]: data, "encoder.json": _described(run, module), "README.md": b""}
+    told = _described(run, module) | {"weights": weights, "licence": licence}
+    described = (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
+    made = {FILES[to]: data, "encoder.json": described, "README.md": b""}
     if run.facts.is_text:
         made["words.txt"] = "\n".join(run.facts.words).encode("utf-8", "surrogateescape") + b"\n"
-    made["README.md"] = card_text(run, FILES[to], list(made), client, licence).encode()
+    encoders = [file for file in FILES.values() if file in made or (folder / file).exists()]
+    others = [file for file in encoders if file not in made]
+    made["README.md"] = card_text(run, encoders, [*made, *others], client, licence).encode()
     for name, content in made.items():
         storage.write_bytes(folder / name, content, sync=False)
     return [folder / name for name in made]
@@ -86,7 +96,31 @@ def _check_card(path: Path) -> None:
         )
 
 
-def _described(run: TrainedRun, module: Encoder) -> bytes:
+def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
+    """Return what an earlier export in the folder says of the same encoder; `{}` without one.
+
+    One card is for all the files of a folder. Raises ConfigError where another encoder's would
+    stay beside it.
+    """
+    path = folder / "encoder.json"
+    others = [name for name in FILES.values() if name != file and (folder / name).exists()]
+    found: Any = {}
+    if path.exists():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # not what an export writes
+            found = {}
+    if isinstance(found, dict) and found.get("weights") == weights:
+        return found
+    if others:
+        raise ConfigError(
+            f"{folder} holds {' and '.join(others)} of another encoder, which the new model card "
+            "would not describe. Name another folder with --out, or remove them."
+        )
+    return {}
+
+
+def _described(run: TrainedRun, module: Encoder) -> dict[str, Any]:
     model, settings = run.model, run.config.settings["model"]
     told: dict[str, Any] = {
         "backbone": settings["backbone"],
@@ -101,7 +135,7 @@ def _described(run: TrainedRun, module: Encoder) -> bytes:
     }
     if not run.facts.is_text:
         told["pixels"] = made_of(run)
-    return (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
+    return told
 
 
 def _weights(run: TrainedRun, module: Encoder) -> bytes:
@@ -180,6 +214,7 @@ def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
     data = program.model_proto.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors: a loop's weights that it does not use are none
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
     def answer(asked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

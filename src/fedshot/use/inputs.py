@@ -5,7 +5,7 @@ Everything that is wrong raises InputError, which scikit-learn's users know as a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,7 @@ class Inputs:
 
         Raises InputError, naming the example, for what cannot be one.
         """
-        if isinstance(x, Tensor):
-            x = x.cpu().numpy()
+        x = array_of(x, "the examples") if isinstance(x, Tensor) else _listed(x)
         try:
             return self._texts(x) if self._pictures is None else self._images(x, self._pictures)
         except InputError:
@@ -72,7 +71,7 @@ class Inputs:
     def _images(self, x: Any, pictures: Pictures) -> Tensor:
         array = x if isinstance(x, np.ndarray) else None
         if array is None and _is_list(x) and _all_arrays(x) and len({np.shape(a) for a in x}) == 1:
-            array = np.stack([np.asarray(a) for a in x]) if len(x) else None
+            array = np.stack([_as_array(a, f"image {i}") for i, a in enumerate(x)])
         if array is not None and array.dtype != object and array.dtype.kind not in "US":
             if array.ndim not in _ARRAY_DIMS:
                 raise InputError(
@@ -96,10 +95,10 @@ class Inputs:
             if array.shape[1:] == pictures.shape:
                 return torch.from_numpy(_own(array))
             items: Sequence[Any] = list(array)
-        elif _is_list(x) or isinstance(x, np.ndarray):
+        elif _is_list(x) or (isinstance(x, np.ndarray) and x.ndim):
             items = list(x)
         else:
-            raise InputError(f"the examples are {_kind(x)}; expected {_PICTURES}.")
+            raise InputError(f"the examples are {_kind(x)}; expected {_PICTURES}.{_column(x)}")
 
         def read(i: int) -> np.ndarray[Any, Any]:
             return pictures.read(_picture(items[i], i), _named(items[i], i))
@@ -113,10 +112,10 @@ class Inputs:
         assert self._sentences is not None
         if isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype.kind in "iu":
             return self._rows(x)
-        if isinstance(x, str | bytes) or not (_is_list(x) or isinstance(x, np.ndarray)):
+        if not (_is_list(x) or (isinstance(x, np.ndarray) and x.ndim)):
             raise InputError(
                 f"the texts are {_kind(x)}; expected a list of strings, of paths of text files "
-                "(pathlib.Path), or of lists of words."
+                f"(pathlib.Path), or of lists of words.{_column(x)}"
             )
         rows = []
         for i, one in enumerate(x):
@@ -124,7 +123,7 @@ class Inputs:
             if not (isinstance(one, str | Path) or words):
                 raise InputError(
                     f"text {i} is {_kind(one)}; this run's examples are texts. Expected a string, "
-                    "a path (pathlib.Path), or a list of words."
+                    f"a path (pathlib.Path), or a list of words.{_pairs(one)}"
                 )
             rows.append(self._sentences.read(one, one if isinstance(one, Path) else i))
         return padded([torch.from_numpy(row) for row in rows])
@@ -201,16 +200,54 @@ def _picture(one: Any, i: int) -> Any:
     if isinstance(one, str):
         return Path(one)
     if isinstance(one, Tensor):
-        one = one.cpu().numpy()
+        one = array_of(one, f"image {i}")
     if isinstance(one, np.ndarray):
         return as_bytes(one, f"image {i}")
     if isinstance(one, Path | bytes | Image.Image):
         return one
-    raise InputError(f"example {i} is {_kind(one)}; this run's examples are images: {_PICTURES}.")
+    raise InputError(
+        f"example {i} is {_kind(one)}; this run's examples are images: {_PICTURES}.{_pairs(one)}"
+    )
 
 
 def _named(one: Any, i: int) -> object:
     return one if isinstance(one, str | Path) else i
+
+
+def array_of(tensor: Tensor, name: str) -> np.ndarray[Any, Any]:
+    """Return a tensor's values as an array, without its gradient; bfloat16 as float32."""
+    try:
+        values = tensor.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    except (RuntimeError, TypeError) as error:  # sparse, quantised, of the meta device
+        raise InputError(f"{name} are a tensor that numpy cannot hold: {error}") from None
+
+
+def _as_array(one: Any, name: str) -> np.ndarray[Any, Any]:
+    return array_of(one, name) if isinstance(one, Tensor) else np.asarray(one)
+
+
+def _listed(x: Any) -> Any:
+    """Return as a list what holds its examples in order, as a column of pandas or a torch Dataset.
+
+    Whatever else it is comes back as it is.
+    """
+    known = isinstance(x, str | bytes | list | tuple | np.ndarray | Mapping | Set)
+    if known or hasattr(x, "columns") or not hasattr(x, "__len__"):
+        return x
+    if hasattr(type(x), "__iter__"):
+        return list(x)
+    return [x[i] for i in range(len(x))] if hasattr(x, "__getitem__") else x
+
+
+def _column(x: Any) -> str:
+    return " Choose the one column that holds them." if hasattr(x, "columns") else ""
+
+
+def _pairs(one: Any) -> str:
+    pair = _is_list(one) and len(one) == 2
+    fix = " Where they are (example, label), pass [x for x, _ in data] and [y for _, y in data]."
+    return fix if pair else ""
 
 
 def _all_arrays(x: Sequence[Any]) -> bool:

@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
 
 from fedshot.data.missing import is_missing
 from fedshot.errors import InputError
+from fedshot.use.inputs import array_of
 
 Labels: TypeAlias = np.ndarray[Any, Any]
 
@@ -26,6 +28,10 @@ def labels_of(y: Any, n: int) -> Labels:
             "the classifier requires y to be passed, but the target y is None: it learns from "
             "labelled examples."
         )
+    if isinstance(y, Tensor):
+        y = array_of(y, "the labels")
+    if isinstance(y, list | tuple):  # by value: two tensors of one number are two objects
+        y = [v.item() if isinstance(v, Tensor | np.ndarray) and v.ndim == 0 else v for v in y]
     found = _objects(y) if isinstance(y, list | tuple) else None
     if found is None:
         try:

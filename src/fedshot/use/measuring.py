@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedshot.data import Dataset, EpisodeSpec, Tasks
 from fedshot.data.dataset import Ints
-from fedshot.errors import CheckpointError, ConfigError
+from fedshot.errors import CheckpointError, ConfigError, check_kind
 from fedshot.evaluation import Exam
 from fedshot.keys import Key
 from fedshot.nn import cross_entropy
@@ -55,6 +55,7 @@ def measure(
         ConfigError: the run has no validation classes, or too few.
         DataError: its data are not there, or do not fill such episodes.
     """
+    check_kind("run", run, TrainedRun, "Open one with TrainedRun(folder).")
     test = run.config.test
     way = test.spec.max_way if way is None else way
     shot = test.shot if shot is None else shot

@@ -1,7 +1,7 @@
 """A run's encoder as one `torch.nn.Module` of plain operations, which exporters can follow.
 
 It calls the functions that training calls; while it is traced these leave their compiled kernels
-aside, and recurrent nets take their cells, which compute the same.
+aside, and recurrent nets take their cells, of which one step is traced for all words.
 """
 
 from __future__ import annotations

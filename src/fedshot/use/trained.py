@@ -19,7 +19,7 @@ from torch import Tensor
 from fedshot import run_folder, tree
 from fedshot.config import Config
 from fedshot.data import ClientData
-from fedshot.errors import CheckpointError, ConfigError, DataError
+from fedshot.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.experiment import fleet_for
 from fedshot.facts import Facts
 from fedshot.fleets import Guard, Host, PrivateStore
@@ -49,7 +49,7 @@ class TrainedRun:
     """
 
     def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
-        self.folder, self._data_dir = Path(folder), data_dir
+        self.folder, self._data_dir = as_path("folder", folder), data_dir
         self.config = Config.of(on_this_machine(run_folder.written(self.folder)))
         self.checkpoints = run_folder.checkpoints(self.folder)
         rounds = self.checkpoints.rounds()
@@ -107,7 +107,7 @@ class TrainedRun:
         known = self.facts.clients
         if client not in known:
             shown = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
-            raise ConfigError(f"client is {client}; the clients of this run are {shown}.")
+            raise ConfigError(f"client is {client!r}; the clients of this run are {shown}.")
         if not self.keeps_private:
             raise ConfigError(
                 f"client is {client}, and clients of {self.method.name} keep no model of their "

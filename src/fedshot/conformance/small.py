@@ -56,8 +56,10 @@ class Home:
 
     @cached_property
     def store(self) -> PrivateStore:
+        """The clients' private states."""
         return PrivateStore(self.folder / "clients")
 
     @cached_property
     def host(self) -> Host:
+        """Where the clients live."""
         return Host(self.method, DATASET, PARTITION, self.store, self.key.at("clients"))
