@@ -124,6 +124,7 @@ def _facts(record: Record, looks: str) -> str:
 
 def say_score(score: Score, options: argparse.Namespace, experiment: Experiment) -> None:
     """Print a result as a sentence or as JSON."""
+    from fedshot.evaluation import far_below
     from fedshot.sections import not_honest
     from fedshot.settings import at
 
@@ -146,4 +147,8 @@ def say_score(score: Score, options: argparse.Namespace, experiment: Experiment)
         facts.append(f"{score.diverged} diverged (counted as wrong)")
     if score.worst_tenth is not None:
         facts.append(f"worst tenth {100 * score.worst_tenth:.2f} %")
+    if far := far_below(score.clients):
+        shown = [f"client {c} {100 * a:.1f} %" for c, a in list(far.items())[:3]]
+        more = f" and {len(far) - 3} more" if len(far) > 3 else ""
+        facts.append(f"far below the others: {'; '.join(shown)}{more}")
     say(f"{', '.join(facts)}, round {experiment.best_round}, tasks {score.tasks[:12]}")

@@ -2,6 +2,7 @@
 
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
+from fedshot.fleets.influence import Influence, NormPolicy, check_norms
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
@@ -13,7 +14,9 @@ __all__ = [
     "CORRUPT",
     "Guard",
     "Host",
+    "Influence",
     "Meter",
+    "NormPolicy",
     "PrivateStore",
     "Sequential",
     "Threads",
@@ -21,4 +24,5 @@ __all__ = [
     "Unreliable",
     "Vectorised",
     "by_chance",
+    "check_norms",
 ]
