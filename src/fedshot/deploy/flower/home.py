@@ -1,7 +1,7 @@
 """A server's folder: its certificates, the public keys of its nodes, its address and its token.
 
 ca.pem ca.key server.pem server.key     made by `fedshot flower keys`; ca.pem goes to the nodes
-nodes/hospital-a.pub                    brought by hand; the name of the file is the node's
+nodes/hospital-a.pub hospital-a.json    written by `fedshot flower keys --admit`; see admission
 server.json token server.log            written by the server
 """
 
@@ -10,17 +10,22 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import secrets
 import socket
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedshot import storage
 from fedshot.deploy.flower.codec import Limits
 from fedshot.errors import ConfigError
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
+_TOKEN = re.compile(rb"[0-9a-f]{64}")
+_SMALL = 1 << 20  # bytes of a JSON file that fedshot reads
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class Home:
         if not path.exists():
             own_folder(self.folder)
             write_secret(path, secrets.token_hex(32).encode())
-        return path.read_text(encoding="ascii")
+        found = path.read_bytes()
+        if not _TOKEN.fullmatch(found):
+            raise ConfigError(f"{path} is damaged. Remove it, and start the server anew.")
+        return found.decode()
 
     def write_address(self, host: str, port: int, *, secure: bool, limits: Limits) -> None:
         """Note how a run on this machine reaches the server."""
@@ -64,16 +72,21 @@ class Home:
                 f"{self.folder} is no folder of a server: it has no server.json. Start the server "
                 f"with `fedshot flower server --folder {self.folder}`."
             )
-        found = json.loads(path.read_text(encoding="utf-8"))
-        address = joined(found["host"], found["port"])
-        return address, bool(found["secure"]), Limits(message=int(found["message"]))
+        try:
+            found = read_names(path)
+            host, port, secure = str(found["host"]), int(found["port"]), bool(found["secure"])
+            split(joined(host, port))
+            return joined(host, port), secure, Limits(message=int(found["message"]))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, ConfigError) as error:
+            raise ConfigError(f"{path} is damaged ({error}). Start the server anew.") from None
 
     def command(self, host: str, port: int, *, secure: bool, limits: Limits) -> list[str]:
         """Return the words that start the SuperLink.
 
         Raises ConfigError when the certificates are not there.
         """
-        words = [sys.executable, "-m", "fedshot.deploy.flower.superlink", str(limits.message)]
+        words = [sys.executable, "-P", "-m", "fedshot.deploy.flower.superlink"]
+        words += [str(limits.message)]
         words += ["--host", host, "--port", str(port), "--isolation", "process"]
         # No --database, so it is kept in memory: what clients send is on no disk, nodes are
         # registered anew at every start, and no run of an earlier life is left hanging.
@@ -149,6 +162,33 @@ def check_free(host: str, port: int) -> None:
             f"no server can listen on {joined(host, port)}: {why}. Choose another --port, or stop "
             "what listens there; --host is an address of this machine."
         ) from None
+
+
+def read_names(path: Path) -> dict[str, Any]:
+    """Return the names and values of a small JSON file.
+
+    Raises ValueError where it holds none, is large or no file, and OSError.
+    """
+    if not path.is_file() or path.stat().st_size > _SMALL:
+        raise ValueError(f"expected a file of at most {_SMALL} bytes")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds {type(found).__name__}, expected names and values")
+    return found
+
+
+def told_open(path: Path) -> str:
+    """Return a notice for a secret that others on this machine may read; "" for none."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return ""
+    if os.name == "nt" or not mode & 0o077:
+        return ""
+    return f"{path} can be read by others (mode {mode:04o}). Keep it to yourself: chmod 600 {path}"
 
 
 def own_folder(path: Path) -> None:

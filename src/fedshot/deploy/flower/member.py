@@ -12,6 +12,7 @@ until the node has said that they are done; each is done once.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from fedshot import storage
 from fedshot.config import difference
 from fedshot.deploy.flower.codec import CodecError
+from fedshot.deploy.flower.home import read_names
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import Holdings
 from fedshot.errors import CheckpointError
@@ -30,6 +32,7 @@ from fedshot.protocol import Arrival, ClientWork, Exchange, Method, PerClient
 from fedshot.tree import Tree
 
 Version = tuple[int, int]
+_ASIDE = "before-"  # folders of states that were set aside: the last round sealed, and the life
 
 
 class Member:
@@ -82,11 +85,16 @@ class Member:
     def arrive(self, life: int, base: tuple[int, str]) -> None:
         """Take part in a life of the run, from the states sealed as `base`.
 
+        Sealed states are deleted only for those of an earlier seal that is there. Where `base` is
+        none, they are set aside until a round as late has been sealed again.
+
         Raises CheckpointError when the life is over, or the states are not there.
         """
         if life < self._life:
             raise CheckpointError(f"a message of life {life} of the run, which is in {self._life}")
         if life > self._life:
+            if not base[1]:
+                self._set_aside()
             self._store.rewind(*base)
             self._life, self._done, self._sealed = life, 0, base
             self._remember()
@@ -161,18 +169,45 @@ class Member:
         held = self._store.sealed_rounds()
         kept = {max((h for h in held if h <= r), default=-1) for r in keep}
         self._sealed = (round, self._store.seal(round, kept))
+        for path in self._folder.glob(f"{_ASIDE}*"):
+            if int(path.name.removeprefix(_ASIDE).partition("-")[0]) <= round and self._sealed[1]:
+                shutil.rmtree(path)
+
+    def _set_aside(self) -> None:
+        """Keep what is sealed where nothing looks for it."""
+        sealed = self._store.sealed_rounds()
+        if sealed:
+            self._store.folder.rename(self._folder / f"{_ASIDE}{sealed[-1]:06d}-{self._life}")
 
     def _remembered(self) -> tuple[int, int, tuple[int, str]]:
         path = self._folder / "life.json"
         if not path.exists():
             return 0, 0, (-1, "")
-        found = json.loads(path.read_text())
-        return found["life"], found["done"], (found["sealed"][0], found["sealed"][1])
+        found = _read(path)
+        try:
+            sealed = int(found["sealed"][0]), str(found["sealed"][1])
+            return int(found["life"]), int(found["done"]), sealed
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise _damaged(path, error) from None
 
     def _remember(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.state)
         storage.write_bytes(self._folder / "life.json", text.encode(), sync=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_names(path)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is damaged ({error!r}). Restore the node's folder of this run from a copy, or "
+        "start a new run."
+    )
 
 
 def _agree(path: Path, settings: dict[str, Any]) -> None:
@@ -181,6 +216,6 @@ def _agree(path: Path, settings: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(path, json.dumps(settings).encode(), sync=True)
         return
-    changed = difference(json.loads(path.read_text()), settings, except_for=MAY_CHANGE)
+    changed = difference(_read(path), settings, except_for=MAY_CHANGE)
     if changed:
         raise CheckpointError(f"this run began with another configuration: {changed}.")
