@@ -23,6 +23,7 @@ from fedshot.deploy.flower import local, runs
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.post import Post
 from fedshot.deploy.flower.roster import Roster
+from fedshot.fleets import Influence
 from fedshot.setting import Setting
 
 NODES = 3
@@ -74,7 +75,9 @@ def measure(name: str, rounds: int) -> None:
                 lambda _: None, wait=120.0,
             ) as experiment,
         ):  # fmt: skip
-            fleet = experiment.meter.fleet
+            influence = experiment.meter.fleet
+            assert isinstance(influence, Influence)
+            fleet = influence.fleet
             assert isinstance(fleet, FlowerFleet)
             going = experiment.run()
             next(going)

@@ -42,6 +42,11 @@ _FIXES = {
     errno.ENAMETOOLONG: "Choose a shorter name",
 }
 
+_WITHOUT_METHODS = {
+    ("data", "list"), ("data", "get"), ("data", "check"), ("flower", "keys"), ("flower", "server"),
+}  # fmt: skip
+"""Commands and actions that need no method, and so run no file of one."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code.
@@ -72,7 +77,11 @@ def _run(words: list[str]) -> int:
         if rest and not options.takes_settings:
             raise ConfigError(_not_taken(options, rest))
         options.settings = rest
-        if os.environ.get("FEDSHOT_METHODS") or "fedshot.methods" in sys.modules:
+        files = os.environ.get("FEDSHOT_METHODS")
+        asked = options.command, getattr(options, "action", None)
+        if (files or "fedshot.methods" in sys.modules) and asked not in _WITHOUT_METHODS:
+            if files and not getattr(options, "quiet", False):
+                tell(f"FEDSHOT_METHODS: {files} is loaded, whose code runs here")
             importlib.import_module("fedshot.own").load()
         if options.command == "resume" and _on_nodes(options.folder):
             options.module = "deploy.flower.commands"

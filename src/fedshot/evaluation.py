@@ -43,6 +43,7 @@ from fedshot.records import Share, Whole
 from fedshot.tree import form
 from fedshot.words import percent
 
+_SOME = 4  # clients of which one can be far from the others
 _FEW = 30  # classes whose confusions are told
 
 
@@ -474,6 +475,20 @@ def _confusion(called: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict
 def worst_tenth(accuracies: Sequence[float]) -> float:
     """Return the mean of the lowest tenth, of one value at least."""
     return statistics.fmean(sorted(accuracies)[: max(1, len(accuracies) // 10)])
+
+
+def far_below(accuracies: Mapping[int, float]) -> dict[int, float]:
+    """Return the clients whose accuracy is far below the others', with it.
+
+    Far is 0.2 below the median and, too, five standard deviations of clients, estimated by their
+    median absolute deviation. Of fewer than four clients none is.
+    """
+    if len(accuracies) < _SOME:
+        return {}
+    middle = statistics.median(accuracies.values())
+    spread = 1.4826 * statistics.median(abs(a - middle) for a in accuracies.values())
+    least = middle - max(0.2, 5 * spread)
+    return {client: a for client, a in sorted(accuracies.items()) if a < least}
 
 
 def pixel_logits(question: Question) -> Tensor:

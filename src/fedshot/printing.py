@@ -129,6 +129,7 @@ def say_score(
     baselines: Mapping[str, Score],
 ) -> None:
     """Print a result as a sentence, and the raw baselines below it; or all of it as JSON."""
+    from fedshot.evaluation import far_below
     from fedshot.reports.verdict import Row, compare
     from fedshot.sections import not_honest
     from fedshot.settings import at
@@ -156,6 +157,10 @@ def say_score(
         facts.append(f"{score.diverged} diverged (counted as wrong)")
     if score.worst_tenth is not None:
         facts.append(f"worst tenth {100 * score.worst_tenth:.2f} %")
+    if far := far_below(score.clients):
+        shown = [f"client {c} {100 * a:.1f} %" for c, a in list(far.items())[:3]]
+        more = f" and {len(far) - 3} more" if len(far) > 3 else ""
+        facts.append(f"far below the others: {'; '.join(shown)}{more}")
     say(f"{', '.join(facts)}, round {experiment.best_round}, tasks {score.tasks[:12]}")
     for name, raw in baselines.items():
         against = compare(Row(experiment.method.name, score), Row(name, raw))

@@ -27,6 +27,8 @@ from system.runs import merged
 from . import quilt
 
 NODES, CLIENTS = 3, 6
+PROXIES = {"all_proxy": "socks5://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+"""Proxies that are not there; loopback goes without."""
 LONG = 120.0  # seconds that nothing here should take; the machine may be busy
 
 BASE: dict[str, Any] = {
@@ -62,7 +64,7 @@ class Ground:
         local.PROGRAM = [sys.executable, str(Path(quilt.__file__))]
         local.prepare(self.folder, setting(), NODES)
         self.home, self.children = self._stack.enter_context(
-            local.federation(self.folder, NODES, self.said.append)
+            local.federation(self.folder, NODES, self.said.append, env=PROXIES)
         )
         return self
 

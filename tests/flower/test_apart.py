@@ -91,7 +91,10 @@ def test_a_host_that_was_cut_off_for_a_minute_takes_part_again(hosts: None, tmp_
         for name in HOSTS:
             words = ("flower", "keys", "--node", tmp_path / f"{name}.key")
             assert at.start(name, "keys.log", *words).wait(LONG) == 0
-            shutil.copy(tmp_path / f"{name}.pub", home / "nodes")
+            here = "0,2,4" if name == "fedshot-a" else "1,3,5"
+            words = ("flower", "keys", "--admit", tmp_path / f"{name}.pub", "--folder", home,
+                     "--clients", here)  # fmt: skip
+            assert at.start(SERVER, "keys.log", *words).wait(LONG) == 0
         at.start(SERVER, "server.log", "flower", "server", "--host", "0.0.0.0", "--folder", home)
         until(lambda: "listening" in (tmp_path / "server.log").read_text(), "the server")
         for i, (name, net) in enumerate(HOSTS.items()):

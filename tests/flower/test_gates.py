@@ -6,12 +6,14 @@ import socket
 import ssl
 import stat
 import subprocess
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .ground import LONG, Ground, program
+from .test_killed import PRIVATE
 
 
 def node(ground: Ground, tmp_path: Path, *words: object) -> subprocess.Popen[str]:
@@ -96,6 +98,65 @@ def test_without_the_token_nobody_registers_or_begins_a_run(ground: Ground) -> N
         assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
 
 
+def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path: Path) -> None:
+    """The server refuses its messages to another node, which would not believe them either."""
+    import httpx
+    from flwr.app import Message
+    from flwr.app.message import remove_content_from_message
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+    from fedshot.deploy.flower.codec import LIMITS
+    from fedshot.deploy.flower.fleet import FlowerFleet
+    from fedshot.deploy.flower.keys import load_node_key
+    from fedshot.deploy.flower.letters import Letter
+    from fedshot.deploy.flower.link import Link
+    from fedshot.deploy.flower.wire import name_message
+
+    key = load_node_key(ground.folder / "node-1" / "node.key")
+    liar = Link(ground.address(), key, ground.home.ca, tmp_path / "node.json", LIMITS)
+    with ground.experiment(PRIVATE, {"run": {"rounds": 2}}) as there:
+        rounds = there.run()
+        next(rounds), next(rounds)
+        before, fleet = ground.private(there), there.fleet
+        while not isinstance(fleet, FlowerFleet):
+            fleet = fleet.fleet
+        nodes = {node.name: node for node in fleet.roster}
+        victim, liar._node.node_id = nodes["node-0"].number, nodes["node-1"].number
+
+        def forged() -> Letter:
+            head = fleet.roster.letter(nodes["node-0"]).head
+            return Letter(head | {"life": 1 << 39, "base": [-1, ""]})
+
+        for reply_to, source, to in (
+            ("", 1, victim),  # Flower's number of the server
+            ("", liar._node.node_id, victim),
+            ("0" * 64, victim, 1),
+        ):
+            message = Message(forged().record(), victim, "query.fedshot", ttl=60.0)
+            name_message(message)
+            outline = message_to_proto(remove_content_from_message(message))
+            outline.metadata.reply_to_message_id = reply_to
+            outline.metadata.src_node_id, outline.metadata.dst_node_id = source, to
+            with pytest.raises(httpx.HTTPStatusError) as refusal:
+                liar._call("PushMessages", PushMessagesRequest(
+                    node=liar._node, messages_list=[outline],
+                    message_object_trees=[get_object_tree(message)],
+                ))  # fmt: skip
+            assert refusal.value.response.status_code == 403
+        post = fleet._post
+        sign, post._sign = post._sign, None  # type: ignore[attr-defined]
+        (mail,) = post.ask({victim: forged()}, LONG)
+        assert "it is not signed by the server" in mail.reason
+        post._sign = sign  # type: ignore[attr-defined]
+        assert ground.private(there) == before
+        records = list(rounds)
+    liar.close()
+    assert records
+    assert not [fault for record in records for fault in record.faults]
+
+
 def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
     from fedshot.deploy.flower.home import split
 
@@ -115,8 +176,36 @@ def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
             assert line.recv(12).split()[1] == status, path
 
 
-def test_two_nodes_do_not_speak_for_one_client(ground: Ground, tmp_path: Path) -> None:
-    """The second one stays away, by name; the run goes on with the first."""
+def test_what_comes_without_a_key_holds_no_memory_and_no_connection(ground: Ground) -> None:
+    """A body is not read before the key is known; of half requests the oldest give way."""
+    from fedshot.deploy.flower.home import split
+    from fedshot.deploy.flower.local import operator_of
+
+    trusting = ssl.create_default_context(cafile=str(ground.home.ca))
+    host, port = split(ground.address())
+    with ExitStack() as stack:
+
+        def line(text: str) -> ssl.SSLSocket:
+            plain = stack.enter_context(socket.create_connection((host, port), LONG))
+            made = stack.enter_context(trusting.wrap_socket(plain, server_hostname=host))
+            made.sendall(text.encode())
+            return made
+
+        head = f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: {host}\r\n"
+        body = line(f"{head}Content-Length: {8 << 20}\r\n\r\n")  # and none of it
+        assert body.recv(12).split()[1] == b"401"
+        half = [line(head) for _ in range(80)]
+        with suppress(ConnectionResetError):
+            assert half[0].recv(1) == b""
+        assert operator_of(ground.home).ready()
+        half[-1].sendall(b"Content-Length: 1\r\n\r\n")
+        assert half[-1].recv(12).split()[1] == b"401", "the newest are heard"
+
+
+def test_a_node_has_no_clients_but_those_that_the_operator_wrote(
+    ground: Ground, tmp_path: Path
+) -> None:
+    """One that claims another's stays away, whoever comes first; the run goes on with the other."""
     from fedshot.deploy.flower.keys import load_public_keys, make_node_key
     from fedshot.deploy.flower.local import operator_of
 
@@ -124,20 +213,23 @@ def test_two_nodes_do_not_speak_for_one_client(ground: Ground, tmp_path: Path) -
     keys = load_public_keys(ground.home.nodes)
     operator = operator_of(ground.home)
     operator.register(keys | {"double": public.read_bytes()})
+    (ground.home.nodes / "double.json").write_text('{"clients": "9"}')
     double = node(ground, tmp_path, "--ca", ground.home.ca, "--key", tmp_path / "double.key")
     try:
         assert double.stderr is not None
         for text in double.stderr:
             if "connected" in text:
                 break
-        change = {"method": {"name": "fl_proto"}, "run": {"rounds": 1}}
+        change = {"method": {"name": "fedavg_probe"}, "run": {"rounds": 1}}  # weighs examples
         with ground.experiment(change) as run:
             records = list(run.run())
         assert not [fault for record in records for fault in record.faults]
-        told = [text for text in ground.said if "stays away" in text]
-        assert told
-        assert "lives at" in told[-1]
+        assert (
+            "node double stays away: it says client 0 lives there; by the server's folder it has "
+            "clients 9"
+        ) in ground.said
     finally:
+        (ground.home.nodes / "double.json").unlink()
         double.kill()
         double.communicate()
         operator.register(keys)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedshot.cli import main
 from fedshot.data import Dataset, Digits
 from fedshot.deploy.flower.shards import clients_in
 
@@ -60,6 +61,11 @@ def run(*words: object) -> str:
     return out
 
 
+def keys(*words: object) -> None:
+    """Run `fedshot flower keys`, in this process."""
+    assert main(["flower", "keys", *map(str, words)]) == 0
+
+
 def test_packed_data_train_to_the_bits_of_all_data_in_one_place(tmp_path: Path) -> None:
     data, home, port = digits(), tmp_path / "home", free_port()
     held = owners(data)
@@ -78,7 +84,7 @@ def test_packed_data_train_to_the_bits_of_all_data_in_one_place(tmp_path: Path) 
     path = saved(tmp_path / "new.npz", data, np.flatnonzero(~trained))["data"]["path"]
     run(*pack, path, "--tests", "--to", tmp_path / "tests")
     assert clients_in(tmp_path / "host-1") == [1, 3]
-    run("keys", "--server", "127.0.0.1", "--folder", home)
+    keys("--server", "127.0.0.1", "--folder", home)
     with ExitStack() as stack:
 
         def start(log: str, *words: object) -> Any:
@@ -91,8 +97,9 @@ def test_packed_data_train_to_the_bits_of_all_data_in_one_place(tmp_path: Path) 
         start("server.log", "server", "--folder", home, "--port", port)
         until(lambda: "listening" in (tmp_path / "server.log").read_text(), "the server")
         for name in ("host-0", "host-1"):
-            run("keys", "--node", tmp_path / f"{name}.key")
-            (tmp_path / f"{name}.pub").rename(home / "nodes" / f"{name}.pub")
+            keys("--node", tmp_path / f"{name}.key")
+            keys("--admit", tmp_path / f"{name}.pub", "--folder", home,
+                 "--clients", f"{name[-1]},{int(name[-1]) + 2}", "--examples", 400)  # fmt: skip
             start(f"{name}.log", "node", "--server", f"127.0.0.1:{port}", "--ca", home / "ca.pem",
                   "--key", tmp_path / f"{name}.key", "--data", tmp_path / name,
                   "--state", tmp_path / f"{name}-state")  # fmt: skip

@@ -18,7 +18,15 @@ from torch import Tensor
 from fedshot.config import Config
 from fedshot.data import Dataset, EpisodeSpec
 from fedshot.errors import ConfigError, DataError
-from fedshot.evaluation import Exam, ExamOptions, Look, pixel_logits, score, worst_tenth
+from fedshot.evaluation import (
+    Exam,
+    ExamOptions,
+    Look,
+    far_below,
+    pixel_logits,
+    score,
+    worst_tenth,
+)
 from fedshot.fleets import Sequential
 from fedshot.keys import Key
 from fedshot.methods import FLProto
@@ -333,3 +341,11 @@ def test_a_score_names_the_episodes_that_nobody_answered() -> None:
     found = score([Answer(u, None, random_logits(u)) for u in (0, 2, 3)], e)
     assert (found.missing, found.unanswered, found.episodes) == ((1, 4), 2, 3)
     assert Look.from_json(found.to_json()) == Look.of(found)
+
+
+def test_a_client_whose_accuracy_is_far_below_the_others_is_told() -> None:
+    honest = {0: 0.62, 1: 0.60, 2: 0.65, 3: 0.58, 4: 0.61}
+    assert far_below(honest | {5: 0.21}) == {5: 0.21}
+    assert far_below(honest | {5: 0.45}) == {}, "0.2 below the median at least"
+    assert far_below({0: 0.9, 1: 0.7, 2: 0.5, 3: 0.3, 4: 0.1}) == {}, "they all differ"
+    assert far_below({0: 0.6, 1: 0.6, 2: 0.1}) == {}, "of three nobody can tell"

@@ -254,6 +254,37 @@ def test_messages_of_an_earlier_life_are_refused(tmp_path: Path) -> None:
         net.answer(1, letter)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    ["", "{", "[]", "{}", "[" * 10**5, '{"life": 1e999, "done": 1, "sealed": [1, ""]}',
+     '{"life": 1, "done": 1, "sealed": 5}', '{"life": 1, "done": 1, "sealed": []}'],
+)  # fmt: skip
+def test_a_damaged_note_of_a_node_is_named(tmp_path: Path, damage: str) -> None:
+    net = Net(tmp_path)
+    Run(on(net)).play(1)
+    (tmp_path / "1" / "life.json").write_text(damage)
+    with pytest.raises(CheckpointError, match=r"life\.json is damaged"):
+        net.member(1)
+
+
+def test_a_node_sent_back_to_the_beginning_keeps_what_it_had_sealed(tmp_path: Path) -> None:
+    """Until a round as late is sealed again, since nothing tells that the order is right."""
+    net = Net(tmp_path)
+    run = Run(on(net)).play(2)
+    folder = tmp_path / "1"
+    held = {path.name: path.read_bytes() for path in (folder / "clients").glob("*/*")}
+    assert held
+    run.kept[0] = (run.kept[0][0], json.dumps({"nodes": {}}))
+    run.go_back(0)
+    (aside,) = folder.glob("before-*")
+    assert {path.name: path.read_bytes() for path in aside.glob("*/*")} == held
+    run.play(1)
+    assert aside.exists()
+    run.play(1)
+    assert not aside.exists()
+    assert_as_alone(run, net, tmp_path / "alone")
+
+
 def test_a_node_without_the_states_of_the_checkpoint_is_named(tmp_path: Path) -> None:
     net = Net(tmp_path)
     run = Run(on(net)).play(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.deploy.flower import node as nodes
 from fedshot.deploy.flower.codec import CodecError, Limits
-from fedshot.deploy.flower.keys import new_key
-from fedshot.deploy.flower.letters import Letter, read_letter
+from fedshot.deploy.flower.keys import Signer, Verifier, make_server_keys, new_key
+from fedshot.deploy.flower.letters import COMMON, Letter, read_letter
 from fedshot.deploy.flower.link import Link, LinkError, UnreadableError
 from fedshot.deploy.flower.node import serve
+from fedshot.deploy.flower.operator import Operator
 from fedshot.errors import ConfigError
 
 LIMITS = Limits(message=1 << 16, head=1 << 12)
@@ -74,14 +77,18 @@ def message(letter: Letter) -> Message:
     return Message(letter.record(), 7, "query.x", ttl=60.0)
 
 
-def served(line: Line, answer: Callable[[Letter], Letter] = lambda letter: letter) -> list[str]:
+def served(
+    line: Line,
+    answer: Callable[[Letter], Letter] = lambda letter: Letter(dict(letter.head)),
+    check: Any = None,
+) -> list[str]:
     said: list[str] = []
     with pytest.raises(EndError):
-        serve(line, Worker(answer), LIMITS, said.append, "here")  # type: ignore[arg-type]
+        serve(line, Worker(answer), LIMITS, said.append, "here", check)  # type: ignore[arg-type]
     return said
 
 
-WELL = Letter({"id": "1", "within": 1e6})
+WELL = Letter({"id": "1", "to": 7, "sent": time.time(), "within": 1e6})
 
 
 def test_a_message_that_cannot_be_read_is_answered_and_the_next_one_is_heard() -> None:
@@ -117,6 +124,64 @@ def test_nothing_that_fails_in_sending_ends_a_node(error: Exception) -> None:
     said = served(line)
     assert len(line.sent) == 2
     assert len([text for text in said if "did not arrive" in text]) == 2
+
+
+def test_only_a_letter_that_the_server_has_signed_for_this_node_is_answered(
+    tmp_path: Path,
+) -> None:
+    for name in ("server", "other"):
+        make_server_keys(tmp_path / name, ["127.0.0.1"])
+    sign = Signer(tmp_path / "server").sign
+    well = Letter(WELL.head)
+    well.put(COMMON, torch.ones(1))
+
+    def sealed(letter: Letter, by: Any = sign) -> Message:
+        return Message(letter.record(sign=by), 7, "query.x", ttl=60.0)
+
+    altered = sealed(well)
+    text = altered.content["fedshot"]
+    text["head"] = str(text["head"]).replace('"id": "1"', '"id": "2"')
+    swapped = sealed(well)
+    swapped.content["fedshot"]["common"] = b"\x00"
+    line = Line(
+        sealed(well),
+        message(well),
+        sealed(well, Signer(tmp_path / "other").sign),
+        sealed(well, lambda _: "{}"),
+        altered,
+        swapped,
+        sealed(Letter(WELL.head | {"to": 8})),
+        sealed(Letter(WELL.head | {"sent": 0.0, "within": 60.0})),
+    )
+    served(line, check=Verifier(tmp_path / "server" / "ca.pem").check)
+    answers = [head.get("refused", "") for head in line.sent]
+    assert answers[0] == ""
+    assert all("it is not signed by the server" in text for text in answers[1:6])
+    assert "it is to another node" in answers[6]
+    assert " s old" in answers[7]
+
+
+def test_loopback_goes_without_a_proxy_and_another_host_s_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proxy(address: str) -> str:
+        made = Link(address, new_key(), None, tmp_path / "node.json", LIMITS)
+        made.close()
+        return made.proxy
+
+    monkeypatch.setenv("http_proxy", "http://user:secret@proxy:3128")
+    assert proxy("10.0.0.1:9092") == "http://proxy:3128"
+    monkeypatch.setenv("no_proxy", "10.0.0.1")
+    assert proxy("10.0.0.1:9092") == ""
+    monkeypatch.setenv("all_proxy", "nonsense://user:secret@proxy:1")
+    for address in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
+        assert proxy(address) == ""
+    Operator("10.0.0.1:1", "", None)._control().close()  # on the server's own host
+    assert os.environ["no_proxy"] == "10.0.0.1"
+    monkeypatch.setenv("http_proxy", "nonsense://user:secret@proxy:1")
+    with pytest.raises(ConfigError, match=r"proxy nonsense://proxy:1 cannot be used") as told:
+        proxy("10.0.0.2:1")
+    assert "secret" not in str(told.value)
 
 
 @pytest.mark.parametrize("error", [LinkError("gone"), ConfigError("no plain text")])

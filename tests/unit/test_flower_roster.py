@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,17 @@ from hypothesis import strategies as st
 from test_flower_fleet import HOMES, Net, Run, assert_as_alone, joining, on
 
 from fedshot.deploy.flower import roster as rosters
+from fedshot.deploy.flower.admission import Entry, admit, read_entries
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import _BEHIND, FlowerFleet
 from fedshot.deploy.flower.letters import Letter, Mail
 from fedshot.deploy.flower.replies import arrivals
 from fedshot.deploy.flower.roster import AGAIN, Roster
 from fedshot.deploy.flower.setup import Setup
+from fedshot.errors import ConfigError
 from fedshot.fleets import Guard, Meter
 from fedshot.keys import Key
-from fedshot.protocol import Arrival, ClientWork, Exchange, Gather, Reply
+from fedshot.protocol import Arrival, ClientWork, Exchange, Fault, Gather, Mean, Reply
 
 SETUP = Setup("0" * 32, "", (), 6, {})
 
@@ -83,6 +87,52 @@ def test_a_node_that_stays_away_is_asked_again_after_a_while_and_named_once(
     clock[0] += AGAIN
     nodes.heads[2] = [2]
     assert [node.name for node in found.there().values()] == ["a", "b"]
+
+
+def test_the_first_to_claim_all_clients_gets_those_that_the_operator_wrote_or_none(
+    clock: list[float],
+) -> None:
+    nodes = Nodes(liar=[0, 1, 2, 3, 4, 5], honest=[0, 1], other=[2], unknown=[4])
+    wrote = {"liar": Entry(frozenset({3})), "honest": Entry(frozenset({0, 1}), 120),
+             "other": Entry(frozenset({2, 5}))}  # fmt: skip
+    said: list[str] = []
+    found = Roster(nodes, SETUP, 1, said.append, entries=lambda: wrote)
+    assert {n.name: n.examples for n in found.there().values()} == {"honest": 120, "other": None}
+    assert said == [
+        "node liar stays away: it says client 0 lives there; by the server's folder it has "
+        "clients 3",
+        "node honest holds clients 0-1",
+        "node other holds clients 2",
+        "node unknown stays away: the server's folder does not say which clients live there. Say "
+        "it with `fedshot flower keys --admit unknown.pub --clients 4`, if that is so",
+    ]
+    wrote["unknown"] = Entry(frozenset({4}))
+    clock[0] += AGAIN
+    assert {node.name for node in found.there().values()} == {"honest", "other", "unknown"}
+
+
+def test_what_the_operator_writes_of_nodes_is_checked(tmp_path: Path) -> None:
+    admit(tmp_path, "a", b"key", "0-3, 7", 120)
+    admit(tmp_path, "b", b"key", "4", None)
+    admit(tmp_path, "a", b"key", "0-2", 60)  # anew
+    assert read_entries(tmp_path) == {
+        "a": Entry(frozenset({0, 1, 2}), 60), "b": Entry(frozenset({4}))
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="gives client 4 to b and to c"):
+        admit(tmp_path, "c", b"key", "4-5", None)
+    with pytest.raises(ConfigError, match="expected numbers below 1048576"):
+        admit(tmp_path, "c", b"key", "0-999999999", None)
+    with pytest.raises(ConfigError, match="--examples is 0"):
+        admit(tmp_path, "c", b"key", "5", 0)
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
+        admit(tmp_path / "nowhere" / "nodes", "c", b"key", "5", None)
+    assert not (tmp_path / "c.pub").exists()
+    for text in ("", "[", "[1]", "5", '{"clients": 5}', '{"clients": "x"}', '{"examples": 5}',
+                 '{"clients": "5", "examples": 1e999}', '{"clients": "5", "more": 1}', "[" * 10**5,
+                 '{"clients": "0"}'):  # fmt: skip
+        (tmp_path / "c.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"c\.json is damaged|gives client 0 to a and to c"):
+            read_entries(tmp_path)
 
 
 def test_a_node_that_comes_again_under_another_number_is_greeted_at_once(
@@ -317,3 +367,29 @@ def test_what_was_not_asked_for_is_one_line_of_the_ledger() -> None:
     _, meter, _ = judged({"results": {"0": {"weight": 1}}}, {"c0": block(up=up)})
     rows = [(row["part"], row["bytes"]) for row in meter.to_json()]
     assert rows == [("g", 4), ("unknown", 12)]
+
+
+def of_client(exchange: Exchange, reply: dict[str, Any], weight: float, holds: Any) -> Arrival:
+    """Return what comes of a reply for client 0, who holds so many examples."""
+    letter = Letter({"results": {"0": {"weight": weight}}})
+    letter.put("c0", reply)
+    (found,) = arrivals(exchange, Mail(1, letter), "n", [0], LIMITS, print, {0: holds})
+    return found
+
+
+def test_no_client_weighs_more_than_it_holds() -> None:
+    asked = replace(ASKED, reduce={"g": Mean(ONE, of_examples=True)})
+    assert of_client(asked, block(), 4, 4).reply
+    assert of_client(asked, block(), 5, None).reply
+    found = of_client(asked, block(), 5, 4)
+    assert found.fault == Fault("refused", "node n: the weight is 5; it holds 4 examples")
+    assert of_client(replace(ASKED, reduce={"g": Mean(ONE)}), block(), 5, 4).reply, "of episodes"
+
+
+def test_answers_in_a_test_that_are_not_finite_are_a_fault_of_their_node() -> None:
+    bad = block({"g": {"0": torch.tensor([[1.0, math.nan]])}})
+    asked = replace(ASKED, phase="evaluate", reduce={"g": Gather(limit=None)})
+    found = of_client(asked, bad, 1, None)
+    assert found.fault
+    assert found.fault.reason == "node n: an answer holds a value that is not finite"
+    assert of_client(asked, block({"g": {"0": torch.zeros(1, 2)}}), 1, None).reply

@@ -15,7 +15,7 @@ from fedshot.cli import main
 from fedshot.config import Config
 from fedshot.conformance.small import CLIENTS, DATASET, PARTITION
 from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Redealt, Tokens
-from fedshot.deploy.flower.commands import parse_clients
+from fedshot.deploy.flower.admission import parse_clients
 from fedshot.deploy.flower.exams import ExamSetting, write_exams
 from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
 from fedshot.errors import ConfigError, DataError

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from base64 import b64encode
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,18 +15,26 @@ import torch
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import httpx
 from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
     get_object_tree,
 )
+from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot import tree
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
+from fedshot.deploy.flower.keys import new_key, public_bytes
 from fedshot.deploy.flower.letters import COMMON, Letter, read_letter
+from fedshot.deploy.flower.superlink import bounded, is_reply, is_signed
 from fedshot.deploy.flower.wire import bound, fetch, name_message
 from fedshot.tree import Tree
 
@@ -232,3 +242,118 @@ def test_a_server_sends_nobody_elsewhere() -> None:
     with pytest.raises(httpx.HTTPStatusError):
         client.PullMessages(PullAppMessagesRequest())
     assert len(client.seen) == 1
+
+
+def outline(**changes: Any) -> bytes:
+    """Return the request by which node 7 answers a message, with changes."""
+    source, to = changes.pop("source", 7), changes.pop("to", SUPERLINK_NODE_ID)
+    told = Metadata(message_id="a", src_node_id=source, dst_node_id=to,
+                    reply_to_message_id=changes.pop("reply_to", "b"))  # fmt: skip
+    trees = [ObjectTree(object_id=changes.pop("tree", "a"))]
+    times = changes.pop("times", 1)
+    return PushMessagesRequest(
+        node=Node(node_id=7), messages_list=[ProtoMessage(metadata=told)] * times,
+        message_object_trees=trees,
+    ).SerializeToString()  # fmt: skip
+
+
+def test_of_a_node_the_gate_takes_one_reply_of_its_own() -> None:
+    assert is_reply(outline())
+    for change in (
+        {"reply_to": ""}, {"reply_to": "", "source": SUPERLINK_NODE_ID, "to": 8}, {"source": 8},
+        {"source": SUPERLINK_NODE_ID}, {"to": 8}, {"to": 0}, {"tree": "c"}, {"times": 2},
+        {"times": 0},
+    ):  # fmt: skip
+        assert not is_reply(outline(**change)), change
+    assert not is_reply(b"")
+    assert not is_reply(b"\xff" * 9)
+
+
+def test_a_large_body_is_read_of_a_registered_key_that_has_signed_alone() -> None:
+    key, other, stamp = new_key(), new_key(), b"2026-01-01T00:00:00+00:00"
+    public = public_bytes(key.public_key())
+    state = SimpleNamespace(get_node_id_by_public_key={public: 7}.get)
+    app = SimpleNamespace(
+        state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
+    )
+
+    def signed(by: Any, length: int, **more: Any) -> bool:
+        named = public_bytes(more.get("named", by).public_key())
+        headers = {b"flwr-public-key": b64encode(named), b"flwr-timestamp": stamp,
+                   b"flwr-signature": b64encode(sign_message(by, stamp))}  # fmt: skip
+        return is_signed(headers, app, length)
+
+    assert signed(key, 1 << 20)
+    assert not signed(other, 1 << 20)
+    assert not signed(other, 1)
+    assert not signed(other, 1 << 20, named=key)
+    assert signed(other, 1, named=key), "which Flower refuses, once it has read the little there is"
+    assert not is_signed({}, app, 1)
+    assert not is_signed({b"flwr-public-key": b"\xff"}, app, 1)
+
+
+class Loop:
+    """A clock that strikes when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def call_later(self, seconds: float, call: Any) -> Any:
+        handle = SimpleNamespace(call=call, cancel=lambda: self.calls.remove(handle))
+        self.calls.append(handle)
+        return handle
+
+
+class Line:
+    """A connection, and what uvicorn makes of it, in few words: a line end ends a head."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.cycle, self.aborted = loop, None, False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.client = transport, ("10.0.0.1", 5)
+
+    def data_received(self, data: bytes) -> None:
+        if b"\n" in data:
+            self.cycle = SimpleNamespace(response_complete=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.connection_lost(None)
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+
+def test_no_connection_waits_for_ever_for_the_head_of_a_request() -> None:
+    loop, kind = Loop(), bounded(Line)
+
+    def opened() -> Any:
+        made = kind(loop)
+        made.connection_made(made)
+        return made
+
+    well = opened()
+    well.data_received(b"GET / HTTP/1.1\r\n")
+    assert not loop.calls, "its request is under way"
+    well.cycle.response_complete = True
+    well.data_received(b"G")
+    (timer,) = loop.calls
+    well.data_received(b"E")
+    assert loop.calls == [timer], "a byte does not begin it anew"
+    timer.call()
+    assert well.aborted
+    assert not loop.calls
+    verbose = opened()
+    for _ in range(17):
+        verbose.data_received(b"x" * 4096)
+    assert verbose.aborted
+    many = [opened() for _ in range(70)]
+    assert [line.aborted for line in many] == [True] * 6 + [False] * 64, "the oldest give way"
+    for line in many:
+        line.connection_lost(None)
+    assert not loop.calls
+    assert not kind._waiting

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from fedshot.deploy.flower.codec import Limits
 from fedshot.errors import AbsentError, ConfigError
 
 pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
+from fedshot.deploy.flower import local
 from fedshot.deploy.flower.home import (
     CERTIFICATE,
     KEY,
@@ -27,6 +30,7 @@ from fedshot.deploy.flower.home import (
     is_loopback,
     own_folder,
     split,
+    told_open,
     write_secret,
 )
 from fedshot.deploy.flower.keys import CA_KEY, make_node_key, make_server_keys
@@ -63,7 +67,11 @@ def test_another_version_of_flower_is_refused(
         (["up", "--nodes", "0"], "--nodes is 0; expected 1 to 100"),
         (["up", "--run.fleet", "vectorised"], "run.fleet is 'vectorised'"),
         (["run", "--rounds", "5"], "there is no option"),
-        (["keys"], "say --server with its names, or --node"),
+        (["keys"], "say --server with its names, --node with the file of its key, or --admit"),
+        (["keys", "--clients", "0-3", "--node", "x.key"], "--clients goes with --admit"),
+        (["keys", "--admit", "x.pub"], "--clients goes with --admit"),
+        (["keys", "--admit", "no.pub", "--clients", "0"], "no.pub is no public key"),
+        (["run", "--norm-multiple", "0.5"], "norm_multiple is 0.5; expected a number from 1 on"),
         (["node", "--server", "here", "--data", "x"], "'here' is no address"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--ca", "y"], "--ca without --key"),
         (["node", "--server", "127.0.0.1:1", "--data", "nowhere"], "nowhere holds no client"),
@@ -182,7 +190,7 @@ def test_what_an_earlier_try_left_is_not_taken_for_dealt(tmp_path: Path) -> None
 class Nowhere:
     """An operator of a server without nodes."""
 
-    limits = Limits()
+    limits, ca = Limits(), None
 
     @contextmanager
     def grid(self) -> Iterator[Nowhere]:
@@ -272,3 +280,50 @@ def test_a_folder_of_ours_is_closed_and_one_that_was_there_is_left_alone(tmp_pat
     own_folder(tmp_path / "old")
     assert (tmp_path / "a" / "new").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "old").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(("server.json", text) for text in ("", "{", "[]", "{}", "[" * 10**5, "\xff",
+          '{"host": "h", "port": "x", "secure": true, "message": 1}',
+          '{"host": "h", "port": 1e999, "secure": true, "message": 1}',
+          '{"host": "h/", "port": 1, "secure": true, "message": 1}')),
+        *(("token", text) for text in ("", "short", "\xff" * 64)),
+        *(("ca.pem", text) for text in ("", "-----BEGIN", "\xff")),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_a_server_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    from fedshot.deploy.flower.local import operator_of
+
+    home = Home(tmp_path)
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    home.token()
+    home.write_address("127.0.0.1", 1, secure=True, limits=Limits())
+    operator_of(home)
+    (tmp_path / name).write_bytes(damage.encode("latin-1"))
+    with pytest.raises(ConfigError, match=f"{name} is (damaged|no certificate)") as told:
+        operator_of(home)
+    assert len(str(told.value)) < 600
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes")
+def test_a_secret_that_others_may_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "node.key"
+    assert told_open(path) == ""
+    make_node_key(path)
+    assert told_open(path) == ""
+    path.chmod(0o640)
+    assert "can be read by others (mode 0640)" in told_open(path)
+
+
+def test_no_python_file_of_the_working_folder_is_run_by_what_is_started(tmp_path: Path) -> None:
+    """Of a server and of nodes, whose working folder is whatever folder somebody is in."""
+    (tmp_path / "httpx.py").write_text("open('ran', 'w').close()")
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    server = Home(tmp_path).command("127.0.0.1", 1, secure=True, limits=Limits())
+    for words in (server, local.PROGRAM):
+        code = [*words[: words.index("-m")], "-c", "import httpx; print(httpx.__file__)"]
+        done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert "site-packages" in done.stdout
+    assert not (tmp_path / "ran").exists()

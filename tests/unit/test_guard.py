@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedshot import tree
-from fedshot.fleets import Guard
+from fedshot.errors import ConfigError
+from fedshot.fleets import Guard, Influence
 from fedshot.keys import Key
 from fedshot.protocol import (
     Arrival,
@@ -155,6 +156,27 @@ def test_a_metric_that_is_not_one_finite_number_is_refused(value: torch.Tensor) 
     assert found == f"metric 'loss' is {value!r}, expected one finite number"
 
 
+def test_no_finite_metric_or_weight_ends_a_run() -> None:
+    """Two clients told of losses whose sum is beyond float64, and of weights likewise."""
+    huge = torch.tensor(1.7e308, dtype=torch.float64)
+    largest = torch.tensor(torch.finfo(torch.float32).max)
+    for value in (huge, -huge):
+        found = judge(metrics={"loss": value})
+        assert found is not None
+        assert found.endswith("1.7e+308, expected at most 3.4e+38")
+    assert "the weight is 2.1e+06, expected at most 1.05e+06" in str(judge(weight=2.0**21))
+    fleet = Given(
+        *(Arrival(c, Reply({"a": torch.ones(1)}, {}, 2**20, {"loss": largest})) for c in range(9)),
+        Arrival(9, Reply({"a": torch.ones(1)}, {}, 1e308, {"loss": largest})),
+        Arrival(10, Reply({"a": torch.ones(1)}, {}, 1, {"loss": huge})),
+    )
+    clients = Clients(Guard(fleet), range(11), round=1)
+    got = clients.exchange(Nobody().work, {}, to=range(11), reduce={"a": Gather()}, key=Key(0))
+    assert sorted(got.faults) == [9, 10]
+    assert got.metrics == {"loss": float(largest)}
+    assert got.weight == 9 * 2**20
+
+
 @pytest.mark.parametrize("value", [None, "low", {"a": torch.ones(1)}])
 def test_a_metric_that_is_no_tensor_is_refused_without_a_crash(value: Any) -> None:
     assert judge(metrics={"loss": value}) is not None
@@ -231,3 +253,53 @@ def test_what_passes_the_guard_does_not_break_the_sum() -> None:
         clients = Clients(Guard(fleet), range(9))
         got = clients.exchange(Nobody().work, {}, to=(1, 2), reduce=REDUCE, key=Key(0))
         assert 1 in got.accepted
+
+
+def moved(policy: Any, fleet: Given, told: list[Any], said: list[str]) -> Any:
+    """Return what an exchange comes to where norms are bounded at twice their median."""
+    bounded = Influence(fleet, policy, 2.0, told.append, said.append)  # type: ignore[arg-type]
+    clients = Clients(Guard(bounded), range(9), round=4)
+    return clients.exchange(
+        Nobody().work, {}, to=(1, 2, 3, 4), reduce={"delta": Mean(torch.zeros(2))}, key=Key(0)
+    )
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1)])
+def test_a_change_far_larger_than_the_cohort_s_is_named_clipped_or_refused(
+    order: tuple[int, ...],
+) -> None:
+    """Of four clients one sends [0, 300], the others norms of 5, 10, and 10."""
+    sent = {1: [3.0, 4.0], 2: [6.0, 8.0], 3: [8.0, 6.0], 4: [0.0, 300.0]}
+    fleet = Given(*(Arrival(c, Reply({"delta": torch.tensor(sent[c])}, {}, 1.0)) for c in order))
+    expected = {"off": [4.25, 79.5], "warn": [4.25, 79.5], "clip": [4.25, 9.5]}
+    for policy, mean in expected.items():
+        told, said = [], []
+        assert moved(policy, fleet, told, said)["delta"].tolist() == mean
+        assert len(said) == (policy != "off")
+        assert len(told) == (policy != "off")
+    (line,) = told
+    assert line["bounds"] == {"delta": 20.0}
+    assert line["clients"]["4"] == {
+        "weight": 1.0, "norms": {"delta": 300.0}, "share": 300 / 325
+    }  # fmt: skip
+    got = moved("refuse", fleet, [], [])
+    assert got["delta"].tolist() == pytest.approx([17 / 3, 6.0])
+    assert got.faults[4] == Fault(
+        "refused", "part 'delta' has norm 300, above 2 times the median of the cohort"
+    )
+
+
+def test_two_replies_have_no_median_and_unsound_ones_are_left_to_the_guard() -> None:
+    fleet = Given(
+        Arrival(1, Reply({"delta": torch.ones(2)}, {}, 1.0)),
+        Arrival(2, Reply({"delta": torch.tensor([math.nan, 0.0])}, {}, 1.0)),
+        Arrival(3, Reply({"delta": torch.full((2,), 300.0)}, {}, 1.0)),
+        Arrival(4, None, Fault("lost", "gone")),
+    )
+    got = moved("refuse", fleet, told := [], [])
+    assert sorted(got.faults) == [2, 4]
+    assert got["delta"].tolist() == [150.5, 150.5]
+    assert told[0]["bounds"] == {}
+    for policy, multiple, words in (("warm", 2.0, "norms"), ("warn", 0.5, "norm_multiple is 0.5")):
+        with pytest.raises(ConfigError, match=words):
+            Influence(fleet, policy, multiple, print, print)  # type: ignore[arg-type]

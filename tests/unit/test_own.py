@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedshot import own
+from fedshot.cli import main
 from fedshot.errors import ConfigError
 from fedshot.methods import METHODS, FLProto
 
@@ -222,3 +223,17 @@ def test_a_method_without_a_file_cannot_go_to_other_processes() -> None:
     with pytest.raises(ConfigError, match="stands in no file"):
         own.for_children("mine")
     assert own.fingerprint("mine") == "", "a run in the notebook itself needs none"
+
+
+def test_a_command_that_needs_no_method_runs_no_file_and_the_others_say_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    monkeypatch.setenv(own.FILES, str(file))
+    assert main(["data", "list"]) == 0
+    assert own.FILES not in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    assert main(["methods"]) == 2, "it registers none"
+    assert f"FEDSHOT_METHODS: {file} is loaded, whose code runs here" in capsys.readouterr().err
+    assert (tmp_path / "ran").exists()

@@ -3,6 +3,7 @@
 from fedshot.fleets.checks import checked_round
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
+from fedshot.fleets.influence import Influence, NormPolicy, check_norms
 from fedshot.fleets.meter import LedgerLine, Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
@@ -14,8 +15,10 @@ __all__ = [
     "CORRUPT",
     "Guard",
     "Host",
+    "Influence",
     "LedgerLine",
     "Meter",
+    "NormPolicy",
     "PrivateStore",
     "Sequential",
     "Threads",
@@ -23,5 +26,6 @@ __all__ = [
     "Unreliable",
     "Vectorised",
     "by_chance",
+    "check_norms",
     "checked_round",
 ]

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol import Arrival, Exchange, Fault, Reply
-from fedshot.protocol.reducers import is_plain
+from fedshot.protocol.reducers import HEAVIEST, is_plain
 
 _WORDS = 500  # characters of a reason, which may repeat what a client sent
+_METRIC = 2.0**128  # above any float32; with the bound on weights, no mean of them overflows
 
 
 class Guard(Wrapper):
@@ -43,6 +44,8 @@ def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
         return f"the weight is {reply.weight!r}, expected one number"
     if not 0 < weight < 2.0**1000:  # also without NaN, and without whole numbers beyond float
         return f"the weight is {weight}, expected a finite number above 0"
+    if weight > HEAVIEST:
+        return f"the weight is {weight:.3g}, expected at most {HEAVIEST:.3g}, a count"
     named = isinstance(reply.up, Mapping)
     sent = sorted(reply.up, key=str) if named else type(reply.up).__name__
     if sent != sorted(exchange.reduce):
@@ -56,6 +59,8 @@ def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
     for name, value in reply.metrics.items():
         if not _is_scalar(value) or not math.isfinite(value.item()):
             return f"metric {name!r} is {value!r}, expected one finite number"
+        if abs(value.item()) > _METRIC:
+            return f"metric {name!r} is {value.item():.3g}, expected at most {_METRIC:.3g}"
     return None
 
 

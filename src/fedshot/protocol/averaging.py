@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -86,8 +86,9 @@ def average(
         common: the `common_form` of questions that the work answers by `answer_common`; the metrics
             then tell the `divergence` of the answers.
     """
-    bound: dict[str, float]
-    bound = {"limit": OF_EXAMPLES} if heaviest is None else {"heaviest": heaviest}
+    bound: dict[str, Any] = {"limit": OF_EXAMPLES, "of_examples": True}
+    if heaviest is not None:
+        bound = {"heaviest": heaviest}
     got = clients.exchange(
         work,
         {**parts, **down},

@@ -129,7 +129,9 @@ class Preparation:
                 theta = tree.map(lambda w, v: w + slower * (v - w), server.theta, theta)
         else:
             names = {"gradient": server.theta, "stats": server.stats}
-            reduce = {name: Mean(part, OF_EXAMPLES) for name, part in names.items()}
+            reduce = {
+                name: Mean(part, OF_EXAMPLES, of_examples=True) for name, part in names.items()
+            }
             got = clients.exchange(work, parts, to=clients.sample(key), reduce=reduce, key=key)
             optimizer = replace(self.optimizer, lr=self.optimizer.lr * slower)
             theta, outer = optimizer.update(got["gradient"], server.outer, server.theta)

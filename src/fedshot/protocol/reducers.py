@@ -70,11 +70,14 @@ class Mean:
             the sum is about limit * cohort / 2**62.
         heaviest: the largest weight that is admitted: what an honest client can have, so that no
             client outweighs the others by claiming more.
+        of_examples: whether the weight is the number of examples that the client holds, so that who
+            knows that number can refuse a larger one.
     """
 
     like: Tree
     limit: float = 2.0**16
     heaviest: float = HEAVIEST
+    of_examples: bool = False
 
     def start(self, cohort: int) -> _FixedPoint:
         """Begin a mean. Raises TypeError when `like` holds whole numbers, which have no mean."""

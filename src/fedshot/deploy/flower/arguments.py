@@ -45,18 +45,33 @@ def add_flower(
         command.add_argument(
             "--wait", type=float, default=120.0, help="seconds to wait for all clients (120)"
         )
+        command.add_argument(
+            "--norms", choices=("off", "warn", "clip", "refuse"), default="warn",
+            help="a client's change that is large beside the others' (warn)",
+        )  # fmt: skip
+        command.add_argument(
+            "--norm-multiple",
+            type=float,
+            default=10.0,
+            help="what is large, in medians of the cohort's norms (10)",
+        )
         command.add_argument("--quiet", action="store_true", help="print the result alone")
         command.add_argument("--json", action="store_true", help="print JSON, one record a line")
         add_data_dir(command)
         add_tracker(command)
     _add_files(action, add_data_dir)
-    keys = action("keys", "make the certificates of a server, or the key of a node")
+    keys = action("keys", "make the certificates of a server, or the key of a node; admit it")
     keys.add_argument("--server", nargs="+", metavar="HOST", help="names and addresses of it")
     keys.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
     keys.add_argument(
         "--days", type=int, default=365, help="that its certificate is good for (365)"
     )
     keys.add_argument("--node", type=Path, metavar="FILE", help="where a node's key goes")
+    keys.add_argument("--admit", type=Path, metavar="FILE", help="a node's .pub, at the server")
+    keys.add_argument("--clients", help="that live at the node, such as 0-3,7")
+    keys.add_argument(
+        "--examples", type=int, help="the most that one of them holds; bounds its weight"
+    )
     server = action("server", "run a server, until Ctrl-C")
     server.add_argument("--folder", type=Path, default=Path("flower"), help="of its own (flower)")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
@@ -69,6 +84,7 @@ def add_flower(
     node.add_argument("--clients", help="of those, such as 0-3,7 (all)")
     node.add_argument("--state", type=Path, default=Path("node"), help="what it keeps (node)")
     node.add_argument("--name", help="of the node (the key's)")
+    node.add_argument("--policy", type=Path, help="YAML file of what a server may ask for")
     node.add_argument("--workers", type=int, default=1, help="clients that run at once (1)")
     for command in (server, node):
         command.add_argument("--most-mb", type=int, default=512, help="of one message (512)")

@@ -162,9 +162,13 @@ def read_head(text: str, limits: Limits) -> dict[str, Any]:
     if len(text) > limits.head:
         raise CodecError(f"a head of {len(text)} characters; at most {limits.head} are taken")
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise CodecError(short(f"a head that is no JSON: {error}")) from None
     if not isinstance(found, dict):
         raise CodecError("a head that holds no names")
     return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")

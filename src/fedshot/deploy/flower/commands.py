@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from fedshot.errors import ConfigError
 from fedshot.own import for_children
 from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
-from fedshot.trackers import check
+from fedshot.trackers import check as check_tracker
 
 if TYPE_CHECKING:
     from fedshot.deploy.flower.runs import Place
@@ -40,11 +41,16 @@ def up(options: argparse.Namespace) -> int:
 def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
     require_flower()
     from fedshot.deploy.flower.runs import Place
+    from fedshot.fleets import check_norms
 
     chosen = chosen_config(options)
     folder = options.out / chosen.name
     tests = str(options.tests.resolve()) if server and options.tests else ""
-    place = Place.new(server, nodes, options.deadline, tests)
+    check_norms(options.norms, options.norm_multiple)
+    place = replace(
+        Place.new(server, nodes, options.deadline, tests),
+        norms=options.norms, norm_multiple=options.norm_multiple,
+    )  # fmt: skip
     if run_folder.begun(folder):
         chosen = going_on(options, folder, chosen)
         place = place.of_begun(folder)
@@ -78,8 +84,12 @@ def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: P
     from fedshot.deploy.flower.runs import opened
 
     if options.tracker:
-        check(options.tracker)
+        check_tracker(options.tracker)
     _refuse_rehearsal(setting.config)
+    if (setting.config.run.cohort or len(setting.clients)) == 1:
+        tell(
+            "A cohort is one client, whose change the server then sees as it is: no mean hides it."
+        )
     said = _silent if options.quiet else tell
     watch: Callable[[], None] = _nothing
     with ExitStack() as stack:
@@ -113,6 +123,7 @@ def deal(options: argparse.Namespace) -> int:
     require_flower()
     from fedshot.deploy.flower.exams import write_exams
     from fedshot.deploy.flower.home import own_folder
+    from fedshot.deploy.flower.roster import ranges
     from fedshot.deploy.flower.shards import check_apart, write_shards
 
     arranged = Arrangement(chosen_config(options), options.data_dir)
@@ -123,7 +134,11 @@ def deal(options: argparse.Namespace) -> int:
     for i, clients in enumerate(deals):
         own_folder(options.to / f"node-{i}")
         write_shards(options.to / f"node-{i}", arranged.dataset, arranged.deal.train, clients)
-        say(f"{options.to / f'node-{i}'}: {len(clients)} clients")
+        here, most = ranges(clients), max(len(arranged.deal.train[c]) for c in clients)
+        say(
+            f"{options.to / f'node-{i}'}: {len(clients)} clients; admit its key at the server with "
+            f"--clients {here.replace(' ', '')} --examples {most}"
+        )
     if arranged.own_tests:  # which no server without the data could ask
         tell("Clients are tested on images of their own: start the server on the whole dataset.")
         return 0
@@ -159,15 +174,36 @@ def pack(options: argparse.Namespace) -> int:
 def keys(options: argparse.Namespace) -> int:
     """Make the certificates of a server, or the key of a node."""
     require_flower()
-    from fedshot.deploy.flower.home import CA
-    from fedshot.deploy.flower.keys import fingerprint, make_node_key, make_server_keys
+    from fedshot.deploy.flower.admission import admit
+    from fedshot.deploy.flower.home import CA, Home
+    from fedshot.deploy.flower.keys import (
+        fingerprint,
+        load_public_key,
+        make_node_key,
+        make_server_keys,
+    )
 
-    if bool(options.server) == bool(options.node):
-        raise ConfigError("say --server with its names, or --node with the file of its key.")
+    if sum(map(bool, (options.server, options.node, options.admit))) != 1:
+        raise ConfigError(
+            "say --server with its names, --node with the file of its key, or --admit with the "
+            ".pub file of a node."
+        )
+    if bool(options.admit) != bool(options.clients) or (options.examples and not options.admit):
+        raise ConfigError(
+            "--clients goes with --admit: `fedshot flower keys --admit hospital-a.pub --clients "
+            "0-3` lets a node take part, and says which clients live there."
+        )
+    if options.admit:
+        name, public_key = options.admit.stem, load_public_key(options.admit)
+        nodes = Home(options.folder).nodes
+        admit(nodes, name, public_key, options.clients, options.examples)
+        say(f"{nodes / name}.pub: node {name} holds clients {options.clients}")
+        say(f"SHA-256 of {options.admit}: {fingerprint(options.admit)}")
+        return 0
     if options.node:
         public = make_node_key(options.node)
         say(f"{options.node}: keep it on this machine")
-        say(f"{public}: copy it into nodes/ of the server's folder, named after the node")
+        say(f"{public}: bring it to the server, for `fedshot flower keys --admit {public.name}`")
         say(f"SHA-256 of {public}: {fingerprint(public)}")
         return 0
     _check("days", options.days, 1, 3650)
@@ -183,7 +219,8 @@ def server(options: argparse.Namespace) -> int:
     """Run a server until it is stopped."""
     require_flower()
     from fedshot.deploy.flower.codec import Limits
-    from fedshot.deploy.flower.home import CA, Home, own_folder
+    from fedshot.deploy.flower.home import CA, KEY, Home, own_folder, told_open
+    from fedshot.deploy.flower.keys import CA_KEY
     from fedshot.deploy.flower.local import Doorman, start_server
     from fedshot.deploy.flower.processes import Children, heed_leash
     from fedshot.locks import only_one
@@ -200,6 +237,9 @@ def server(options: argparse.Namespace) -> int:
             "where the network itself is safe."
         )
     own_folder(home.folder)
+    for name in (KEY, CA_KEY, "token"):
+        if text := told_open(home.folder / name):
+            tell(text)
     with only_one(home.folder / ".lock", "runs a server"), Children() as children:
         log = home.folder / "server.log"
         child = start_server(children, home, options.host, options.port, limits, log=log,
@@ -218,11 +258,13 @@ def server(options: argparse.Namespace) -> int:
 def node(options: argparse.Namespace) -> int:
     """Serve the clients of this machine until it is stopped."""
     require_flower()
+    from fedshot.deploy.flower.admission import parse_clients
     from fedshot.deploy.flower.codec import Limits
-    from fedshot.deploy.flower.home import check_secure, joined, own_folder, split
-    from fedshot.deploy.flower.keys import authority, load_node_key, new_key
+    from fedshot.deploy.flower.home import check_secure, joined, own_folder, split, told_open
+    from fedshot.deploy.flower.keys import Verifier, load_node_key, new_key
     from fedshot.deploy.flower.link import Link
     from fedshot.deploy.flower.node import serve
+    from fedshot.deploy.flower.policy import Policy
     from fedshot.deploy.flower.processes import heed_leash
     from fedshot.deploy.flower.shards import read_shards
     from fedshot.deploy.flower.wire import be_quiet
@@ -239,35 +281,28 @@ def node(options: argparse.Namespace) -> int:
         raise ConfigError("--ca without --key: make a key with `fedshot flower keys --node FILE`.")
     if options.ca and not options.ca.is_file():
         raise ConfigError(f"{options.ca} is no file. Bring ca.pem from the server's folder.")
-    if options.ca:
-        authority(options.ca)  # before it is trusted: is it a certificate at all?
+    check = Verifier(options.ca).check if options.ca else None
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())
     key = load_node_key(options.key) if options.key else new_key()
     clients = parse_clients(options.clients) if options.clients else None
+    policy = Policy.read(options.policy) if options.policy else None
     holdings = read_shards(options.data, clients)
     own_folder(options.state)
+    if options.key and (text := told_open(options.key)):
+        tell(text)
     with only_one(options.state / ".lock"):
         worker = Worker(name, holdings, options.state, limits=limits, workers=options.workers,
-                        tell=tell)  # fmt: skip
+                        tell=tell, policy=policy)  # fmt: skip
         tell(f"node {name}: {len(holdings.clients)} clients of {holdings.dataset.name}")
         link = Link(joined(host, port), key, options.ca, options.state / "node.json", limits)
+        if link.proxy:
+            tell(f"{joined(host, port)} is reached by the proxy {link.proxy} of the environment")
         try:
-            serve(link, worker, limits, tell, joined(host, port))
+            serve(link, worker, limits, tell, joined(host, port), check)
         finally:
             link.close()
     return 0
-
-
-def parse_clients(text: str) -> list[int]:
-    """Return the clients of a text such as `0-3,7`. Raises ConfigError."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or len(last or first) > 9:
-            raise ConfigError(f"--clients is {text!r}; expected numbers and ranges such as 0-3,7.")
-        found |= set(range(int(first), int(last or first) + 1))
-    return sorted(found)
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from fedshot import records
+from fedshot.deploy.flower.admission import Entry
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.letters import COMMON, Letter, Mail
 from fedshot.deploy.flower.replies import arrivals
@@ -49,6 +50,8 @@ class FlowerFleet(Wrapper):
         deadline: seconds that an exchange waits for replies.
         limits: the most that is taken in.
         tell: where it is said what was dropped.
+        entries: returns what the operator has written of the nodes; None without keys.
+        sizes: how many examples clients hold, as far as the server knows.
     """
 
     def __init__(
@@ -62,9 +65,12 @@ class FlowerFleet(Wrapper):
         deadline: float,
         limits: Limits = LIMITS,
         tell: Callable[[str], None] = print,
+        entries: Callable[[], Mapping[str, Entry]] | None = None,
+        sizes: Mapping[int, int] = {},
     ) -> None:
         super().__init__(here)
-        self.roster = Roster(post, setup, life, tell, min(HELLO, deadline))
+        self.roster = Roster(post, setup, life, tell, min(HELLO, deadline), entries)
+        self._sizes = sizes
         self._post, self._keeps, self._deadline = post, keeps, deadline
         self._limits, self._tell = limits, tell
         self._opened: dict[int, dict[str, Seal]] = {}
@@ -106,9 +112,16 @@ class FlowerFleet(Wrapper):
         slowest = 0.0
         for mail in self._post.ask(letters, self._deadline):
             slowest = max(slowest, self.roster.note(mail))
-            yield from arrivals(
-                exchange, mail, there[mail.node].name, asked[mail.node], self._limits, self._tell
-            )
+            node = there[mail.node]
+            holds = {c: self._sizes.get(c, node.examples) for c in asked[mail.node]}
+            for arrival in arrivals(
+                exchange, mail, node.name, asked[mail.node], self._limits, self._tell, holds
+            ):
+                fault = arrival.fault
+                if exchange.phase == "evaluate" and fault and fault.kind == "refused":
+                    # The score alone would say that somebody's episodes are unanswered.
+                    self._tell(f"test answers of client {arrival.client}: {fault.reason}")
+                yield arrival
         self.seconds += slowest
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:

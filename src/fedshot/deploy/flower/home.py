@@ -1,7 +1,7 @@
 """A server's folder: its certificates, the public keys of its nodes, its address and its token.
 
 ca.pem ca.key server.pem server.key     made by `fedshot flower keys`; ca.pem goes to the nodes
-nodes/hospital-a.pub                    brought by hand; the name of the file is the node's
+nodes/hospital-a.pub hospital-a.json    written by `fedshot flower keys --admit`; see admission
 server.json token server.log            written by the server
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import secrets
 import socket
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,11 @@ from typing_extensions import TypedDict
 
 from fedshot import records, storage
 from fedshot.deploy.flower.codec import Limits
-from fedshot.errors import ConfigError
+from fedshot.errors import CheckpointError, ConfigError
 from fedshot.records import Whole
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
+_TOKEN = re.compile(rb"[0-9a-f]{64}")
 
 
 class _Address(TypedDict):
@@ -57,7 +60,10 @@ class Home:
         if not path.exists():
             own_folder(self.folder)
             write_secret(path, secrets.token_hex(32).encode())
-        return path.read_text(encoding="ascii")
+        found = path.read_bytes()
+        if not _TOKEN.fullmatch(found):
+            raise ConfigError(f"{path} is damaged. Remove it, and start the server anew.")
+        return found.decode()
 
     def write_address(self, host: str, port: int, *, secure: bool, limits: Limits) -> None:
         """Note how a run on this machine reaches the server."""
@@ -76,8 +82,15 @@ class Home:
                 f"{self.folder} is no folder of a server: it has no server.json. Start the server "
                 f"with `fedshot flower server --folder {self.folder}`."
             )
-        found = records.read(path, _Address, "Start the server again, which writes it anew")
-        address = joined(found["host"], found["port"])
+        fix = "Start the server again, which writes it anew"
+        try:
+            found = records.read(path, _Address, fix)
+            address = joined(found["host"], found["port"])
+            split(address)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from None
+        except ConfigError as error:
+            raise ConfigError(f"{path} is damaged ({error}). {fix}.") from None
         return address, bool(found["secure"]), Limits(message=int(found["message"]))
 
     def command(self, host: str, port: int, *, secure: bool, limits: Limits) -> list[str]:
@@ -85,7 +98,8 @@ class Home:
 
         Raises ConfigError when the certificates are not there.
         """
-        words = [sys.executable, "-m", "fedshot.deploy.flower.superlink", str(limits.message)]
+        words = [sys.executable, "-P", "-m", "fedshot.deploy.flower.superlink"]
+        words += [str(limits.message)]
         words += ["--host", host, "--port", str(port), "--isolation", "process"]
         # No --database, so it is kept in memory: what clients send is on no disk, nodes are
         # registered anew at every start, and no run of an earlier life is left hanging.
@@ -161,6 +175,17 @@ def check_free(host: str, port: int) -> None:
             f"no server can listen on {joined(host, port)}: {why}. Choose another --port, or stop "
             "what listens there; --host is an address of this machine."
         ) from None
+
+
+def told_open(path: Path) -> str:
+    """Return a notice for a secret that others on this machine may read; "" for none."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return ""
+    if os.name == "nt" or not mode & 0o077:
+        return ""
+    return f"{path} can be read by others (mode {mode:04o}). Keep it to yourself: chmod 600 {path}"
 
 
 def own_folder(path: Path) -> None:

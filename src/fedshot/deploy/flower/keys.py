@@ -10,22 +10,25 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedshot.deploy.flower.codec import CodecError
 from fedshot.deploy.flower.home import CA, CERTIFICATE, KEY, own_folder, write_secret
 from fedshot.errors import ConfigError
 
 CA_KEY = "ca.key"
 _CURVE = ec.SECP256R1()  # a node signs every request, and P-256 is a tenth of the work of P-384
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
+_PROOF = 1 << 14  # characters of a certificate and a signature
 _AGO = datetime.timedelta(hours=1)  # for clocks that run a little behind
 
 
@@ -75,8 +78,10 @@ def authority(path: Path) -> x509.Certificate:
     Raises ConfigError where a file holds none.
     """
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError as error:
+        data = path.read_bytes()
+        data.decode("ascii")  # as those who trust it read it
+        return x509.load_pem_x509_certificate(data)
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} is no certificate: {error}. It is to be the ca.pem that `fedshot flower "
             "keys` made for the server."
@@ -121,16 +126,18 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def load_public_keys(folder: Path) -> dict[str, bytes]:
     """Return the public keys of a folder, by the names of the nodes: those of the files."""
-    found = {}
-    for path in sorted(folder.glob("*.pub")):
-        try:
-            key = serialization.load_pem_public_key(path.read_bytes())
-        except (ValueError, UnsupportedAlgorithm) as error:
-            raise ConfigError(f"{path} is no public key: {error}") from None
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ConfigError(f"{path} is no key of an elliptic curve; make it with fedshot.")
-        found[path.stem] = public_bytes(key)
-    return found
+    return {path.stem: load_public_key(path) for path in sorted(folder.glob("*.pub"))}
+
+
+def load_public_key(path: Path) -> bytes:
+    """Return the public key of a file. Raises ConfigError where it holds none."""
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is no public key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path} is no key of an elliptic curve; make it with fedshot.")
+    return public_bytes(key)
 
 
 def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -138,6 +145,62 @@ def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+
+
+class Signer:
+    """Signs what a server sends, by the key of its certificate.
+
+    Args:
+        folder: of the server. Raises ConfigError where its key is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._key = _private(folder / KEY)
+        try:
+            self._certificate = (folder / CERTIFICATE).read_text(encoding="ascii")
+            x509.load_pem_x509_certificate(self._certificate.encode())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{folder / CERTIFICATE} is no certificate: {error}. Make it again with `fedshot "
+                "flower keys --server`."
+            ) from None
+
+    def sign(self, digest: bytes) -> str:
+        """Return the proof that the server sends what has this hash."""
+        signature = self._key.sign(digest, ec.ECDSA(hashes.SHA256()))
+        return json.dumps({"certificate": self._certificate, "signature": signature.hex()})
+
+
+class Verifier:
+    """Tells what a server has signed from what another has.
+
+    Args:
+        ca: certificate of the authority that signed the server's.
+    """
+
+    def __init__(self, ca: Path) -> None:
+        self._authority = authority(ca)
+
+    def check(self, digest: bytes, proof: str) -> None:
+        """Raise CodecError unless a server of the authority has signed this hash."""
+        try:
+            found = json.loads(proof[:_PROOF])
+            certificate = x509.load_pem_x509_certificate(found["certificate"].encode("ascii"))
+            certificate.verify_directly_issued_by(self._authority)
+            uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            now = datetime.datetime.now(datetime.UTC)
+            good = certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+            key = certificate.public_key()
+            if not (good and ExtendedKeyUsageOID.SERVER_AUTH in uses):
+                raise ValueError("the certificate is not valid")
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise TypeError("the key is of no elliptic curve")
+            key.verify(bytes.fromhex(found["signature"]), digest, ec.ECDSA(hashes.SHA256()))
+        except (
+            ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidSignature,
+            UnsupportedAlgorithm, x509.ExtensionNotFound,
+        ):  # fmt: skip
+            raise CodecError("it is not signed by the server, so it is not the server's") from None
 
 
 def _make_authority(folder: Path, days: int) -> None:

@@ -8,7 +8,9 @@ the rest end to end. What is small goes along with the text, and costs no reques
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 COMMON = "common"
 _REST = "rest"
 _HEAD, _ARRAYS, _STYPE = "fedshot", "arrays", "safetensors"
+_PROOF = "proof"
+_SIGNED = b"fedshot letter 1"  # what a signature is about, so that it is good for nothing else
 _SMALL = 1 << 22  # bytes of blocks that go along with the text
 
 
@@ -44,6 +48,7 @@ class Letter:
     head: dict[str, Any]
     blocks: dict[str, bytes] = field(default_factory=dict)
     _known: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _hashes: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def put(self, name: str, content: Tree) -> None:
         """Add a tree."""
@@ -53,6 +58,7 @@ class Letter:
     def add(self, other: Letter) -> None:
         """Add the blocks of another letter."""
         self.blocks |= other.blocks
+        self._hashes |= {name: other._hash(name, data) for name, data in other.blocks.items()}
         for name, i in other.head.get("form_of", {}).items():
             self._note(name, other.head["forms"][i])
 
@@ -77,8 +83,20 @@ class Letter:
             forms.append(form)
         self.head.setdefault("form_of", {})[name] = i
 
-    def record(self, limits: Limits = LIMITS) -> RecordDict:
+    def _hash(self, name: str, data: bytes) -> bytes:
+        """Return the hash of a block, which is taken once however many letters hold it."""
+        if name not in self._hashes:
+            self._hashes[name] = hashlib.sha256(data).digest()
+        return self._hashes[name]
+
+    def record(
+        self, limits: Limits = LIMITS, sign: Callable[[bytes], str] | None = None
+    ) -> RecordDict:
         """Return the letter as Flower carries it.
+
+        Args:
+            limits: what the other side takes in.
+            sign: returns the proof of who sends what has this hash; None to send no proof.
 
         Raises CodecError for one that the other side would refuse.
         """
@@ -102,6 +120,9 @@ class Letter:
                 "both sides, or let the node hold fewer clients"
             )
         texts: dict[str, Any] = {"head": text}
+        if sign is not None:
+            hashes = {name: self._hash(name, data) for name, data in wire.items()}
+            texts[_PROOF] = sign(_digest(text, hashes))
         if weight <= _SMALL:
             texts |= wire
             wire = {}
@@ -129,8 +150,14 @@ def refusal(letter: Letter) -> str:
     return ""
 
 
-def read_letter(record: RecordDict, limits: Limits) -> Letter:
-    """Return the letter that a record holds. Raises CodecError where it holds anything else."""
+def read_letter(
+    record: RecordDict, limits: Limits, check: Callable[[bytes, str], None] | None = None
+) -> Letter:
+    """Return the letter that a record holds.
+
+    `check` gets the hash of what came, and the proof of who sent it, "" for none, before anything
+    is read; it raises CodecError, as this function does where a record holds anything else.
+    """
     from flwr.app import ArrayRecord, ConfigRecord
 
     if not {_HEAD} <= set(record) <= {_HEAD, _ARRAYS}:
@@ -145,10 +172,21 @@ def read_letter(record: RecordDict, limits: Limits) -> Letter:
     if sum(map(len, wire.values())) > limits.message:
         raise CodecError(f"more than {limits.message} bytes")
     text = config.get("head")
-    if not isinstance(text, str) or len(config) > 3 or not wire.keys() <= {COMMON, _REST}:
+    if not isinstance(text, str) or len(config) > 4 or not wire.keys() <= {COMMON, _REST}:
         raise CodecError("something beside a head, what is common and the rest")
+    if check is not None:
+        hashes = {name: hashlib.sha256(data).digest() for name, data in wire.items()}
+        check(_digest(text, hashes), str(config.get(_PROOF, "")))
     head = read_head(text, limits)
     return Letter(head, _cut(head.pop("sizes", None), wire))
+
+
+def _digest(text: str, hashes: Mapping[str, bytes]) -> bytes:
+    """Return the hash of a letter on the wire: of its text and, by name, of its arrays' hashes."""
+    sha = hashlib.sha256(_SIGNED + hashlib.sha256(text.encode()).digest())
+    for name in sorted(hashes):
+        sha.update(hashlib.sha256(name.encode()).digest() + hashes[name])
+    return sha.digest()
 
 
 def _cut(sizes: Any, wire: dict[str, bytes]) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,9 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedshot import records, storage
 from fedshot.deploy.flower.codec import CodecError, Limits
+from fedshot.deploy.flower.home import is_loopback, split
 from fedshot.deploy.flower.keys import public_bytes
-from fedshot.deploy.flower.wire import bound, fetch, name_message, tls_error
+from fedshot.deploy.flower.wire import bound, direct, fetch, name_message, proxy_to, tls_error
 from fedshot.errors import CheckpointError, ConfigError
 
 _WHOLE = 60.0  # seconds for a message to arrive whole
@@ -67,7 +68,9 @@ class UnreadableError(CodecError):
 
 
 class Link:
-    """A line to one server.
+    """A line to one server; by the proxy of the environment, unless it is this machine.
+
+    `proxy` names it, "" for none. Raises ConfigError for a proxy that cannot be used.
 
     Args:
         address: host and port.
@@ -87,15 +90,24 @@ class Link:
     ) -> None:
         self._public = public_bytes(key.public_key())
         self._memory, self._limits, self._secure = memory, limits, ca is not None
-        self._client = FleetHttpClient.from_server_address(
-            address,
-            ca is None,
-            None if ca is None else ca.read_bytes(),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(key, key.public_key()),
-            ],
-        )
+        here = is_loopback(host := split(address)[0])
+        self.proxy = "" if here else proxy_to(host, secure=self._secure)
+        try:
+            with direct(host) if here else nullcontext():
+                self._client = FleetHttpClient.from_server_address(
+                    address,
+                    ca is None,
+                    None if ca is None else ca.read_bytes(),
+                    interceptors=[
+                        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                        NodeAuthHttpInterceptor(key, key.public_key()),
+                    ],
+                )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"the environment's proxy {self.proxy or 'settings'} cannot be used: {error} "
+                f"Correct https_proxy and all_proxy, or add {host} to no_proxy."
+            ) from None
         bound(self._client, limits)
         self._node = Node()
         self._stop = threading.Event()
@@ -212,7 +224,8 @@ class Link:
                 raise ConfigError(
                     "the server does not speak plain text. Give its ca.pem with --ca."
                 ) from None
-            raise LinkError(str(error) or type(error).__name__) from None
+            by = f", by the proxy {self.proxy}" if self.proxy else ""
+            raise LinkError(f"{str(error) or type(error).__name__}{by}") from None
 
     def _introduce(self) -> None:
         """Register the key, as a server without node keys lets anybody do."""

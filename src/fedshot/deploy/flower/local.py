@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from fedshot.deploy.flower.admission import admit
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.home import (
     CERTIFICATE,
@@ -24,6 +25,7 @@ from fedshot.deploy.flower.home import (
     own_folder,
 )
 from fedshot.deploy.flower.keys import (
+    authority,
     load_node_key,
     load_public_keys,
     make_node_key,
@@ -38,7 +40,7 @@ from fedshot.errors import ConfigError, FedshotError
 from fedshot.printing import tell
 from fedshot.setting import Setting
 
-PROGRAM = [sys.executable, "-m", "fedshot.cli"]
+PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli"]  # -P: no modules of the folder
 _START = 120.0  # seconds for a process to begin its work
 
 
@@ -64,7 +66,7 @@ def prepare(folder: Path, setting: Setting, nodes: int, *, begun: bool = False) 
     if not (home.folder / CERTIFICATE).exists():
         make_server_keys(home.folder, ["localhost", "127.0.0.1"])
     home.nodes.mkdir(exist_ok=True)
-    for stale in home.nodes.glob("*.pub"):
+    for stale in (*home.nodes.glob("*.pub"), *home.nodes.glob("*.json")):
         stale.unlink()
     for old in folder.glob("node-*/data" if not begun else "node-*/data.partial"):
         shutil.rmtree(old)
@@ -75,7 +77,8 @@ def prepare(folder: Path, setting: Setting, nodes: int, *, begun: bool = False) 
             (own / "node.pub").unlink(missing_ok=True)
             make_node_key(own / "node.key")
         public = public_bytes(load_node_key(own / "node.key").public_key())
-        (home.nodes / f"node-{i}.pub").write_bytes(public)
+        here = ",".join(map(str, share(setting, nodes, i)))
+        admit(home.nodes, f"node-{i}", public, here, None)
         data, partial = own / "data", own / "data.partial"
         if not data.exists():
             shutil.rmtree(partial, ignore_errors=True)
@@ -190,4 +193,6 @@ class Doorman:
 def operator_of(home: Home) -> Operator:
     """Return the operator of a server on this machine."""
     address, secure, limits = home.address()
+    if secure:
+        authority(home.ca)  # is it a certificate at all?
     return Operator(address, home.token(), home.ca if secure else None, limits)

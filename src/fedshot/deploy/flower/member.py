@@ -12,6 +12,7 @@ until the node has said that they are done; each is done once.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from fedshot.records import Whole
 from fedshot.tree import Tree
 
 Version = tuple[int, int]
+_ASIDE = "before-"  # folders of states that were set aside: the last round sealed, and the life
 
 
 class _Life(TypedDict):
@@ -95,11 +97,16 @@ class Member:
     def arrive(self, life: int, base: tuple[int, str]) -> None:
         """Take part in a life of the run, from the states sealed as `base`.
 
+        Sealed states are deleted only for those of an earlier seal that is there. Where `base` is
+        none, they are set aside until a round as late has been sealed again.
+
         Raises CheckpointError when the life is over, or the states are not there.
         """
         if life < self._life:
             raise CheckpointError(f"a message of life {life} of the run, which is in {self._life}")
         if life > self._life:
+            if not base[1]:
+                self._set_aside()
             self._store.rewind(*base)
             self._life, self._done, self._sealed = life, 0, base
             self._remember()
@@ -174,6 +181,15 @@ class Member:
         held = self._store.sealed_rounds()
         kept = {max((h for h in held if h <= r), default=-1) for r in keep}
         self._sealed = (round, self._store.seal(round, kept))
+        for path in self._folder.glob(f"{_ASIDE}*"):
+            if int(path.name.removeprefix(_ASIDE).partition("-")[0]) <= round and self._sealed[1]:
+                shutil.rmtree(path)
+
+    def _set_aside(self) -> None:
+        """Keep what is sealed where nothing looks for it."""
+        sealed = self._store.sealed_rounds()
+        if sealed:
+            self._store.folder.rename(self._folder / f"{_ASIDE}{sealed[-1]:06d}-{self._life}")
 
     def _remembered(self) -> tuple[int, int, tuple[int, str]]:
         path = self._folder / "life.json"

@@ -20,14 +20,24 @@ _MANNERS = 8.0  # times what a look takes, so that looking does not keep the ser
 _AGAIN = 10.0  # seconds between two tries when the server is gone, at most
 
 
+Check = Callable[[bytes, str], None]
+
+
 def serve(
-    link: Link, worker: Worker, limits: Limits, tell: Callable[[str], None], server: str
+    link: Link,
+    worker: Worker,
+    limits: Limits,
+    tell: Callable[[str], None],
+    server: str,
+    check: Check | None = None,
 ) -> None:
     """Answer messages until the process is ended.
 
+    `check` tells those of the server from others', as `Verifier.check` does; None takes all.
+
     Raises ConfigError when the server does not want this node, or is not the right one.
     """
-    _connect(link, tell, server, known=False)
+    number = _connect(link, tell, server, known=False)
     last = time.monotonic()
     while True:
         begun = time.monotonic()
@@ -40,14 +50,14 @@ def serve(
             continue
         except (LinkError, ConfigError, httpx.HTTPError) as error:
             tell(f"the server is gone: {error}")
-            _connect(link, tell, server, known=True)
+            number = _connect(link, tell, server, known=True)
             continue
         if message is None:
             now = time.monotonic()
             wait = max(_SOON, _PATIENCE * (now - last), _MANNERS * (now - begun))
             time.sleep(min(_SELDOM, wait))
             continue
-        _reply(link, message, _answer(message, worker, limits), limits, tell)
+        _reply(link, message, _answer(message, number, worker, limits, check, tell), limits, tell)
         last = time.monotonic()
 
 
@@ -71,24 +81,37 @@ def _unread(error: Exception) -> Letter:
     return Letter({"refused": f"a message that cannot be read: {error}"})
 
 
-def _answer(message: Message, worker: Worker, limits: Limits) -> Letter:
-    """Answer a message, unless nobody waits for the answer any more.
+def _answer(
+    message: Message,
+    number: int,
+    worker: Worker,
+    limits: Limits,
+    check: Check | None,
+    tell: Callable[[str], None],
+) -> Letter:
+    """Answer a message of the server to this node, unless nobody waits for the answer any more.
 
     A node that was cut off, or is slower than the deadline, would else work on what lies in its
     queue and never catch up. (The clocks agree: requests are signed with the time.)
     """
     try:
-        letter = read_letter(message.content, limits)
-        age = time.time() - message.metadata.created_at
-        if age > float(letter.head.get("within", age)):
+        letter = read_letter(message.content, limits, check)
+        if letter.head.get("to") != number:
+            raise CodecError("it is to another node")
+        age = time.time() - float(letter.head.get("sent", "nan"))
+        if not age <= float(letter.head.get("within", "nan")):
             return Letter({"id": letter.head.get("id"), "refused": f"it is {age:.0f} s old"})
     except (CodecError, TypeError, ValueError, OverflowError) as error:
+        tell(f"a message was refused: {error}")
         return _unread(error)
     return worker.answer(letter)
 
 
-def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: bool) -> None:
-    """Report to the server. One that has known this node may take a while to know it again."""
+def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: bool) -> int:
+    """Report to the server; return the node's number there.
+
+    A server that has known this node may take a while to know it again.
+    """
     wait = 0.2
     while True:
         try:
@@ -101,4 +124,4 @@ def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: boo
             wait = min(_AGAIN, 2 * wait)
             continue
         tell(f"connected to {server} as node {number}")
-        return
+        return number

@@ -36,8 +36,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedshot.deploy.flower.codec import LIMITS, Limits
+from fedshot.deploy.flower.home import split
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
-from fedshot.deploy.flower.wire import be_quiet, bound, tls_error
+from fedshot.deploy.flower.wire import be_quiet, bound, direct, tls_error
 from fedshot.errors import ConfigError, ServerGoneError
 
 _PATIENCE = 60.0  # seconds for which a server that does not answer may come back
@@ -60,7 +61,7 @@ clientapp = "fedshot_app:client"
 
 @dataclass(frozen=True)
 class Operator:
-    """Whoever holds the token of a server.
+    """Whoever holds the token of a server, on its host: no proxy lies between them.
 
     Args:
         address: host and port of the SuperLink.
@@ -142,7 +143,8 @@ class Operator:
         grid._retry_invoker.max_time = _PATIENCE
         # Flower's own interrupts the process where the server does not know the run any more.
         grid._retry_invoker.should_giveup = _is_final
-        client = grid._runtime_client
+        with direct(self._host):
+            client = grid._runtime_client
         bound(client, self.limits, self._headers())
         try:
             got = client.PullTaskInput(PullTaskInputRequest())
@@ -191,13 +193,7 @@ class Operator:
 
     def _acquire(self, run_id: int) -> str:
         """Claim the task of our own run; those of others that died before theirs are passed by."""
-        client: Any = RuntimeHttpClient.from_server_address(
-            self.address,
-            self.ca is None,
-            self._root(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
-        )
-        bound(client, self.limits, self._headers())
+        client = self._client(RuntimeHttpClient, "SuperExec")
         with client:
             for _ in range(100):
                 wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
@@ -208,14 +204,22 @@ class Operator:
         raise ConfigError(f"the server at {self.address} does not hand its run over. Restart it.")
 
     def _control(self) -> Any:
-        client = ControlHttpClient.from_server_address(
-            self.address,
-            self.ca is None,
-            self._root(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
+        return self._client(ControlHttpClient, "flwr CLI")
+
+    def _client(self, kind: Any, component: str) -> Any:
+        with direct(self._host):
+            client = kind.from_server_address(
+                self.address,
+                self.ca is None,
+                self._root(),
+                interceptors=[RuntimeVersionHttpInterceptor(component_name=component)],
+            )
         bound(client, self.limits, self._headers())
         return client
+
+    @property
+    def _host(self) -> str:
+        return split(self.address)[0]
 
     def _root(self) -> bytes | None:
         return None if self.ca is None else self.ca.read_bytes()

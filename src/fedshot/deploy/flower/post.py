@@ -70,10 +70,17 @@ class Post:
         grid: Flower's.
         limits: the most that is taken in.
         tell: where it is said what was dropped.
+        sign: proves to nodes that a letter is the server's; None where they have no certificate.
     """
 
-    def __init__(self, grid: HttpGrid, limits: Limits, tell: Callable[[str], None]) -> None:
-        self._grid, self._limits, self._tell = grid, limits, tell
+    def __init__(
+        self,
+        grid: HttpGrid,
+        limits: Limits,
+        tell: Callable[[str], None],
+        sign: Callable[[bytes], str] | None = None,
+    ) -> None:
+        self._grid, self._limits, self._tell, self._sign = grid, limits, tell, sign
         self._late: dict[str, _Sent] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="post")
 
@@ -122,9 +129,10 @@ class Post:
         messages = []
         for node, letter in letters.items():
             one = _Sent(node, secrets.token_hex(8), time.time() + ttl - 1)
-            letter.head |= {"id": one.ident, "within": seconds}
+            letter.head |= {"id": one.ident, "to": node, "sent": time.time(), "within": seconds}
             try:
-                messages.append(Message(letter.record(self._limits), node, _TYPE, ttl=ttl))
+                record = letter.record(self._limits, self._sign)
+                messages.append(Message(record, node, _TYPE, ttl=ttl))
             except CodecError as error:
                 unsent[node] = f"the letter to it cannot be sent: {error}"
                 continue

@@ -7,14 +7,17 @@ the run nor fills the records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedshot import tree
 from fedshot.deploy.flower.codec import CodecError, Limits, short
 from fedshot.deploy.flower.letters import Letter, Mail
-from fedshot.protocol import Arrival, Exchange, Fault, Reply
+from fedshot.protocol import Arrival, Exchange, Fault, Mean, Reply
+from fedshot.protocol.reducers import NOT_FINITE
 
 _METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
 _STRANGE = 200  # characters of the names of parts that nobody asked for
@@ -27,8 +30,12 @@ def arrivals(
     asked: Sequence[int],
     limits: Limits,
     tell: Callable[[str], None],
+    holds: Mapping[int, int | None] = {},
 ) -> Iterator[Arrival]:
-    """Yield what a node says of each client that it was asked for, and of nobody else."""
+    """Yield what a node says of each client that it was asked for, and of nobody else.
+
+    `holds` tells how many examples a client has, where that is known.
+    """
     if mail.letter is None or mail.reason:
         for client in asked:
             yield Arrival(client, None, Fault("lost", f"node {name}: {mail.reason}"))
@@ -49,6 +56,9 @@ def arrivals(
         try:
             found = _arrival(client, results[str(client)], mail.letter, limits)
             _check_names(found, exchange)
+            if found.reply is not None:
+                _check_weight(found.reply, exchange, holds.get(client))
+                _check_answers(found.reply, exchange)
             yield found
         except CodecError as error:
             yield Arrival(client, None, Fault("refused", short(f"node {name}: {error}")))
@@ -75,6 +85,23 @@ def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arriva
     if not plain:
         raise CodecError("its weight is not one number")
     return Arrival(client, Reply(content["up"], {}, weight, content["metrics"]))
+
+
+def _check_weight(reply: Reply, exchange: Exchange, most: int | None) -> None:
+    """Raise CodecError for a client that counts for more examples than it has."""
+    weighed = any(isinstance(r, Mean) and r.of_examples for r in exchange.reduce.values())
+    if weighed and most is not None and float(reply.weight) > most:
+        raise CodecError(f"the weight is {float(reply.weight):.6g}; it holds {most} examples")
+
+
+def _check_answers(reply: Reply, exchange: Exchange) -> None:
+    """Raise CodecError for answers in a test that no model gives."""
+    if exchange.phase == "evaluate" and not all(
+        bool(torch.isfinite(leaf).all())
+        for leaf in tree.leaves(reply.up)
+        if leaf.is_floating_point()
+    ):
+        raise CodecError(f"an answer {NOT_FINITE}")
 
 
 def _check_names(arrival: Arrival, exchange: Exchange) -> None:

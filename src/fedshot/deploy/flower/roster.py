@@ -9,9 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fedshot.deploy.flower.admission import Entry
 from fedshot.deploy.flower.codec import short
 from fedshot.deploy.flower.letters import Letter, Mail
 from fedshot.deploy.flower.setup import Setup
+from fedshot.errors import ConfigError
 
 HELLO = 60.0  # seconds for a node to read its data and say who lives there
 AGAIN = 30.0  # seconds until a node that stays away is asked again
@@ -21,6 +23,7 @@ _ABOUT = 4000  # characters of what a node says of its machine
 
 Seal = tuple[int, str]  # a round, and the hash of the states that were sealed with it
 NO_SEAL: Seal = (-1, "")
+_NOBODY = Entry(frozenset())
 
 
 def checked_seal(seal: list[Any]) -> list[Any]:
@@ -52,13 +55,15 @@ class Node:
     base: Seal  # that the server can go back to
     orders: list[list[Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
+    examples: int | None = None  # the most that one of its clients holds, as the operator says
 
 
 class Roster:
     """The nodes of a run.
 
-    A client is the node's that first said it lives there; once a round is sealed, for the rest of
-    the run, since its private states are there.
+    A node has the clients that the operator has written down for its key. Without keys a client is
+    the node's that first said it lives there. Once a round is sealed it stays there for the rest of
+    the run, since its private states do.
 
     Args:
         post: carries letters to them.
@@ -66,6 +71,7 @@ class Roster:
         life: number of this life of the run, above all that were before.
         tell: where it is said who comes and who stays away.
         patience: seconds that a word with a new node may take.
+        entries: returns what the operator has written, by the nodes' names; None without keys.
     """
 
     def __init__(
@@ -75,9 +81,10 @@ class Roster:
         life: int,
         tell: Callable[[str], None],
         patience: float = HELLO,
+        entries: Callable[[], Mapping[str, Entry]] | None = None,
     ) -> None:
         self._post, self._setup, self._life, self._tell = post, setup, life, tell
-        self._patience = patience
+        self._patience, self._entries = patience, entries
         self.nodes: dict[str, Node] = {}
         self.bases: dict[str, Seal] = {}
         self.owners: dict[int, str] = {}  # of clients that have sealed states, by the node's name
@@ -184,6 +191,20 @@ class Roster:
         if strange is not None:
             return f"it says client {short(strange, 20)} lives there; the run has 0 to {most - 1}"
         clients = frozenset(claimed)
+        try:
+            own = None if self._entries is None else self._entries().get(name, _NOBODY)
+        except ConfigError as error:
+            return str(error)
+        if own is _NOBODY:
+            return (
+                "the server's folder does not say which clients live there. Say it with `fedshot "
+                f"flower keys --admit {name}.pub --clients {ranges(clients)}`, if that is so"
+            )
+        if own is not None and not clients <= own.clients:
+            return (
+                f"it says client {min(clients - own.clients)} lives there; by the server's folder "
+                f"it has clients {ranges(own.clients)}"
+            )
         for other in self:
             if other.name != name and other.clients & clients:
                 return f"client {min(other.clients & clients)} lives at {other.name}"
@@ -195,11 +216,11 @@ class Roster:
             if known.number in there and known.number != number:
                 return "a node of that name is here. Give it another, with --name"
             known.number, known.clients = number, clients
+            known.examples = own.examples if own else None
             return ""
         made = self.nodes[name] = Node(name, number, clients, self.bases.get(name, NO_SEAL))
-        environment = letter.head.get("environment")
-        if isinstance(environment, dict) and len(json.dumps(environment)) <= _ABOUT:
-            made.environment = environment
+        made.examples = own.examples if own else None
+        made.environment = _environment(letter.head.get("environment"))
         self._tell(f"node {name} holds clients {ranges(clients)}")
         return ""
 
@@ -214,6 +235,15 @@ class Roster:
                     "that name"
                 )
         return ""
+
+
+def _environment(found: Any) -> dict[str, Any]:
+    """Return what a node says of its machine, {} where no record can hold it."""
+    try:
+        short_enough = len(json.dumps(found, allow_nan=False)) <= _ABOUT
+    except (ValueError, RecursionError):
+        return {}
+    return found if short_enough and isinstance(found, dict) else {}
 
 
 def _seal(found: Any) -> Seal | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -19,18 +20,23 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from fedshot import records, storage, tree
+from fedshot.deploy.flower.admission import read_entries
+from fedshot.deploy.flower.exams import ExamSetting
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.home import Home
+from fedshot.deploy.flower.home import Home, own_folder
+from fedshot.deploy.flower.keys import Signer
 from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.post import Post
 from fedshot.deploy.flower.setup import Setup
 from fedshot.errors import AbsentError, ConfigError
 from fedshot.experiment import Experiment
+from fedshot.fleets import Influence, NormPolicy
 from fedshot.protocol import Fleet
 from fedshot.records import Whole
 from fedshot.run_folder import NODES, begun
 from fedshot.setting import Setting
 
+INFLUENCE = "influence.jsonl"
 _WEEK = 7 * 86400
 _LIVES = 1 << 20  # that a process may begin
 
@@ -46,6 +52,8 @@ class _Place(TypedDict):
     nodes: Annotated[int, Field(ge=0, lt=10**6)]
     deadline: Annotated[float, Field(ge=1, le=_WEEK)]
     tests: NotRequired[str]
+    norms: NotRequired[NormPolicy]
+    norm_multiple: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class Place:
         nodes: how many nodes `up` starts.
         deadline: seconds that an exchange waits for replies.
         tests: folder with what the server knows in place of a dataset; "" where it has one.
+        norms: what is done with a change that is large beside the others'; see `Influence`.
+        norm_multiple: what is large, in medians of the cohort.
     """
 
     run: str
@@ -67,6 +77,8 @@ class Place:
     nodes: int
     deadline: float
     tests: str = ""
+    norms: NormPolicy = "warn"
+    norm_multiple: float = 10.0
 
     @classmethod
     def new(cls, server: str, nodes: int, deadline: float, tests: str = "") -> Place:
@@ -96,7 +108,7 @@ class Place:
 
     def write(self, folder: Path) -> None:
         """Write the place into the folder of its run."""
-        folder.mkdir(parents=True, exist_ok=True)
+        own_folder(folder)  # a bank of clients' models may lie in it
         text = json.dumps(asdict(self), indent=1)
         storage.write_bytes(folder / NODES, text.encode(), sync=True)
 
@@ -126,8 +138,14 @@ def opened(
     setup = Setup.of(place.run, setting)
     keeps = bool(tree.leaves(setting.method.init_client(0, setting.key.at("clients"))))
     made: list[FlowerFleet] = []
+
+    def record(influence: dict[str, Any]) -> None:
+        with (folder / INFLUENCE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(influence) + "\n")
+
     with operator.grid() as grid:
-        post = Post(grid, operator.limits, tell)
+        sign = Signer(home.folder).sign if operator.ca else None
+        post = Post(grid, operator.limits, tell, sign)
 
         def elsewhere(here: Fleet) -> Fleet:
             made.append(
@@ -140,9 +158,11 @@ def opened(
                     deadline=place.deadline,
                     limits=operator.limits,
                     tell=tell,
+                    entries=partial(read_entries, home.nodes) if operator.ca else None,
+                    sizes=_sizes(setting),
                 )
             )
-            return made[0]
+            return Influence(made[0], place.norms, place.norm_multiple, record, tell)
 
         experiment = Experiment(setting, folder, elsewhere)
         await_clients(made[0], setting.clients, wait, tell, watch)
@@ -153,6 +173,13 @@ def opened(
         finally:
             if new and not begun(folder):  # it never began; a run on this machine may, here
                 (folder / NODES).unlink()
+
+
+def _sizes(setting: Setting) -> dict[int, int]:
+    """Return how many examples clients hold, where the server has them."""
+    if isinstance(setting, ExamSetting):
+        return {}
+    return {client: len(setting.deal.train[client]) for client in setting.clients}
 
 
 def await_clients(

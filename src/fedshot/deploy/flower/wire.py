@@ -7,9 +7,12 @@ import logging
 import os
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 from flwr.app import Array, Message
@@ -48,6 +51,41 @@ def be_quiet() -> None:
     os.environ.update(QUIET)
     for name in ("flwr", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_environment = Lock()
+
+
+@contextmanager
+def direct(host: str) -> Iterator[None]:
+    """Let clients that are made within reach a host without the proxies of the environment.
+
+    Their variables are read when a client is made, and not again.
+    """
+    with _environment:
+        held = {name: value for name, value in os.environ.items() if name.lower() in _PROXIES}
+        for name in held:
+            del os.environ[name]
+        os.environ["no_proxy"] = host  # else some systems are asked for their settings
+        try:
+            yield
+        finally:
+            del os.environ["no_proxy"]
+            os.environ.update(held)
+
+
+def proxy_to(host: str, *, secure: bool) -> str:
+    """Return the proxy by which clients that are made now reach a host; "" for none.
+
+    It is named without the user and password that it may ask for.
+    """
+    proxies = getproxies()
+    found = proxies.get("https" if secure else "http") or proxies.get("all") or ""
+    if not found or proxy_bypass(host):
+        return ""
+    parts = urlsplit(found if "://" in found else f"http://{found}")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def most_objects(limits: Limits) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -11,15 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
+from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits, short
 from fedshot.deploy.flower.letters import COMMON, Letter
 from fedshot.deploy.flower.member import Member
+from fedshot.deploy.flower.policy import Policy, note
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import Holdings
 from fedshot.errors import FedshotError
 from fedshot.protocol import Arrival
 from fedshot.recorder import environment
 from fedshot.tree import Tree
+
+# What begins with a root, or with a drive, up to the last separator.
+_FOLDERS = re.compile(r"(?<![\w.~/\\-])(?:~?/|[A-Za-z]:[/\\])(?:[^\s'\"/\\]+[/\\])*")
 
 
 class Worker:
@@ -32,6 +38,7 @@ class Worker:
         limits: the most that it takes in.
         workers: clients that run at once.
         tell: where it says what it does.
+        policy: what a server may ask for; None for anything, and no log.
     """
 
     def __init__(
@@ -43,7 +50,9 @@ class Worker:
         limits: Limits = LIMITS,
         workers: int = 1,
         tell: Callable[[str], None] = print,
+        policy: Policy | None = None,
     ) -> None:
+        self._policy = policy
         self.name, self._holdings, self._folder = name, holdings, folder
         self._limits, self._workers, self._tell = limits, workers, tell
         self._members: dict[str, tuple[str, Member]] = {}
@@ -55,14 +64,29 @@ class Worker:
         try:
             self._answer(letter, reply)
         except (CodecError, FedshotError) as error:
-            reply = Letter({"id": letter.head.get("id"), "refused": str(error)})
+            reply = Letter({"id": letter.head.get("id"), "refused": without_paths(str(error))})
             self._tell(f"refused: {error}")
         except Exception as error:
-            words = f"{type(error).__name__}: {error}"
-            reply = Letter({"id": letter.head.get("id"), "failed": words[:2000]})
+            words = without_paths(f"{type(error).__name__}: {error}"[:2000])
+            reply = Letter({"id": letter.head.get("id"), "failed": words})
             self._tell(traceback.format_exc())
         reply.head["seconds"] = time.perf_counter() - start
+        if self._policy is not None:
+            self._note(letter, reply)
         return reply
+
+    def _note(self, letter: Letter, reply: Letter) -> None:
+        setup, work = letter.head.get("setup"), letter.head.get("work")
+        asked = work if isinstance(work, dict) else {}
+        note(
+            self._folder / "audit.jsonl",
+            run=short(setup.get("run"), 40) if isinstance(setup, dict) else "",
+            work={name: short(asked[name], 60) for name in ("name", "phase", "version", "clients")
+                  if name in asked},
+            up={name: len(block) for name, block in reply.blocks.items()},
+            seconds=round(reply.head["seconds"], 3),
+            refused=short(reply.head.get("refused", reply.head.get("failed", ""))),
+        )  # fmt: skip
 
     def _answer(self, letter: Letter, reply: Letter) -> None:
         head = letter.head
@@ -80,7 +104,9 @@ class Worker:
         member.arrive(life, base)
         member.obey(orders)
         if head.get("work"):
-            do_work(member, letter, reply, self._limits)
+            if self._policy is not None:
+                self._policy.check_disk(self._folder / setup.run)
+            do_work(member, letter, reply, self._limits, self._policy)
         reply.head |= member.state
 
     def _member(self, setup: Setup) -> Member:
@@ -88,13 +114,21 @@ class Worker:
         held = self._members.get(setup.run)
         if held is None or held[0] != key:
             folder = self._folder / setup.run
+            if self._policy is not None:  # before anything of the run is written
+                self._policy.check_run(setup.config(), setup.clients)
             held = key, Member.of(setup, self._holdings, folder, self._workers)
             self._members = {setup.run: held}  # of one run at a time, the others are on the disk
         return held[1]
 
 
-def do_work(member: Member, letter: Letter, reply: Letter, limits: Limits) -> None:
-    """Run the work that a letter asks for, and add what came of it to the reply."""
+def do_work(
+    member: Member, letter: Letter, reply: Letter, limits: Limits, policy: Policy | None = None
+) -> None:
+    """Run the work that a letter asks for, and add what came of it to the reply.
+
+    Once nobody waits for the reply, or the policy's seconds are over, no other client's begins.
+    """
+    begun = time.monotonic()
     work = letter.head["work"]
     try:
         clients = [int(client) for client in work["clients"]]
@@ -105,8 +139,29 @@ def do_work(member: Member, letter: Letter, reply: Letter, limits: Limits) -> No
     else:
         messages = {client: letter.get(f"c{client}", limits) for client in clients}
     results = reply.head["results"] = {}
+    seconds = min(_seconds(letter), (policy and policy.most_seconds) or math.inf)
     for arrival in member.serve(work, messages):
+        if policy is not None and arrival.reply is not None:
+            policy.check_up(arrival.reply.up)
         results[str(arrival.client)] = _put(arrival, reply)
+        if time.monotonic() > begun + seconds and len(results) < len(messages):
+            raise CodecError(
+                f"{len(results)} of {len(messages)} clients have worked for the {seconds:g} s "
+                "that there are"
+            )
+
+
+def _seconds(letter: Letter) -> float:
+    """Return for how long the reply to a letter is waited for, from now on."""
+    within, sent = (letter.head.get(name) for name in ("within", "sent"))
+    if not isinstance(within, int | float) or not isinstance(sent, int | float):
+        return math.inf
+    return sent + within - time.time()
+
+
+def without_paths(words: str) -> str:
+    """Return what a node says of itself without the folders of its files."""
+    return _FOLDERS.sub("", words)
 
 
 def _put(arrival: Arrival, letter: Letter) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""What a node lets a server ask for: refused by the name of the policy's line, and logged."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.config import Config
+from fedshot.deploy.flower.codec import LIMITS
+from fedshot.deploy.flower.letters import COMMON, Letter
+from fedshot.deploy.flower.policy import Policy
+from fedshot.deploy.flower.setup import Setup
+from fedshot.deploy.flower.shards import read_shards, write_shards
+from fedshot.deploy.flower.worker import Worker, without_paths
+from fedshot.errors import ConfigError
+from fedshot.keys import Key
+from fedshot.setting import Setting
+from system.runs import SMALL
+
+METHOD = {"method": {"name": "fedavg_probe", "local_steps": 2, "batch": 4}}
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A setting, the holdings of a node with two of its clients, and a letter with work."""
+    setting, folder = Setting(Config.of({**SMALL, **METHOD})), tmp_path_factory.mktemp("data")
+    write_shards(folder, setting.dataset, setting.deal.train, [0, 1])
+    server = setting.method.init(Key(0))
+    letter = Letter({
+        "setup": Setup.of("0" * 32, setting).to_json(), "life": 1, "base": [-1, ""], "orders": [],
+        "work": {"name": "classify", "phase": "train", "version": [1, 0], "as_of": None, "key": [0],
+                 "clients": [0, 1]},
+    })  # fmt: skip
+    down = {"body": server.body, "classifier": server.classifier, "stats": server.stats}
+    letter.put(
+        COMMON, {"theta": {k: down[k] for k in ("body", "classifier")}, "stats": down["stats"]}
+    )
+    return read_shards(folder), letter
+
+
+def answered(asked: Any, folder: Path, policy: Policy | None, **head: Any) -> Letter:
+    holdings, letter = asked
+    worker = Worker("n", holdings, folder, limits=LIMITS, tell=lambda _: None, policy=policy)
+    return worker.answer(Letter(letter.head | head, letter.blocks))
+
+
+def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path: Path) -> None:
+    free = answered(asked, tmp_path / "free", None)
+    (tmp_path / "bound").mkdir()
+    bound = answered(asked, tmp_path / "bound", Policy(
+        ("fedavg_probe",), ("theta", "stats"), 1.0, 4, 2, 2, 600.0, 1.0))  # fmt: skip
+    assert "refused" not in free.head, free.head
+    assert bound.blocks == free.blocks
+    (line,) = (tmp_path / "bound" / "audit.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert told["work"]["name"] == "classify"
+    assert told["up"] == {name: len(data) for name, data in free.blocks.items()}
+    assert told["refused"] == ""
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (Policy(methods=("fl_proto",)), "methods fl_proto, .* method 'fedavg_probe'"),
+        (Policy(parts=("stats",)), "parts stats, .* part 'theta'"),
+        (Policy(most_up_mb=1e-6), "most_up_mb 1e-06, .* MB"),
+        (Policy(min_batch=8), "min_batch 8, .* method.batch 4"),
+        (Policy(min_local_steps=3), "min_local_steps 3, .* method.local_steps 2"),
+        (Policy(min_cohort=1000), "min_cohort 1000, .* a cohort of"),
+        (Policy(most_seconds=1e-9), "1 of 2 clients have worked for the 1e-09 s that there are"),
+        (Policy(most_disk_mb=1e-9), "most_disk_mb 1e-09, .* MB of states"),
+    ],
+)
+def test_what_the_policy_does_not_allow_is_refused_by_its_name(
+    asked: Any, tmp_path: Path, policy: Policy, words: str
+) -> None:
+    reply = answered(asked, tmp_path, policy)
+    assert re.search(words, reply.head["refused"]), reply.head
+    assert not reply.blocks, "nothing leaves"
+    (line,) = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["refused"] == reply.head["refused"]
+
+
+def test_nobody_works_for_a_server_that_waits_no_more(asked: Any, tmp_path: Path) -> None:
+    reply = answered(asked, tmp_path, None, sent=time.time() - 60, within=1.0)
+    assert "1 of 2 clients have worked" in reply.head["refused"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["methods: fl_proto", "methods: [[1]]", "most_up_mb: x", "most_up_mb: 0", "most_up_mb: .inf",
+     "min_batch: true", "most: 5", "[1]", ""],
+)  # fmt: skip
+def test_a_policy_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        Policy.read(path)
+    path.write_text("methods: [fl_proto, '5']\nmost_up_mb: 2.5\nmin_cohort: 3\n")
+    assert Policy.read(path) == Policy(("fl_proto", "5"), None, 2.5, min_cohort=3)
+
+
+def test_a_server_hears_no_folders_of_a_node() -> None:
+    assert without_paths("/srv/a/x/life.json is damaged") == "life.json is damaged"
+    assert without_paths(r"C:\a\b.txt: part theta/w") == "b.txt: part theta/w"
