@@ -221,6 +221,7 @@ def test_data_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "not here: data get" in rows["mnist"]
     assert "not here: by hand" in rows["sent140"]
     assert "comes along" in rows["digits"]
+    assert "Synthetic characters" in rows["glyphs"]
     assert "your files" in rows["npz"]
     assert "Word vectors" in rows["glove"]
 

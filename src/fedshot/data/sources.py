@@ -14,6 +14,7 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.files import DAMAGE
 from fedshot.data.folder import ImageFolder
+from fedshot.data.glyphs import Glyphs
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
 from fedshot.data.mini_imagenet import MiniImageNet
@@ -153,6 +154,7 @@ SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
     "fashion_mnist": FashionMnist,
     "folder": ImageFolder,
+    "glyphs": Glyphs,
     "hf": HF,
     "huffpost": HuffPost,
     "mini_imagenet": MiniImageNet,
