@@ -252,6 +252,20 @@ def test_data_get_says_where_files_went_or_what_to_do_by_hand(
         assert words in capsys.readouterr().err
 
 
+def test_data_get_says_in_a_pipe_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bring(name: str, folder: Path, progress: fetch.Progress) -> list[fetch.Fetched]:
+        for done in (5_000_000, 12_000_000, 19_000_000, 25_000_000):
+            progress("a.gz", done, 25_000_000)
+        progress("b.gz", 11_000_000, None)
+        return []
+
+    monkeypatch.setattr(fetch, "get", bring)
+    assert main(["data", "get", "mnist", "--data-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "a.gz: 10 of 25 MB\na.gz: 20 of 25 MB\nb.gz: 10 MB\n"
+
+
 def test_data_check_ends_in_2_only_when_something_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
