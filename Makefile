@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 .PHONY: demo test test-slow test-exhaustive test-flower test-floors test-data check docs format bench bench-peers clean
 
 demo: $(STAMP)
-	$(BIN)/python examples/digits.py --out runs/demo
+	$(BIN)/python examples/glyphs.py --out runs/demo
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not data and not flower"
@@ -27,11 +27,11 @@ test-flower: .venv/.flower
 # The lowest versions that pyproject.toml allows, all at once, in an environment of their own, torch
 # excepted, of which a second build is gigabytes: that, pytest and the rest are the main one's.
 FLOORS := .venv-floors
-test-floors: $(FLOORS)/.installed
-	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n 2 -W ignore -m "not slow and not data" $(FLOOR_TESTS)
 FLOOR_TESTS := tests/unit/test_config.py tests/unit/test_storage.py tests/unit/test_data_sources.py \
   tests/unit/test_reference.py tests/unit/test_reports_page.py tests/unit/test_reports_pictures.py \
-  tests/unit/test_reports_table.py tests/system/test_report_commands.py tests/system/test_use_estimator.py
+  tests/unit/test_reports_table.py tests/system/test_use_estimator.py
+test-floors: $(FLOORS)/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n 2 -W ignore -m "not slow and not data" $(FLOOR_TESTS)
 
 test-data: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m data
