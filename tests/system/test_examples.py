@@ -25,5 +25,5 @@ def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> N
     assert "FL-Proto, seed 1: round 5 of 10\n" in done.stderr, "in a pipe it says how far it is"
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "Five new characters from one example each" in page
-    for name in ("curves-test", "spread", "holdings-plot", "confusion-plot", "map-plot"):
+    for name in ("curves-test", "spread", "holdings-plot", "map-plot"):
         assert f'class="plot" id="{name}"' in page
