@@ -5,10 +5,10 @@ STAMP := .venv/.installed
 # Tests begin many processes, and each would compile all modules anew where no bytecode is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-slow test-exhaustive test-flower test-data check docs format bench bench-peers clean
+.PHONY: demo test test-slow test-exhaustive test-flower test-floors test-data check docs format bench bench-peers clean
 
 demo: $(STAMP)
-	$(BIN)/python examples/digits.py --out runs/demo
+	$(BIN)/python examples/glyphs.py --out runs/demo
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not data and not flower"
@@ -23,6 +23,15 @@ test-exhaustive: $(STAMP)
 # Real processes on loopback, and in network namespaces where it is root that asks.
 test-flower: .venv/.flower
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower
+
+# The lowest versions that pyproject.toml allows, all at once, in an environment of their own, torch
+# excepted, of which a second build is gigabytes: that, pytest and the rest are the main one's.
+FLOORS := .venv-floors
+FLOOR_TESTS := tests/unit/test_config.py tests/unit/test_storage.py tests/unit/test_data_sources.py \
+  tests/unit/test_reference.py tests/unit/test_reports_page.py tests/unit/test_reports_pictures.py \
+  tests/unit/test_reports_table.py tests/system/test_use_estimator.py
+test-floors: $(FLOORS)/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n 2 -W ignore -m "not slow and not data" $(FLOOR_TESTS)
 
 test-data: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m data
@@ -70,9 +79,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flower]'
 	touch .venv/.flower
 
+$(FLOORS)/.installed: $(STAMP)
+	$(BIN)/python -m venv $(FLOORS)
+	echo '*' > $(FLOORS)/.gitignore
+	sed -n '/^dependencies/,/^]/s/^  "\(.*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml | grep -v '^torch==' > $(FLOORS)/floors.txt
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check -r $(FLOORS)/floors.txt
+	$(call SITE,$(BIN)) > "$$($(call SITE,$(FLOORS)/bin))/main.pth"
+	touch $(FLOORS)/.installed
+
 .venv/.docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
 	touch .venv/.docs
 
 clean:
-	rm -rf .venv .docs site $(PEERS) .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .docs site $(PEERS) $(FLOORS) .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -15,7 +15,7 @@ from fedshot.data import SOURCES, InMemory, Source, checks, fetch
 from fedshot.data.places import default_data_dir
 from fedshot.data.publishers import PUBLISHERS
 from fedshot.errors import DataError
-from fedshot.printing import say
+from fedshot.printing import say, tell
 from fedshot.setting import Arrangement
 
 PROBLEM = 2
@@ -98,14 +98,23 @@ def _first_line(source: type[Source]) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[fetch.Progress | None]:
-    """Give a bar for each file on a terminal, and nothing in a pipe."""
+def _progress() -> Iterator[fetch.Progress]:
+    """Give a bar for each file on a terminal, and a line every ten megabytes in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield None
+        told: dict[str, int] = {}
+
+        def line(name: str, done: int, total: int | None) -> None:
+            tens = done // 10_000_000
+            if told.setdefault(name, 0) != tens:
+                told[name] = tens
+                whole = f" of {total / 1e6:.0f}" if total else ""
+                tell(f"{name}: {10 * tens}{whole} MB")
+
+        yield line
         return
     columns = (
         TextColumn("{task.description}", markup=False),

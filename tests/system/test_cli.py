@@ -224,6 +224,7 @@ def test_data_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "not here: data get" in rows["mnist"]
     assert "not here: by hand" in rows["sent140"]
     assert "comes along" in rows["digits"]
+    assert "Synthetic characters" in rows["glyphs"]
     assert "your files" in rows["npz"]
     assert "Word vectors" in rows["glove"]
 
@@ -252,6 +253,20 @@ def test_data_get_says_where_files_went_or_what_to_do_by_hand(
     ):
         assert main(["data", "get", name, "--data-dir", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_data_get_says_in_a_pipe_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bring(name: str, folder: Path, progress: fetch.Progress) -> list[fetch.Fetched]:
+        for done in (5_000_000, 12_000_000, 19_000_000, 25_000_000):
+            progress("a.gz", done, 25_000_000)
+        progress("b.gz", 11_000_000, None)
+        return []
+
+    monkeypatch.setattr(fetch, "get", bring)
+    assert main(["data", "get", "mnist", "--data-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "a.gz: 10 of 25 MB\na.gz: 20 of 25 MB\nb.gz: 10 MB\n"
 
 
 def test_data_check_ends_in_2_only_when_something_is_wrong(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,9 @@ from PIL import Image
 
 from fedshot.cli import main
 from fedshot.config import Config, load
+from fedshot.evaluation import pixel_logits, score
+from fedshot.experiment import Experiment, Setting
+from fedshot.protocol import answer_at_server
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,16 +26,38 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_the_first_run_and_its_evaluation_work_word_for_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def first_run() -> list[list[str]]:
     (text,) = [b for b in blocks("") if b.startswith("fedshot run --name first")]
     lines = text.replace("\\\n", " ").strip().splitlines()
     assert [line.split()[1] for line in lines] == ["run", "evaluate"]
-    for line in lines:
-        assert main(shlex.split(line)[1:]) == 0
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def test_the_first_run_and_its_evaluation_work_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one round of one step, and few episodes; the next test has all of them."""
+    monkeypatch.chdir(tmp_path)
+    run, evaluate = first_run()
+    assert run[-2:] == ["--run.rounds", "20"]
+    few = "--method.local_steps 1 --test.episodes 20 --test.validation_episodes 20"
+    assert main([*run[:-1], "1", *few.split()]) == 0
+    assert main(evaluate) == 0
     assert capsys.readouterr().out.count("on novel classes") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_pays_in_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By 20 points over raw pixels and over the encoder before round 1, word for word."""
+    monkeypatch.chdir(tmp_path)
+    assert main(first_run()[0]) == 0
+    experiment = Experiment(Setting(Config.of(load(Path("runs/first/config.yaml")))), Path("again"))
+    exam = experiment.setting.test
+    pixels = score(answer_at_server(pixel_logits, exam.questions), exam)
+    trained = json.loads(Path("runs/first/result.json").read_text(encoding="utf-8"))["test"]
+    for floor in (pixels, experiment.answer_untrained(exam)):
+        assert trained["accuracy"] > floor.accuracy + 0.2
 
 
 def test_the_settings_it_shows_are_valid() -> None:

@@ -15,6 +15,7 @@ from fedshot.data import (
     SOURCES,
     ClassSplit,
     Digits,
+    Glyphs,
     ImageFolder,
     Npz,
     Omniglot,
@@ -38,6 +39,18 @@ def test_digits_come_with_scikit_learn_and_use_the_whole_range():
     assert (dataset.x.min(), dataset.x.max()) == (0, 255)
     assert dataset.class_names == tuple("0123456789")
     assert Digits().split(dataset) == ClassSplit((0, 1, 2, 3, 4), (), (5, 6, 7, 8, 9))
+
+
+def test_glyphs_are_the_same_bits_on_every_machine_and_split_by_class():
+    dataset = Glyphs().load(None)
+    assert dataset.x.shape == (4000, 20, 20, 1)
+    assert (dataset.x.min(), dataset.x.max()) == (0, 255)
+    assert np.bincount(dataset.y).tolist() == [20] * 200
+    assert len(np.unique(dataset.x, axis=0)) == 4000
+    split = Glyphs().split(dataset)
+    assert split.base + split.validation + split.novel == tuple(range(200))
+    assert (len(split.base), len(split.validation), len(split.novel)) == (120, 30, 50)
+    assert dataset.digest == "8095d2feb8be8558a03199c79d86cf7e06957c4fa1d73bc292ce2a107c3208d5"
 
 
 # --- a folder of pictures ---

@@ -8,6 +8,7 @@ from fedshot.data.deals import Dirichlet, Iid, Shards, Users, WholeClasses
 from fedshot.data.episodes import ClientData, Episode, Hand, Tasks
 from fedshot.data.folder import ImageFolder
 from fedshot.data.gathering import GatheredTasks, Gathering
+from fedshot.data.glyphs import Glyphs
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
 from fedshot.data.memory import InMemory
@@ -49,6 +50,7 @@ __all__ = [
     "FashionMnist",
     "GatheredTasks",
     "Gathering",
+    "Glyphs",
     "Hand",
     "HuffPost",
     "Iid",

@@ -10,6 +10,7 @@ LICENCES = {
     "cifar100": _CIFAR,
     "digits": "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
     "fashion_mnist": "MIT",
+    "glyphs": "Apache-2.0 (drawn by fedshot itself)",
     "huffpost": "that of the News Category Dataset (Misra), commonly cited as CC BY 4.0",
     "mini_imagenet": _IMAGENET,
     "mnist": "CC BY-SA 3.0, as commonly stated",

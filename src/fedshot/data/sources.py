@@ -15,6 +15,7 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, first_twice
 from fedshot.data.files import DAMAGE, check_member, check_memory, opened_zip
 from fedshot.data.folder import ImageFolder
+from fedshot.data.glyphs import Glyphs
 from fedshot.data.hf import HF
 from fedshot.data.huffpost import HuffPost
 from fedshot.data.memory import InMemory
@@ -211,6 +212,7 @@ SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
     "fashion_mnist": FashionMnist,
     "folder": ImageFolder,
+    "glyphs": Glyphs,
     "hf": HF,
     "huffpost": HuffPost,
     "memory": InMemory,
