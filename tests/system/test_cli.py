@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -74,6 +75,27 @@ def test_quiet_prints_the_result_alone(tmp_path: Path, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
     assert err == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_every_character_is_printed_in_a_terminal_of_any_encoding(
+    tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result has a plus-minus sign, a table has lines, and classes have names of any kind."""
+    for name in ("a", "b"):
+        finished(tmp_path / name).result()
+    printed = io.BytesIO()
+    for stream in ("stdout", "stderr"):
+        wrapped = io.TextIOWrapper(printed, encoding, write_through=True)
+        monkeypatch.setattr(sys, stream, wrapped)
+    assert main(["evaluate", str(tmp_path / "a")]) == 0
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    printing.say("\N{LATIN SMALL LETTER L WITH STROKE}")
+    plus_minus = "+/-" if encoding == "ascii" else "\N{PLUS-MINUS SIGN}"
+    *lines, name = printed.getvalue().decode(encoding).splitlines()
+    assert name == "\\u0142"
+    assert sum(f" {plus_minus} " in line for line in lines) >= 4
+    assert any("-----" in line for line in lines)
 
 
 def test_evaluate_answers_another_shape_and_changes_nothing(
