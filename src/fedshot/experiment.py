@@ -95,6 +95,7 @@ class Experiment:
         self.round, self.best_round = 0, 0
         self._best: Look | None = None
         self._private = ""
+        self._last_end: float | None = None  # of a round, by the monotonic clock
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
@@ -117,6 +118,7 @@ class Experiment:
                     f"{self.config.run.rounds}. Set it to {self.round} or more."
                 )
             self._begin()
+            self._last_end = None
             if not self._started:
                 with arithmetic(self._threads):
                     first = self._close(Record(0), 0.0)
@@ -281,6 +283,8 @@ class Experiment:
             look = Look.of(validation)
             if choosing and look.beats(self._best):
                 self.best_round, self._best = round, look
+        now, before = time.monotonic(), self._last_end
+        self._last_end = now
         done = replace(
             record,
             faults=faults,
@@ -289,6 +293,7 @@ class Experiment:
             bytes_down=self.meter.total("train", "down"),
             bytes_up=self.meter.total("train", "up"),
             seconds=seconds,
+            elapsed=None if before is None else now - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         self.recorder.append(done)
