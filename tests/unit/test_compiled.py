@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedshot import compiled
+from fedshot.errors import BuildError
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 
@@ -222,6 +224,44 @@ def test_nothing_is_said_of_what_was_chosen_or_is_not_there(
         monkeypatch.delenv("CC", raising=False)
     assert fresh() is None
     assert capsys.readouterr().err == ""
+
+
+def test_a_build_is_waited_for_however_long_it_takes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that fell back to plain operations would come to other bits."""
+    real = subprocess.run
+
+    def busy(command: list[str], **options: Any) -> Any:
+        """Take longer than any limit of time."""
+        if options.get("timeout") is not None:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", busy)
+    assert fresh() is not None
+    assert capsys.readouterr().err == ""
+
+
+def test_processes_that_find_a_cold_cache_at_once_build_once(cache: Path, built: list[str]) -> None:
+    """Locks of files hold between threads, too, which have a library each here."""
+    with ThreadPoolExecutor(3) as pool:
+        found = [task.result() for task in [pool.submit(fresh) for _ in range(3)]]
+    assert None not in found
+    assert len(built) == len(kept(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["kill -9 $$", "echo 'cc: fatal error: Killed signal terminated program cc1' >&2; exit 1"],
+)
+def test_a_compiler_that_was_killed_refuses_the_run(end: str, cache: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    program(tmp_path / "cc", f'case "$1" in --version) exit 0;; esac\n{end}')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BuildError, match=r"cannot be built for now .*FEDSHOT_KERNELS=off"):
+        fresh()
 
 
 ARM = """processor\t: 0
