@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> None:
     words = [sys.executable, ROOT / "examples" / "digits.py", "--out", tmp_path / "demo"]
     done = subprocess.run(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedshot.errors import CheckpointError
+from fedshot.evaluation import Look
 from fedshot.experiment import Experiment
 from fedshot.fleets import Unreliable
 from fedshot.fleets.unreliable import Trouble
@@ -69,13 +70,16 @@ def test_a_run_may_be_made_longer_and_more_tolerant(tmp_path: Path) -> None:
     assert whole.best_round == 6
 
 
-def test_the_last_round_may_be_tested_instead_of_the_best(tmp_path: Path) -> None:
-    wild = {"method": {"optimizer": {"lr": 0.3}}, "run": {"validate_every": 1}}
-    last = finished(tmp_path / "last", CHOOSING, wild, {"run": {"choose": "last"}})
-    best = finished(tmp_path / "best", CHOOSING, wild)
-    told = [record["validation"]["accuracy"] for record in last.recorder.records()]
-    assert best.best_round == told.index(max(told))
-    assert last.best_round == 4 != best.best_round
+def test_the_last_round_may_be_tested_instead_of_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 2 is made the best: which it would be is for a processor's rounding to say."""
+    looks = iter(range(5))
+    monkeypatch.setattr(Look, "beats", lambda *_: next(looks) in (0, 2))
+    every = {"run": {"validate_every": 1}}
+    assert finished(tmp_path / "best", CHOOSING, every).best_round == 2
+    last = finished(tmp_path / "last", CHOOSING, every, {"run": {"choose": "last"}})
+    assert last.best_round == 4
     last.result()
     assert '"chosen_by": "last round"' in (tmp_path / "last" / "result.json").read_text()
 

@@ -8,7 +8,6 @@ import time
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
-from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +89,9 @@ def test_folders_of_other_programs_do_not_end_it(tmp_path: Path, files: dict[str
 def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
+    def free(file: Any) -> None:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
     folder = begun(tmp_path / "run", 2)
     with only_one(folder / ".lock"):
         assert Status.of(folder).state == "training"
@@ -97,7 +99,7 @@ def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     with (folder / ".lock").open("rb") as file:  # who looks holds it for an instant
         fcntl.flock(file, fcntl.LOCK_SH)
         assert Status.of(folder).state == "stopped"
-        Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        monkeypatch.setattr("fedshot.locks.time", SimpleNamespace(sleep=lambda _: free(file)))
         with only_one(folder / ".lock") as held:
             assert held
     monkeypatch.setattr("fedshot.reports.status.in_training", lambda _: None)
