@@ -18,6 +18,7 @@ from conformance.cases import BODY, EPISODE, REFERENCE
 from conformance.federation import Federation
 from conformance.own import FILE, FLProtoMomentum
 from fedshot import own, tree
+from fedshot.cli import main
 from fedshot.data import EpisodeSpec
 from fedshot.errors import ConfigError
 from fedshot.methods import METHODS, FLProto, register
@@ -33,7 +34,9 @@ RUN = "run --name mine --data digits --split.base 0-4 --split.novel 5-9 --model.
 SHORT = ["--method", "fl_proto_momentum", "--run.rounds", "2", "--test.episodes", "20"]
 
 
-def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
+def test_its_file_is_a_command_line_that_knows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = subprocess.run(
         [sys.executable, FILE, *RUN.split(), *SHORT],
         cwd=tmp_path,
@@ -43,15 +46,8 @@ def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "fl_proto_momentum: " in done.stdout
-    alone = subprocess.run(
-        [sys.executable, "-m", "fedshot.cli", "resume", "runs/mine"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert alone.returncode == 2
-    assert "known to the program that registers it" in alone.stderr
+    assert main(["resume", str(tmp_path / "runs" / "mine")]) == 2
+    assert "known to the program that registers it" in capsys.readouterr().err
     made = json.loads((tmp_path / "runs" / "mine" / "environment.json").read_text("utf-8"))
     digest = hashlib.sha256(FILE.read_bytes()).hexdigest()
     assert made["method_file"] == f"fl_proto_momentum.py {digest}"
