@@ -24,6 +24,7 @@ from fedshot import reports
 from fedshot.config import Config
 from fedshot.evaluation import pixel_logits, score
 from fedshot.experiment import Experiment, Setting
+from fedshot.printing import print_in_any_encoding
 from fedshot.protocol import answer_at_server
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -90,6 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     out = parser.parse_args().out
+    print_in_any_encoding()
     console = Console()
     rows, groups, curves, looks = [], {}, [], {}
     for label in METHODS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -33,7 +34,13 @@ def same_draws() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests leave nothing in a person's cache of decoded datasets, and find nothing there."""
+    """Tests leave nothing in a person's cache, and find nothing there.
+
+    The workers of a session share one, in which one of them builds the C kernels for all.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDSHOT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FEDSHOT_CACHE", str(folder))
         yield

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from fedshot import __version__, stopping
 from fedshot.deploy.flower.arguments import add_flower, add_resume
 from fedshot.errors import ConfigError, FedshotError, nearest
-from fedshot.printing import tell
+from fedshot.printing import print_in_any_encoding, tell
 from fedshot.words import long_names
 
 REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments the command is what the process is there for: when stopped, it ends at once.
     """
     stopping.asked.clear()
+    print_in_any_encoding()
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         if stopping.asked.is_set() and arguments is None:

@@ -4,11 +4,15 @@ Without a compiler, on another system than Linux or macOS, or with FEDSHOT_KERNE
 is None and callers use plain torch operations. The library lies in a folder of this user's own in
 the cache, under a hash of its source, the compiler and the processor, and the hash of its content:
 what is stale, cut short, or could have been written by somebody else is not loaded but built anew.
+
+However busy the machine, a build is waited for: a run must not compute one part with these kernels
+and another without them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import platform
@@ -19,13 +23,16 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from fedshot import storage
+from fedshot.errors import BuildError
+from fedshot.locks import locked
 
 # No fast-math: NaN must stay NaN, and sums keep the order that the source gives them.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
@@ -85,6 +92,13 @@ _SIGNATURES = {
 }
 # Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.
 _TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
+_SLOW = 30.0  # seconds after which a person is told what is waited for
+# What a machine lacks for a while, by number and in a compiler's words.
+_PASSING = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+_PASSING_WORDS = (
+    "killed", "terminated program", "no space left", "cannot allocate", "out of memory",
+    "memory exhausted",
+)  # fmt: skip
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -92,7 +106,8 @@ _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def library() -> ctypes.CDLL | None:
     """Return the kernels, building them the first time; None where they cannot be had.
 
-    Says on stderr why not, where there is a compiler.
+    Says on stderr why not, where there is a compiler. Raises BuildError where the compiler was
+    killed, or memory or disk did not suffice: another try may have the kernels.
     """
     if os.environ.get("FEDSHOT_KERNELS", "").lower() in ("off", "0", "no", "false"):
         return None
@@ -104,6 +119,12 @@ def library() -> ctypes.CDLL | None:
             return _built(compiler)
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             why.append(f"{shlex.join(compiler)}: {_reason(error)}")
+            if _may_pass(error):
+                raise BuildError(
+                    f"the C kernels cannot be built for now ({why[-1]}). Try again with more "
+                    "memory or disk free; FEDSHOT_KERNELS=off does without them, which differs in "
+                    "the last digits."
+                ) from error
     if why:
         print(
             f"fedshot: the C kernels cannot be built ({'; '.join(why)}). Plain torch operations "
@@ -134,31 +155,44 @@ def _compilers() -> Iterator[list[str]]:
 def _built(compiler: list[str]) -> ctypes.CDLL:
     """Return the library from the cache, put there first if need be.
 
-    In a cache that others may write to, each user has a folder. A cache that cannot be used costs
-    this process a second: it compiles for itself.
+    In a cache that others may write to, each user has a folder. Of processes that find none, one
+    compiles and the others wait. A cache that cannot be used costs this process some seconds: it
+    compiles for itself.
     """
     place = resources.files("fedshot") / "c"
     source = b"".join(place.joinpath(name).read_bytes() for name in _SOURCES)
-    version = _run([*compiler, "--version"], b"", 20)
+    version = _run([*compiler, "--version"], b"")
     parts = (source, version, shlex.join([*compiler, *_FLAGS]).encode(), _processor().encode())
     name = "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
     folder = storage.cache_folder() / f"kernels-{os.geteuid()}"
+    if (found := _found(folder, name)) is not None:
+        return found
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stack.enter_context(locked(folder / f"{name}.lock"))
+            if (found := _found(folder, name)) is not None:
+                return found
+        library = _compiled(compiler, source)
+        try:
+            return _loaded(_kept(library, folder, name))
+        except OSError:
+            with tempfile.TemporaryDirectory(prefix="fedshot-") as private:
+                return _loaded(_kept(library, Path(private), name))
+
+
+def _found(folder: Path, name: str) -> ctypes.CDLL | None:
+    """Return the library that lies in the cache, or None."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError, AttributeError):
             return _loaded(path)
-    library = _compiled(compiler, source)
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return _loaded(_kept(library, folder, name))
-    except OSError:
-        with tempfile.TemporaryDirectory(prefix="fedshot-") as private:
-            return _loaded(_kept(library, Path(private), name))
+    return None
 
 
 def _compiled(compiler: list[str], source: bytes) -> bytes:
     with tempfile.TemporaryDirectory(prefix="fedshot-") as folder:
         made = Path(folder, "fused.so")
-        _run([*compiler, *_FLAGS, "-x", "c", "-", "-o", str(made), "-lm"], source, 120)
+        _run([*compiler, *_FLAGS, "-x", "c", "-", "-o", str(made), "-lm"], source)
         return made.read_bytes()
 
 
@@ -210,10 +244,25 @@ def _check(about: os.stat_result, path: Path) -> None:
         raise OSError(f"others could write to {path}")
 
 
-def _run(command: list[str], given: bytes, seconds: float) -> bytes:
-    return subprocess.run(
-        command, input=given, capture_output=True, timeout=seconds, check=True
-    ).stdout
+def _run(command: list[str], given: bytes) -> bytes:
+    notice = threading.Timer(
+        _SLOW, print, [f"fedshot: waits for the C kernels: {command[0]} is at work"],
+        {"file": sys.stderr},
+    )  # fmt: skip
+    notice.daemon = True
+    notice.start()
+    try:
+        return subprocess.run(command, input=given, capture_output=True, check=True).stdout
+    finally:
+        notice.cancel()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a build that failed may succeed at another try."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr.decode(errors="replace").lower()
+        return error.returncode < 0 or any(words in said for words in _PASSING_WORDS)
+    return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def _reason(error: Exception) -> str:

@@ -47,6 +47,12 @@ class BusyError(CheckpointError):
     passing = True
 
 
+class BuildError(FedshotError):
+    """A C kernel that cannot be compiled for now."""
+
+    passing = True
+
+
 class QuorumError(FedshotError):
     """Too few clients gave a usable reply for the round to count.
 

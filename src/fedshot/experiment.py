@@ -102,6 +102,7 @@ class Experiment:
         self.baselines: dict[str, Score] = {}  # of the test, once there is a result
         self._best: Look | None = None
         self._private = ""
+        self._last_end: float | None = None  # of a round, by the monotonic clock
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
@@ -124,6 +125,7 @@ class Experiment:
                     f"{self.config.run.rounds}. Set it to {self.round} or more."
                 )
             self._begin()
+            self._last_end = None
             if not self._started:
                 with arithmetic(self._threads):
                     first = self._close(Record(0), 0.0)
@@ -297,6 +299,8 @@ class Experiment:
             look = Look.of(validation)
             if choosing and look.beats(self._best):
                 self.best_round, self._best = round, look
+        now, before = time.monotonic(), self._last_end
+        self._last_end = now
         done = replace(
             record,
             faults=faults,
@@ -305,6 +309,7 @@ class Experiment:
             bytes_down=self.meter.total("train", "down"),
             bytes_up=self.meter.total("train", "up"),
             seconds=seconds,
+            elapsed=None if before is None else now - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         self.recorder.append(done)

@@ -7,14 +7,16 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 import torch
 
 # glibc's names for mallopt, from malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _MB = 1 << 20
+_HARD = 2  # omp_pause_hard, from omp.h
 # 2^-127 by its bits, whatever this thread does to such a number.
 _TINY = torch.tensor([1 << 22], dtype=torch.int32, device="cpu").view(torch.float32)
 
@@ -103,3 +105,23 @@ def arithmetic(threads: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         torch.set_flush_denormal(flushed)
+
+
+def end_idle_openmp_threads() -> None:
+    """End the threads that GNU OpenMP keeps for the next operator of the calling thread.
+
+    A forked process inherits the record of these threads and not the threads, and its first
+    operator that uses several would wait for them for ever. They start again when they are needed.
+    LLVM's and Intel's OpenMP see to this themselves.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for path in {line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(path, mode=os.RTLD_NOLOAD).omp_pause_resource_all(_HARD)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=end_idle_openmp_threads)

@@ -6,6 +6,7 @@ all the same, since its result is in its folder; nothing more is written to that
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -26,6 +27,43 @@ if TYPE_CHECKING:
 
 _KEPT = "\n\t\N{NO-BREAK SPACE}"
 """What a terminal does no harm with; names from data may hold escape sequences, which do."""
+
+_PLAINLY = str.maketrans(
+    {
+        "\N{PLUS-MINUS SIGN}": "+/-",
+        "\N{MINUS SIGN}": "-",
+        "\N{BOX DRAWINGS LIGHT HORIZONTAL}": "-",
+        "\N{BOX DRAWINGS HEAVY HORIZONTAL}": "-",
+        "\N{HORIZONTAL ELLIPSIS}": "...",
+        "\N{RIGHTWARDS ARROW}": "->",
+        "\N{MULTIPLICATION SIGN}": "x",
+        "\N{NO-BREAK SPACE}": " ",
+        "\N{REPLACEMENT CHARACTER}": "?",
+    }
+)
+"""What stands for a character that an encoding lacks; others become escapes, as \\u0142."""
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_PLAINLY)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
+
+
+codecs.register_error("fedshot.plainly", _plainly)
+
+
+def print_in_any_encoding() -> None:
+    """Let stdout and stderr take every character, whatever encoding the terminal or pipe has.
+
+    Errors that a person chose by PYTHONIOENCODING, as `ascii:replace`, stay.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        usual = getattr(stream, "errors", "") in ("strict", "surrogateescape", "backslashreplace")
+        unicode = (getattr(stream, "encoding", "") or "").lower().startswith("utf")
+        if usual and not unicode and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="fedshot.plainly")
 
 
 def say(text: str) -> None:

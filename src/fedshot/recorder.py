@@ -94,7 +94,9 @@ class Record:
         faults: replies that did not count: client, kind, reason.
         skipped: why the round did not count, or None.
         exchanges: how often the server talked to its clients.
-        ended: when, in UTC.
+        elapsed: seconds since the record before it, evaluation included, by a monotonic clock; None
+            for the first record that a process writes.
+        ended: when, in UTC, by the clock of the machine, which may be set back.
     """
 
     round: int
@@ -107,6 +109,7 @@ class Record:
     faults: tuple[dict[str, Any], ...] = ()
     skipped: str | None = None
     exchanges: int = 0
+    elapsed: float | None = None
     ended: str = ""
 
     def to_json(self) -> dict[str, Any]:

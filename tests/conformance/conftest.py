@@ -1,10 +1,10 @@
 """Every test of this folder runs for each method on each fleet.
 
-The quick suite runs all of them on the reference fleet for the methods of `WHOLE`, one of each
-kind; of the others it asks what `EVERYWHERE` asks, there and on threads. The slow suite has the
-rest of the reference fleet, `EVERYWHERE` on all fleets, and all tests of `WHOLE` on all fleets.
-What equals the reference in what it trains and answers has little left to get wrong: the remaining
-pairs are `exhaustive`.
+The quick suite asks each method to train and answer on threads as on the reference fleet, and the
+methods of `DEMANDING` so on every fleet but the five workers; of these methods it asks all else on
+the reference fleet. The slow suite has the reference fleet for all methods, equality to it for all
+fleets, and all tests of `WHOLE` on all fleets. What equals the reference in what it trains and
+answers has little left to get wrong: the remaining pairs are `exhaustive`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,31 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS, WHOLE
+from conformance.cases import DEMANDING, FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS, WHOLE
 from fedshot.conformance import Runs
 from fedshot.conformance.federation import Federation, FleetCase
 from fedshot.protocol import Method
 
-EVERYWHERE = {
-    "test_a_fleet_equals_the_reference",
-    "test_an_exam_is_answered_as_on_the_reference_fleet",
-}
+EQUALITY = "test_a_fleet_trains_and_answers_as_the_reference_does"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        case = params.get("where")
+        case, named = params.get("where"), params.get("named")
         if not isinstance(case, FleetCase):
             continue
-        everywhere = getattr(item, "originalname", item.name) in EVERYWHERE
-        whole, named = params.get("named") in WHOLE, params.get("named")
-        if case is REFERENCE:
-            quick = whole or (everywhere and named not in SECOND_FORMS)
+        demanding = named in DEMANDING and not case.slow
+        equality = getattr(item, "originalname", item.name) == EQUALITY
+        if equality:
+            quick = case is not REFERENCE and (
+                demanding or (case.quick and named not in SECOND_FORMS)
+            )
         else:
-            quick = everywhere and case.quick and named not in SECOND_FORMS
+            quick = case is REFERENCE and demanding
         if not quick:
             item.add_marker(pytest.mark.slow)
-        if not everywhere and (case.slow or (case is not REFERENCE and not whole)):
+        if not equality and (case.slow or (case is not REFERENCE and named not in WHOLE)):
             item.add_marker(pytest.mark.exhaustive)
 
 

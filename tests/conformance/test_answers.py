@@ -21,8 +21,9 @@ def test_every_method_of_the_registry_is_tried() -> None:
     assert ours <= tried
 
 
-def test_a_fleet_equals_the_reference(runs: Runs) -> None:
+def test_a_fleet_trains_and_answers_as_the_reference_does(runs: Runs) -> None:
     checks.a_fleet_equals_the_reference(runs)
+    checks.a_fleet_answers_as_the_reference(runs)
 
 
 CHECKS = (
@@ -74,7 +75,3 @@ def test_partial_sums_merge_to_the_same_bits(undisturbed: Federation, data: st.D
             found = {str(sender): part for sender, part in found.items()}
             expected = {str(sender): part for sender, part in expected.items()}
         assert tree.digest(found) == tree.digest(expected)
-
-
-def test_an_exam_is_answered_as_on_the_reference_fleet(runs: Runs) -> None:
-    checks.a_fleet_answers_as_the_reference(runs)

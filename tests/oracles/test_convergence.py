@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import slow
 from fedshot import tree
 from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition
 from fedshot.fleets import Guard, Host, PrivateStore, Sequential
@@ -193,7 +194,7 @@ def slope(found: np.ndarray, first: int) -> float:
     return float(np.polyfit(np.log(edges[:-1]), np.log(means), 1)[0])
 
 
-@pytest.mark.parametrize("inner_steps", [0, 1])
+@pytest.mark.parametrize("inner_steps", [0, *slow(1)])
 def test_the_constants_of_the_theorem_hold(inner_steps: int) -> None:
     f = Objective(LocalSGD(inner_steps))
     best, _ = f.minimum()
@@ -224,7 +225,8 @@ def test_the_loss_of_the_clients_is_the_objective(inner_steps: int) -> None:
     torch.testing.assert_close(torch.stack(losses).sum() / sum(n), want, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("inner_steps", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("inner_steps", [0, 1])
 def test_with_falling_step_sizes_the_error_falls_as_one_over_t(
     inner_steps: int, tmp_path: Path
 ) -> None:
@@ -251,7 +253,7 @@ def test_with_a_sampled_cohort_the_error_times_t_stays_bounded(tmp_path: Path) -
     assert slope(found, 2) <= -0.9
 
 
-@pytest.mark.parametrize("runs", [0, 64])
+@pytest.mark.parametrize("runs", [0, *slow(64)])
 def test_with_a_constant_step_size_the_error_stays(runs: int, tmp_path: Path) -> None:
     # Theorem 4 of Li et al.: several local steps need a falling step size, even without noise.
     found = errors(LocalSGD(runs=runs, constant=True), tmp_path)

@@ -271,6 +271,7 @@ def test_a_round_on_quadratic_clients_equals_the_closed_form(m: Quadratic, tmp_p
     close(after, matrix @ before + offset, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", CASES, ids=str)
 def test_rounds_on_quadratic_clients_converge_to_the_fixed_point(
     m: Quadratic, tmp_path: Path
@@ -281,6 +282,7 @@ def test_rounds_on_quadratic_clients_converge_to_the_fixed_point(
     close(last, fixed, 1e-11)
 
 
+@pytest.mark.slow
 def test_with_several_local_steps_the_fixed_point_is_not_the_minimum(tmp_path: Path) -> None:
     # Client drift, which averaging alone does not cure; with one step there is none.
     def minimum(m: Quadratic) -> Tensor:

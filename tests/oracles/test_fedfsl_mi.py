@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import covering
 from fedshot import tree
 from fedshot.config import Config
 from fedshot.errors import ConfigError
@@ -33,13 +34,14 @@ from fedshot.nn import (
 from fedshot.protocol import warnings_of
 from fedshot.setting import Setting
 from oracles.fedfsl import (
+    ADAM,
+    SGD,
     Run,
     Weights,
     assert_objective,
     assert_rounds,
     assert_same_bits,
     average,
-    both_optimizers,
     close,
     flat,
     holds_less,
@@ -69,8 +71,7 @@ def client_update(run: Run, start: Weights, k: int, reference: Weights) -> Weigh
 
 
 # ------------------------------------------------------------------------- the objective
-@both_optimizers
-@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize(("opt", "clip"), covering([SGD, ADAM], CLIPS))
 def test_two_rounds_equal_the_objective_written_out(
     opt: Optimizer, clip: str, tmp_path: Path
 ) -> None:

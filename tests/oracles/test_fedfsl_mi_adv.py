@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from covering import covering
 from fedshot import tree
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
@@ -31,6 +32,7 @@ from fedshot.nn import (
 )
 from fedshot.nn import nearness as nn_nearness
 from oracles.fedfsl import (
+    ADAM,
     INNER,
     SGD,
     Run,
@@ -38,7 +40,6 @@ from oracles.fedfsl import (
     assert_rounds,
     assert_slopes,
     beside,
-    both_optimizers,
     close,
     flat,
     holds_less,
@@ -119,9 +120,9 @@ def client_update(
 
 
 # ------------------------------------------------------------------------- the two stages
-@both_optimizers
-@pytest.mark.parametrize("alternation", ["batch", "round"])
-@pytest.mark.parametrize("mi", [True, False], ids=["MI", "no MI"])
+@pytest.mark.parametrize(
+    ("opt", "alternation", "mi"), covering([SGD, ADAM], ["batch", "round"], [True, False])
+)
 def test_two_rounds_equal_the_stages_written_out(
     opt: Optimizer, alternation: Any, mi: bool, tmp_path: Path
 ) -> None:

@@ -565,7 +565,7 @@ def test_trained_for_some_rounds_and_tested_after_others(tmp_path: Path) -> None
     m = method(inner_rounds=3)
     run, exam = Run(m, tmp_path), group_exam(CONV)
     by_rounds = {}
-    for rounds in range(4):
+    for rounds in (0, 1, 3):
         tested = replace(m, test_rounds=rounds)
         trained = replace(m, inner_rounds=rounds)
         answers = [

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from covering import covering
 from fedshot import tree
 from fedshot.keys import Key
 from fedshot.nn import GRU, BiLSTM, Mode
@@ -101,8 +102,7 @@ def test_the_bilstm_equals_the_torch_module_on_packed_texts(kernel: Any, pooling
         torch.testing.assert_close(g, t, **EXACT)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(("net", "kernel"), covering(NETS, KERNELS))
 def test_first_and_second_derivatives_are_right_with_an_empty_text(net: Any, kernel: Any) -> None:
     net = with_kernel(net, kernel)
     params, _ = net.init(Key(2), (3, 2), torch.float64)

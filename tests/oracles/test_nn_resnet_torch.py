@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from covering import slow
 from fedshot import tree
 from fedshot.keys import Key
 from fedshot.nn import Mode, ResNet12
@@ -86,7 +87,7 @@ def test_resnet12_equals_the_usual_modules_and_moves_statistics_alike(
     torch.testing.assert_close(got, twin.eval()(x), **EXACT)
 
 
-@pytest.mark.parametrize("norm", ["batch", "capture", "given"])
+@pytest.mark.parametrize("norm", ["batch", *slow("capture", "given")])
 def test_resnet12_has_right_first_and_second_derivatives(norm: str) -> None:
     net = ResNet12((2, 2, 2, 2), dropblock=0.3)
     params, stats = net.init(Key(3), (4, 4, 1), torch.float64)

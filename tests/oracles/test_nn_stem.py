@@ -385,6 +385,7 @@ def test_a_lesson_of_a_conv4_is_the_same_with_and_without(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow  # compiles
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
 @pytest.mark.parametrize("narrow", ["-mno-avx512f", "-mno-avx"])
 def test_processors_with_shorter_vectors_compute_the_same(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from covering import covering
 from fedshot import compiled, tree
 from fedshot.keys import Key
 from fedshot.machine import begin_thread
@@ -74,8 +75,11 @@ def rounding(found: Tensor, want: Tensor) -> float:
     return float((found.double() - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "with_bias", "threads", "products"),
+    covering(SHAPES, [True, False], [1, 2, 3], ["ours", "torch's"]),
+    indirect=["threads", "products"],
+)
 @pytest.mark.usefixtures("products")
 def test_it_is_the_convolution(shape: tuple[int, ...], with_bias: bool, threads: int) -> None:
     x, filters, bias, dy = given(shape)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+from covering import slow
 from fedshot.config import Config
 from fedshot.data import Clusters, Dataset, EpisodeSpec, Partition, Pathological, own_tasks
 from fedshot.errors import ConfigError, DataError
@@ -254,7 +255,7 @@ def test_own_tests_have_no_other_shape() -> None:
         made.exam(other)
 
 
-@pytest.mark.parametrize("method", ["fedfsl_naive", "fedfsl_mi_adv", "fl_proto"])
+@pytest.mark.parametrize("method", ["fedfsl_naive", "fl_proto", *slow("fedfsl_mi_adv")])
 def test_clients_of_two_and_of_four_classes_train_on_all_of_them(
     method: str, tmp_path: Path
 ) -> None:
@@ -279,7 +280,10 @@ GLOBAL = {
     "episode": {"way": 4, "query": 5, "classes": "up_to", "labels": "global"},
     "model": {"dtype": "float64", "head": {"way": 10}},
 }
-WITH_OUTPUTS = ("fedfsl_naive", "fedfsl_prox", "fedfsl_mi", "fedfsl_mi_adv", "fsl_local", "fedmeta")
+WITH_OUTPUTS = (
+    "fedmeta",
+    *slow("fedfsl_naive", "fedfsl_prox", "fedfsl_mi", "fedfsl_mi_adv", "fsl_local"),
+)
 
 
 @pytest.mark.parametrize("method", WITH_OUTPUTS)

@@ -71,7 +71,7 @@ def last_hash(folder: Path) -> str:
 def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the real command line and wait for it."""
     return subprocess.run(
-        line(*arguments), capture_output=True, text=True, timeout=100, check=False,
+        line(*arguments), capture_output=True, text=True, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"}, **options,
     )  # fmt: skip
 

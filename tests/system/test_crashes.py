@@ -142,7 +142,7 @@ def kill_and_resume(folder: Path, config: Path, kills: int, rng: random.Random) 
     "kills",
     [
         2,
-        pytest.param(20, marks=pytest.mark.timeout(600)),
+        20,
     ],
 )
 def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(

@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> None:
     words = [sys.executable, ROOT / "examples" / "glyphs.py", "--out", tmp_path / "demo"]
     done = subprocess.run(
-        words, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "80"}
-    )
+        words, capture_output=True, text=True, check=False,
+        env=os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for label in ("FSL-local", "FL-Proto", "raw pixels", "untrained encoder"):
         assert f"\n {label} " in done.stdout

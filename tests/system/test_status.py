@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
-from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +89,9 @@ def test_folders_of_other_programs_do_not_end_it(tmp_path: Path, files: dict[str
 def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
+    def free(file: Any) -> None:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
     folder = begun(tmp_path / "run", 2)
     with only_one(folder / ".lock"):
         assert Status.of(folder).state == "training"
@@ -93,24 +99,58 @@ def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     with (folder / ".lock").open("rb") as file:  # who looks holds it for an instant
         fcntl.flock(file, fcntl.LOCK_SH)
         assert Status.of(folder).state == "stopped"
-        Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        monkeypatch.setattr("fedshot.locks.time", SimpleNamespace(sleep=lambda _: free(file)))
         with only_one(folder / ".lock") as held:
             assert held
     monkeypatch.setattr("fedshot.reports.status.in_training", lambda _: None)
     assert Status.of(folder).state == "not ended"
 
 
-def test_the_time_left_is_that_of_the_last_rounds(tmp_path: Path) -> None:
+ENDED = ("00:00:00", "00:00:10", "02:00:10", "02:00:30")  # stopped for two hours
+
+
+@pytest.mark.parametrize("elapsed", [True, False])
+def test_the_time_left_is_that_of_the_last_rounds(tmp_path: Path, elapsed: bool) -> None:
+    """By the records' own `elapsed`; older ones have none."""
     folder = begun(tmp_path / "run", 3, {"run": {"rounds": 10}})
-    ended = iter(("00:00:00", "00:00:10", "02:00:10", "02:00:30"))  # stopped for two hours
-    records(folder, lambda one: one | {"ended": f"2026-01-01T{next(ended)}+00:00"})
+    told, ended = iter((None, 10.0, None, 21.0) if elapsed else [None] * 4), iter(ENDED)
+    new = lambda: {"elapsed": next(told), "ended": f"2026-01-01T{next(ended)}+00:00"}  # noqa: E731
+    records(folder, lambda one: one | new())
     found = Status.of(folder, now=1767232900.0)  # 02:01:40
-    assert (found.pace, found.left, found.ago) == (20, 140, 70)
+    assert (found.pace, found.ago) == (15.5 if elapsed else 20, 70)
+    assert found.left == 7 * found.pace
+
+
+def test_a_clock_that_is_set_back_shortens_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Back(datetime):
+        """A minute earlier each time that it is asked."""
+
+        asked = 0
+
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            cls.asked += 1
+            return datetime(2026, 1, 1, tzinfo=tz) - timedelta(minutes=cls.asked)
+
+    ticks = count()
+    monkeypatch.setattr("fedshot.experiment.datetime", Back)
+    clocks = SimpleNamespace(monotonic=lambda: 7.0 * next(ticks), perf_counter=time.perf_counter)
+    monkeypatch.setattr("fedshot.experiment.time", clocks)
+    folder = begun(tmp_path / "run", 3, {"run": {"rounds": 10}})
+    found = Status.of(folder, now=0.0)
+    assert (found.pace, found.left, found.ago) == (7, 49, 0)
+    records(folder, lambda one: {k: v for k, v in one.items() if k != "elapsed"})  # older ones
+    found = Status.of(folder, now=0.0)
+    assert found.pace is not None
+    assert found.pace >= 0
 
 
 def test_older_records_tell_the_time_of_training(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", 3)
-    records(folder, lambda one: {k: v for k, v in one.items() if k != "ended"} | {"seconds": 5.0})
+    new = ("ended", "elapsed")
+    records(folder, lambda one: {k: v for k, v in one.items() if k not in new} | {"seconds": 5.0})
     found = Status.of(folder, now=(folder / "metrics.jsonl").stat().st_mtime + 9)
     assert (found.pace, found.left) == (5, 5)
     assert found.ago == pytest.approx(9)

@@ -162,7 +162,7 @@ def test_two_that_calibrate_at_once_keep_both_entries(folder: Path, tmp_path: Pa
         assert waiting.is_alive()
         text = json.dumps({"calibrations": [asdict(found)]})
         (tmp_path / FILE).write_text(text, encoding="utf-8")
-    waiting.join(10)
+    waiting.join()
     assert stored(tmp_path) == [found, other]
 
 

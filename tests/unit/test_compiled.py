@@ -8,21 +8,27 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedshot import compiled
+from fedshot.errors import BuildError
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile without optimising: these tests are of the file, not of what it computes."""
+    """Compile little, without optimising: these tests are of the file, not of what it computes."""
     flags = tuple("-O0" if flag == "-O3" else flag for flag in compiled._FLAGS)
     monkeypatch.setattr(compiled, "_FLAGS", flags)
+    monkeypatch.setattr(compiled, "_SOURCES", ("lanes.h", "drawing.c"))
+    monkeypatch.setattr(
+        compiled, "_SIGNATURES", {"fedshot_draw": compiled._SIGNATURES["fedshot_draw"]}
+    )
 
 
 @pytest.fixture
@@ -79,13 +85,17 @@ SLOW = pytest.mark.slow  # each compiles
 @pytest.mark.parametrize("size", [0, 100, 9000])
 def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> None:
     """In a process of its own, since loading such a file ends it by SIGBUS."""
-    code = f"compiled._FLAGS = {compiled._FLAGS}; print(compiled.kind())"
+    code = (
+        f"compiled._FLAGS, compiled._SOURCES = {compiled._FLAGS}, {compiled._SOURCES}; "
+        "compiled._SIGNATURES = {'fedshot_draw': compiled._SIGNATURES['fedshot_draw']}; "
+        "print(compiled.kind())"
+    )
     command = [sys.executable, "-c", f"from fedshot import compiled; {code}"]
     fresh()
     (path,) = [path for path in kept(cache) if path.suffix == ".so"]
     whole = path.read_bytes()
     os.truncate(path, size)
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (0, "compiled\n"), run.stderr
     assert [path.read_bytes() for path in kept(cache)] == [whole]
 
@@ -222,6 +232,44 @@ def test_nothing_is_said_of_what_was_chosen_or_is_not_there(
         monkeypatch.delenv("CC", raising=False)
     assert fresh() is None
     assert capsys.readouterr().err == ""
+
+
+def test_a_build_is_waited_for_however_long_it_takes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that fell back to plain operations would come to other bits."""
+    real = subprocess.run
+
+    def busy(command: list[str], **options: Any) -> Any:
+        """Take longer than any limit of time."""
+        if options.get("timeout") is not None:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", busy)
+    assert fresh() is not None
+    assert capsys.readouterr().err == ""
+
+
+def test_processes_that_find_a_cold_cache_at_once_build_once(cache: Path, built: list[str]) -> None:
+    """Locks of files hold between threads, too, which have a library each here."""
+    with ThreadPoolExecutor(3) as pool:
+        found = [task.result() for task in [pool.submit(fresh) for _ in range(3)]]
+    assert None not in found
+    assert len(built) == len(kept(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["kill -9 $$", "echo 'cc: fatal error: Killed signal terminated program cc1' >&2; exit 1"],
+)
+def test_a_compiler_that_was_killed_refuses_the_run(end: str, cache: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    program(tmp_path / "cc", f'case "$1" in --version) exit 0;; esac\n{end}')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BuildError, match=r"cannot be built for now .*FEDSHOT_KERNELS=off"):
+        fresh()
 
 
 ARM = """processor\t: 0

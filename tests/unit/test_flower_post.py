@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -328,6 +327,4 @@ def test_a_reply_of_which_only_the_outline_came_is_not_waited_for_longer_than_a_
         office.objects.clear()
 
     office.put = put  # type: ignore[method-assign]
-    begun = time.monotonic()
-    assert "did not arrive whole" in asked(office, seconds=60.0)[2].reason
-    assert time.monotonic() - begun < 20
+    assert "did not arrive whole" in asked(office, seconds=1e5)[2].reason  # not a day

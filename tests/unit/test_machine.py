@@ -1,12 +1,20 @@
-"""What this process does to the machine's memory."""
+"""What this process does to the machine's memory, and what a fork of it can still do."""
 
 from __future__ import annotations
 
+import multiprocessing
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+
+from fedshot.config import Config
+from fedshot.experiment import Setting
+from fedshot.fleets import Threads
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
@@ -40,3 +48,54 @@ print(held(32), held(400))
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, last = map(int, ran.stdout.split())
     assert last < first + 150
+
+
+FORKS = "fork" in multiprocessing.get_all_start_methods()
+
+
+def ends_in_a_fork(work: Callable[[], Any]) -> bool:
+    """Whether a forked process does the work; the suite's own limit of time ends a deadlock."""
+    child = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    child.start()
+    try:
+        child.join()
+    finally:
+        child.kill()
+    return child.exitcode == 0
+
+
+@pytest.mark.skipif(not FORKS, reason="a system without fork")
+def test_a_fork_of_a_process_that_computed_with_several_threads_computes_on() -> None:
+    config = Config.of(
+        {
+            "data": {"name": "digits"},
+            "partition": {"name": "iid", "clients": 2},
+            "episode": {"way": 2, "shot": 1, "query": 2},
+            "model": {"backbone": {"name": "conv4", "width": 4}},
+            "method": {"name": "fl_proto"},
+            "test": {"way": 2, "episodes": 2},
+        }
+    )
+    x = torch.ones(300, 300)
+
+    def compute() -> None:
+        torch.set_num_threads(2)
+        assert torch.equal(x @ x, torch.full((300, 300), 300.0))
+        Setting(config)
+
+    try:
+        compute()
+        assert ends_in_a_fork(compute)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.skipif(not FORKS, reason="a system without fork")
+def test_a_fleet_of_threads_goes_on_in_a_fork() -> None:
+    fleet = Threads(None, 2)  # type: ignore[arg-type]
+
+    def count() -> None:
+        assert fleet.spread(len, ["a", "bc", "def"]) == [1, 2, 3]
+
+    count()
+    assert ends_in_a_fork(count)

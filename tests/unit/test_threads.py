@@ -28,7 +28,8 @@ from fedshot.setting import threads_for, workers_for
 class Stub:
     """A host whose clients take a moment, and which remembers what ran."""
 
-    def __init__(self, fails: int = -1) -> None:
+    def __init__(self, fails: int = -1, meet: int = 1) -> None:
+        self.meet, self.all_here = meet, threading.Barrier(meet)  # clients that are served at once
         self.fails, self.served, self.threads, self.now, self.most = fails, [], set(), 0, 0
         self.lock = threading.Lock()
 
@@ -38,6 +39,8 @@ class Stub:
             self.most = max(self.most, self.now)
             self.served.append(client)
             self.threads.add((threading.get_ident(), torch.get_num_threads()))
+        if client < self.meet:
+            self.all_here.wait()
         time.sleep(0.01 * (client % 3))
         with self.lock:
             self.now -= 1
@@ -51,7 +54,7 @@ def asked(n: int) -> Any:
 
 
 def test_every_client_answers_once_whatever_the_order() -> None:
-    host = Stub()
+    host = Stub(meet=2)
     found = [a.client for a in Threads(host, 3).replies(asked(20))]  # type: ignore[arg-type]
     assert sorted(found) == list(range(20))
     assert 1 < host.most <= 3
@@ -96,7 +99,7 @@ def test_an_error_in_work_of_the_server_ends_the_rest_of_it() -> None:
 
     def work(i: int) -> None:
         begun.append(i)
-        time.sleep(0.3 if i == 0 else 0.02)
+        time.sleep(0.02 if 0 < i <= 3 else 0.5)
         if i == 3:
             raise ValueError(f"item {i} has a bug")
         ended.append(i)

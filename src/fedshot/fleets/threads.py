@@ -8,6 +8,7 @@ Python needs to start it; for steps below a few milliseconds one worker is as go
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -43,6 +44,7 @@ class Threads(Sequential):
         super().__init__(host)
         self.workers, self._intra_op = workers, intra_op
         self._pool: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies as they come in; at most two per worker are held at once."""
@@ -80,7 +82,8 @@ class Threads(Sequential):
         return [task.result() for task in tasks]
 
     def _workers(self) -> ThreadPoolExecutor:
-        if self._pool is None:
+        if self._pool is None or self._process != os.getpid():  # a fork has none of its threads
+            self._process = os.getpid()
             self._pool = ThreadPoolExecutor(
                 self.workers,
                 thread_name_prefix="fedshot",

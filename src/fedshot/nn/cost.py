@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch.overrides import TorchFunctionMode
 
 from fedshot.keys import Key
+from fedshot.machine import arithmetic
 from fedshot.nn.mode import Mode
 from fedshot.nn.model import Model
 
@@ -32,7 +33,7 @@ def step_flops(model: Model, images: int) -> int:
     height, width, channels = model.shape
     x = torch.zeros(2, channels, height, width, dtype=model.torch_dtype)
     counter = _Counter()
-    with torch.no_grad(), counter:
+    with torch.no_grad(), arithmetic(1), counter:  # starts no threads of OpenMP
         model.features(params, stats, x, Mode(norm="batch"))
     return 3 * counter.flops * images // 2
 

@@ -34,7 +34,7 @@ class Status:
             "unreadable"; "not ended" where folders have no locks, by which training is known.
         round: the last complete one; -1 before any.
         rounds: how many are asked for.
-        ago: seconds since it was complete.
+        ago: seconds since it was complete, 0 where the clock was set back since.
         pace: seconds from one round to the next, the median of the last; None before there are two.
         left: seconds that the rounds to come take at that pace, in training or not.
         validation: accuracy on the validation classes at the chosen round, if known.
@@ -132,12 +132,18 @@ def _ended(folder: Path, record: Mapping[str, Any]) -> float:
 
 
 def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the median time between the last rounds; where it is not told, of training alone."""
+    """Return the median time between the last rounds.
+
+    Older records do not tell it: of them, the time between the ends of rounds, which the machine's
+    clock told, or the time of training alone.
+    """
     recent = records[-_RECENT - 1 :]
     times = [datetime.fromisoformat(r["ended"]).timestamp() for r in recent if r.get("ended")]
-    if len(times) > 1:
-        return statistics.median(b - a for a, b in pairwise(times))
-    spent = [float(r["seconds"]) for r in recent if r["round"] > 0]
+    spent = (
+        [float(r["elapsed"]) for r in recent if r.get("elapsed") is not None]
+        or [b - a for a, b in pairwise(times) if b >= a]
+        or [float(r["seconds"]) for r in recent if r["round"] > 0]
+    )
     return statistics.median(spent) if spent else None
 
 

@@ -37,7 +37,7 @@ _STRANGER = (401, 403)  # what a server says to a run that it does not know
 class _Sent:
     node: int
     ident: str
-    until: float  # by the clock of the wall, when Flower forgets it
+    until: float  # by the monotonic clock, when Flower forgets it
 
 
 @contextmanager
@@ -128,7 +128,7 @@ class Post:
         unsent: dict[int, str] = {}
         messages = []
         for node, letter in letters.items():
-            one = _Sent(node, secrets.token_hex(8), time.time() + ttl - 1)
+            one = _Sent(node, secrets.token_hex(8), time.monotonic() + ttl - 1)
             letter.head |= {"id": one.ident, "to": node, "sent": time.time(), "within": seconds}
             try:
                 record = letter.record(self._limits, self._sign)
@@ -149,7 +149,7 @@ class Post:
 
     def _look(self, wanted: list[str]) -> list[tuple[Message, Any]]:
         """Return the outlines of the replies to these messages; name the late ones of others."""
-        now = time.time()
+        now = time.monotonic()
         self._late = {ident: sent for ident, sent in self._late.items() if sent.until > now}
         with _server():
             got = self._grid._runtime_client.PullMessages(
