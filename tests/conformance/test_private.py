@@ -54,6 +54,8 @@ def test_all_that_clients_upload_stands_on_the_methods_page(
     table = page.read_text(encoding="utf-8").partition("| where | what |")[2].partition("\n\n")[0]
     rows = [row for row in table.splitlines() if not row.startswith(NOT_UP)]
     for visit in undisturbed.visits:
+        if visit.exchange.phase != "train":
+            continue
         told = {word for row in rows for word in re.findall(r"\w+", row)}
         assert visit.reply.up.keys() <= told, sorted(visit.reply.up)
 

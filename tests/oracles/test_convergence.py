@@ -104,15 +104,15 @@ class LocalSGD:
     def init_client(self, client: int, key: Key) -> Tree:
         return {}
 
-    def draw(self, data: ClientData, key: Key) -> tuple[list[Tasks], int]:
+    def draw(self, data: ClientData, key: Key) -> tuple[tuple[Tasks, ...], Tensor]:
         """Return a task for each step and run, and |B_k|."""
         mine = batch(int(data.indices[0]), self.equal)
-        n = len(mine.query_x)
+        n = torch.tensor(len(mine.query_x))
         if self.runs:
-            chosen = torch.from_numpy(key.numpy().integers(n, size=(VISIT, self.runs)))
-            return [mine.of(rows) for rows in chosen], n
+            chosen = torch.from_numpy(key.numpy().integers(int(n), size=(VISIT, self.runs)))
+            return tuple(mine.of(rows) for rows in chosen), n
         # Without inner steps only the queries count, so all tasks together are one large one.
-        return [Tasks(*[part.flatten(0, 1)[None] for part in mine])] * VISIT, n
+        return (Tasks(*[part.flatten(0, 1)[None] for part in mine]),) * VISIT, n
 
     def lesson(self, w: Tree, stats: Tree, task: Tasks, seed: Tensor) -> Lesson:
         def support(v: Tree, step: int) -> Tensor:
@@ -122,12 +122,12 @@ class LocalSGD:
         return Lesson(loss(adapted["w"], task.query_x, task.query_y), stats, torch.tensor(0.0))
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: tuple[list[Tasks], int]) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: tuple[tuple[Tasks, ...], Tensor]) -> Reply:
         tasks, n = drawn
         w = {"w": down["w"]}
         for t, task in enumerate(tasks, start=int(down["t"])):
             sgd = Optimizer("sgd", 2 / (MU * (GAMMA + (0 if self.constant else t))))
-            steps = Lessons(((task,),), Key(0).tensor(), torch.tensor(n))  # type: ignore[arg-type]
+            steps = Lessons(((task,),), Key(0).tensor(), n)  # type: ignore[arg-type]
             w = local_sgd(self.lesson, sgd, w, {}, steps).params  # type: ignore[arg-type]
         return Reply({"delta": {"w": w["w"] - down["w"]}}, private, float(n))
 

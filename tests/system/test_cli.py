@@ -73,7 +73,7 @@ def test_quiet_prints_the_result_alone(tmp_path: Path, capsys: pytest.CaptureFix
     words = ["run", "--config", str(config), "--out", str(tmp_path / "runs"), "--quiet"]
     assert main(words) == 0
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 1
+    assert [text.split(":")[0] for text in out.splitlines()] == ["fsl_local", "raw pixels"]
     assert err == ""
 
 
@@ -368,7 +368,7 @@ def test_evaluating_an_unfinished_run_says_so(
     assert main(["evaluate", str(tmp_path / "run"), "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == "round 3 of 50: the run is not finished\n"
-    assert len(out.splitlines()) == 1
+    assert [text.split(":")[0] for text in out.splitlines()] == ["fsl_local", "raw pixels"]
 
 
 def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -385,6 +385,7 @@ def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[st
                 setting=SimpleNamespace(own_tests=False),
             ),
         ),
+        {},
     )
     assert capsys.readouterr().out == (
         "fl_proto: 50.00 ± 10.00 % on novel classes, 18 episodes, 2 unanswered, 3 diverged "
