@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pfedfsl": {"method": {"name": "pfedfsl", "m": 2, "delay": 1, "local_steps": 2}},
     "quilt": {"method": {"name": "quilt"}},
 }
-CLOCK = {"seconds": 0, "ended": ""}  # what no two runs share
+CLOCK = {"seconds": 0, "elapsed": 0, "ended": ""}  # what no two runs share
 PRIVATE = {"fsl_local", "fedfsl_mi, exclusive", "f2l", "quilt"}
 
 

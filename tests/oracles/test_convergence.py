@@ -23,7 +23,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import slow
 from fedshot import tree
 from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition
 from fedshot.fleets import Guard, Host, PrivateStore, Sequential
@@ -194,7 +193,8 @@ def slope(found: np.ndarray, first: int) -> float:
     return float(np.polyfit(np.log(edges[:-1]), np.log(means), 1)[0])
 
 
-@pytest.mark.parametrize("inner_steps", [0, *slow(1)])
+@pytest.mark.slow  # of the example alone
+@pytest.mark.parametrize("inner_steps", [0, 1])
 def test_the_constants_of_the_theorem_hold(inner_steps: int) -> None:
     f = Objective(LocalSGD(inner_steps))
     best, _ = f.minimum()
@@ -253,7 +253,8 @@ def test_with_a_sampled_cohort_the_error_times_t_stays_bounded(tmp_path: Path) -
     assert slope(found, 2) <= -0.9
 
 
-@pytest.mark.parametrize("runs", [0, *slow(64)])
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [0, 64])
 def test_with_a_constant_step_size_the_error_stays(runs: int, tmp_path: Path) -> None:
     # Theorem 4 of Li et al.: several local steps need a falling step size, even without noise.
     found = errors(LocalSGD(runs=runs, constant=True), tmp_path)

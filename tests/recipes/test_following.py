@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from covering import slow
 from fedshot.errors import CheckpointError, ConfigError
 from fedshot.locks import only_one
 from fedshot.recipes import load, read, timing, worker
@@ -130,7 +131,7 @@ def two_columns(method: dict[str, Any], **row: Any) -> Recipe:
     return replace(tree, columns=columns, rows={"lead": led})
 
 
-@pytest.mark.parametrize("method", ["frl_finetune", "fedavg_probe"])
+@pytest.mark.parametrize("method", ["fedavg_probe", *slow("frl_finetune")])
 def test_a_column_that_deals_otherwise_has_the_numbers_of_its_own_training(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,13 @@ def merged(*trees: dict[str, Any]) -> dict[str, Any]:
 
 def experiment(folder: Path, *changes: dict[str, Any]) -> Experiment:
     """Open an experiment on `folder` with SMALL and the changes."""
-    return Experiment(Setting(Config.of(merged(SMALL, *changes))), folder)
+    return Experiment(Setting(_config(json.dumps(merged(SMALL, *changes)))), folder)
+
+
+@cache
+def _config(text: str) -> Config:
+    """Return what is the same for all runs of the same settings, and takes as long as a round."""
+    return Config.of(json.loads(text))
 
 
 def finished(folder: Path, *changes: dict[str, Any]) -> Experiment:

@@ -13,6 +13,7 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from covering import slow
 from fedshot.errors import CheckpointError, ConfigError, DataError, InputError
 from fedshot.evaluation import Exam
 from fedshot.experiment import Experiment
@@ -62,7 +63,9 @@ def score_of(classifier: FewShotClassifier, exam: Exam, episodes: range) -> floa
     return statistics.fmean(marks)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", ["prototypes, conv", "probe", "maml", *slow("prototypes", "maml, conv")]
+)
 def test_score_is_the_runs_own_test_accuracy(name: str, tmp_path: Path) -> None:
     made = finished(tmp_path / "run", *METHODS[name], {"run": {"rounds": 2}})
     result, exam = made.result(), made.setting.test

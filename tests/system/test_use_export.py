@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from covering import slow
 from fedshot import tree
 from fedshot.errors import ConfigError, DataError
 from fedshot.experiment import Experiment
@@ -153,9 +154,13 @@ def test_weights_and_description_make_the_encoder_again(tmp_path: Path) -> None:
 
 # Methods whose only encoders are their clients'.
 THEIRS = {"fsl_local", "pfedfsl", "fedfomo", "heur_fedamp", "fedproto"}
+THREE = {"f2l", "fedmeta", "pfedfsl"}  # of a state each in its own form
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(
+    "name",
+    ["f2l", "fedmeta", "pfedfsl", *slow(*sorted(METHODS.keys() - {"f2l", "fedmeta", "pfedfsl"}))],
+)
 def test_every_methods_encoder_is_found(name: str, tmp_path: Path) -> None:
     """Whatever a method calls its state, one body of the backbone's form is in it, and trained."""
     valid = {option.place for option in kind_options("method", name)}
@@ -188,6 +193,7 @@ def _trained(run: TrainedRun, client: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_meta_sgd_exports_its_weights_and_not_its_step_sizes(tmp_path: Path) -> None:
     options = {"method": {"name": "fedmeta", "learned_steps": True}}
     finished(tmp_path / "run", merged(options, {"model": MAML["model"]}), CONV, SHORT)

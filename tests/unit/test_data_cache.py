@@ -197,6 +197,7 @@ def test_a_lock_that_its_holder_removes_lets_one_in_at_a_time(folder):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_lock_of_another_process_is_seen_without_waiting_and_frees_itself(folder):
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()

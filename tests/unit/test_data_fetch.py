@@ -208,6 +208,7 @@ def fetch_slowly(folder: str, url: str, begun) -> None:
     get("toy", Path(folder), lambda *_: begun.set(), one(f"{url}/file"))
 
 
+@pytest.mark.slow
 def test_a_download_that_is_killed_keeps_nobody_out(server, tmp_path):
     server.slowly = 0.5
     context = multiprocessing.get_context("spawn")

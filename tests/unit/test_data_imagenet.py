@@ -150,7 +150,7 @@ def test_missing_classes_and_images_are_told(tmp_path):
         MiniImageNet(size=SIDE).load(tmp_path)
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(st.text(max_size=80))
 def test_a_random_csv_is_read_or_a_data_error(text):
     with contextlib.suppress(DataError):

@@ -15,6 +15,7 @@ import pytest
 from conformance.cases import BODY, EPISODE
 from conformance.letters import written
 from conformance.patchwork import Patchwork
+from covering import slow
 from fedshot import tree
 from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION
 from fedshot.deploy.flower.codec import LIMITS, CodecError
@@ -149,7 +150,7 @@ def test_three_nodes_equal_one_machine(tmp_path: Path) -> None:
     assert_as_alone(Run(on(net)).play(4), net, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("trouble", ["gone", "mute", "deaf"])
+@pytest.mark.parametrize("trouble", ["mute", *slow("gone", "deaf")])
 def test_a_node_that_fails_for_two_rounds_is_lost_for_them_and_comes_back(
     tmp_path: Path, trouble: str
 ) -> None:

@@ -17,6 +17,7 @@ from fedshot.experiment import Setting
 from fedshot.fleets import Threads
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
 def test_answers_that_stay_leave_no_holes_that_grow() -> None:
     """Large blocks between small ones that stay: 400 questions hold no more than 32 do."""

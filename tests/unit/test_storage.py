@@ -277,6 +277,7 @@ def test_a_disk_that_fails_is_named_and_nothing_is_left(
     assert list(path.parent.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) -> None:
     """It may be a file that the shell has opened to be added to."""
     code = (

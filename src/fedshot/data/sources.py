@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import zipfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +44,15 @@ class Source(Protocol):
         """Return the classes' standard split, or None if the data has none."""
 
 
+@cache
+def _digits() -> tuple[Any, Any]:
+    """Return scikit-learn's pixels [1797, 64], values 0 to 16, and labels; they lie in a csv."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return images, labels
+
+
 @dataclass(frozen=True)
 class Digits:
     """The 1797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
@@ -50,9 +60,7 @@ class Digits:
     def load(self, data_dir: Path | None) -> Dataset:
         """Read them from the installed package; no file is needed."""
         del data_dir
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)  # values 0..16
+        images, labels = _digits()
         x = np.round(images.reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8)
         names = tuple(str(digit) for digit in range(10))
         split = ClassSplit(base=(0, 1, 2, 3, 4), validation=(), novel=(5, 6, 7, 8, 9))
