@@ -22,9 +22,9 @@ from rich.console import Console
 
 from fedshot import reports
 from fedshot.config import Config
+from fedshot.console import print_in_any_encoding
 from fedshot.evaluation import pixel_logits, score
 from fedshot.experiment import Experiment, Setting
-from fedshot.printing import print_in_any_encoding
 from fedshot.protocol import answer_at_server
 
 METHODS: dict[str, dict[str, Any]] = {

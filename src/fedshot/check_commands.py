@@ -10,9 +10,9 @@ from typing import Any
 from fedshot import config, conformance, own
 from fedshot.config import Config
 from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
+from fedshot.console import say, tell
 from fedshot.errors import ConfigError, FedshotError
 from fedshot.machine import arithmetic
-from fedshot.printing import say, tell
 from fedshot.protocol import Method
 from fedshot.words import count
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedshot import __version__, stopping
+from fedshot.console import print_in_any_encoding, tell
 from fedshot.deploy.flower.arguments import add_flower, add_resume
 from fedshot.errors import ConfigError, FedshotError, nearest
-from fedshot.printing import print_in_any_encoding, tell
 from fedshot.words import long_names
 
 REFUSED, AGAIN, INTERRUPTED = 2, 75, 130

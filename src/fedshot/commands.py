@@ -11,11 +11,12 @@ from typing import Any
 
 from fedshot import config, reference, run_folder
 from fedshot.config import Config
+from fedshot.console import say, tell
 from fedshot.errors import ConfigError
 from fedshot.experiment import Experiment
 from fedshot.kinds import KINDS, SECTIONS
 from fedshot.options import Option, settled
-from fedshot.printing import say, say_score, shown, tell
+from fedshot.printing import say_score, shown
 from fedshot.raw_baselines import raw_baselines
 from fedshot.setting import Setting
 from fedshot.settings import parse

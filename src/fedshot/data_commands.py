@@ -11,11 +11,11 @@ from pathlib import Path
 
 from fedshot import reports
 from fedshot.commands import chosen_config
+from fedshot.console import say, tell
 from fedshot.data import SOURCES, InMemory, Source, checks, fetch
 from fedshot.data.places import default_data_dir
 from fedshot.data.publishers import PUBLISHERS
 from fedshot.errors import DataError
-from fedshot.printing import say, tell
 from fedshot.setting import Arrangement
 
 PROBLEM = 2

@@ -1,20 +1,13 @@
-"""What the commands say: results to stdout, everything else to stderr.
-
-A reader may close the pipe at any time (`fedshot run --json | head -1`). A run goes on to its end
-all the same, since its result is in its folder; nothing more is written to that pipe.
-"""
+"""What the commands print of a run: its rounds as they end, and its result."""
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import json
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from fedshot.complaints import Complaints
+from fedshot.console import harmless, say, tell
 from fedshot.words import count
 
 if TYPE_CHECKING:
@@ -23,78 +16,6 @@ if TYPE_CHECKING:
     from fedshot.evaluation import Score
     from fedshot.experiment import Experiment
     from fedshot.recorder import Record
-
-
-_KEPT = "\n\t\N{NO-BREAK SPACE}"
-"""What a terminal does no harm with; names from data may hold escape sequences, which do."""
-
-_PLAINLY = str.maketrans(
-    {
-        "\N{PLUS-MINUS SIGN}": "+/-",
-        "\N{MINUS SIGN}": "-",
-        "\N{BOX DRAWINGS LIGHT HORIZONTAL}": "-",
-        "\N{BOX DRAWINGS HEAVY HORIZONTAL}": "-",
-        "\N{HORIZONTAL ELLIPSIS}": "...",
-        "\N{RIGHTWARDS ARROW}": "->",
-        "\N{MULTIPLICATION SIGN}": "x",
-        "\N{NO-BREAK SPACE}": " ",
-        "\N{REPLACEMENT CHARACTER}": "?",
-    }
-)
-"""What stands for a character that an encoding lacks; others become escapes, as \\u0142."""
-
-
-def _plainly(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start : error.end].translate(_PLAINLY)
-    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
-
-
-codecs.register_error("fedshot.plainly", _plainly)
-
-
-def print_in_any_encoding() -> None:
-    """Let stdout and stderr take every character, whatever encoding the terminal or pipe has.
-
-    Errors that a person chose by PYTHONIOENCODING, as `ascii:replace`, stay.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        usual = getattr(stream, "errors", "") in ("strict", "surrogateescape", "backslashreplace")
-        unicode = (getattr(stream, "encoding", "") or "").lower().startswith("utf")
-        if usual and not unicode and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="fedshot.plainly")
-
-
-def say(text: str) -> None:
-    """Print to stdout, at once."""
-    _write(sys.stdout, text)
-
-
-def tell(text: str) -> None:
-    """Print to stderr, at once."""
-    _write(sys.stderr, text)
-
-
-def _write(stream: TextIO | None, text: str) -> None:
-    if stream is None:  # closed by whoever started the program
-        return
-    if stream is sys.stderr or stream.isatty():
-        text = _harmless(text)
-    try:
-        print(text, file=stream, flush=True)
-    except OSError as error:
-        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
-            raise OSError(error.errno, error.strerror, "standard output") from None
-        # What is still in the buffer would raise again when Python ends.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _harmless(text: str) -> str:
-    return "".join(
-        c if c.isprintable() or c in _KEPT else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
@@ -133,7 +54,7 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
         for record in experiment.run():
             progress.update(task, completed=record.round, text=_facts(record, looks))
             for text in complaints.heard(record):
-                console.print(_harmless(text), markup=False, highlight=False)  # above the bar
+                console.print(harmless(text), markup=False, highlight=False)  # above the bar
             yield record
     _tell_all([complaints.closing()])
 

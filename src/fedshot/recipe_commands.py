@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fedshot import reports, storage
 from fedshot.config import Config
+from fedshot.console import say, tell
 from fedshot.data import find_data_dir
 from fedshot.errors import ConfigError, DataError, nearest
 from fedshot.kinds import long
 from fedshot.methods import METHODS
-from fedshot.printing import say, tell
 from fedshot.recipes import Recipe, figures, load, names, page, tables, timing
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.jobs import Event

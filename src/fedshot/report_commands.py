@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fedshot import reports
+from fedshot.console import say, tell
 from fedshot.errors import ConfigError
-from fedshot.printing import say, tell
 from fedshot.recipes import results
 from fedshot.words import joined, printable
 

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedshot import storage
+from fedshot.console import say, tell
 from fedshot.errors import ConfigError, DataError
-from fedshot.printing import say, tell
 from fedshot.reports.answers import Card, Sheet, write_answers
 from fedshot.use import Calibration, FewShotClassifier, TrainedRun, export, measure, store
 from fedshot.use.card import card_facts

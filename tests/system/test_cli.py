@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from fedshot import commands, printing
+from fedshot import commands, console, printing
 from fedshot.cli import main
 from fedshot.data import checks, fetch
 from fedshot.evaluation import Score
@@ -90,7 +90,7 @@ def test_every_character_is_printed_in_a_terminal_of_any_encoding(
         monkeypatch.setattr(sys, stream, wrapped)
     assert main(["evaluate", str(tmp_path / "a")]) == 0
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    printing.say("\N{LATIN SMALL LETTER L WITH STROKE}")
+    console.say("\N{LATIN SMALL LETTER L WITH STROKE}")
     plus_minus = "+/-" if encoding == "ascii" else "\N{PLUS-MINUS SIGN}"
     *lines, name = printed.getvalue().decode(encoding).splitlines()
     assert name == "\\u0142"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from fedshot import run_folder
 from fedshot.commands import chosen_config, finish, going_on
 from fedshot.config import Config
+from fedshot.console import say, tell
 from fedshot.deploy.flower import require_flower
 from fedshot.errors import ConfigError
 from fedshot.own import for_children
-from fedshot.printing import say, tell
 from fedshot.setting import Arrangement, Setting
 from fedshot.trackers import check as check_tracker
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from fedshot.console import tell
 from fedshot.deploy.flower.admission import admit
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.home import (
@@ -37,7 +38,6 @@ from fedshot.deploy.flower.processes import Child, Children
 from fedshot.deploy.flower.shards import write_shards
 from fedshot.deploy.flower.superlink import TOKEN
 from fedshot.errors import ConfigError, FedshotError
-from fedshot.printing import tell
 from fedshot.setting import Setting
 
 PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli"]  # -P: no modules of the folder
