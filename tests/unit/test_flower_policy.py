@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedshot.config import Config
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.letters import COMMON, Letter
-from fedshot.deploy.flower.policy import Policy
+from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import read_shards, write_shards
 from fedshot.deploy.flower.worker import Worker, without_paths
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
+from fedshot.methods import METHODS
 from fedshot.setting import Setting
 from system.runs import SMALL
 
@@ -84,6 +86,55 @@ def test_what_the_policy_does_not_allow_is_refused_by_its_name(
     assert not reply.blocks, "nothing leaves"
     (line,) = (tmp_path / "audit.jsonl").read_text().splitlines()
     assert json.loads(line)["refused"] == reply.head["refused"]
+
+
+def test_a_method_without_the_option_that_a_line_bounds_is_refused() -> None:
+    def refused(policy: Policy) -> dict[str, str]:
+        found = {}
+        for name in METHODS:
+            try:
+                policy.check_run(Config.of({**SMALL, "method": {"name": name}}), 9)
+            except PolicyError as error:
+                found[name] = str(error).partition(" asks for ")[2].removesuffix(".")
+        return found
+
+    without = {name: f"method {name!r}, which has no `batch`" for name in (
+        "fedfsl_naive", "fedfsl_prox", "fedfsl_mi", "fedfsl_mi_adv", "fedmeta", "f2l", "fl_proto",
+        "fsl_local",
+    )}  # fmt: skip
+    assert refused(Policy(min_batch=16)) == without
+    assert refused(Policy(min_local_steps=1)) == {
+        "fedmeta": "method 'fedmeta', which has no `local_steps`"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "frl", "inner_batch": 4}, "min_batch 8, .* method.inner_batch 4"),
+        ({"name": "frl", "local_steps": 2, "inner_batch": 8}, ""),
+        ({"name": "frl_finetune", "local_steps": 5}, "min_local_steps 2, .*prepare_steps 1"),
+        (
+            {"name": "frl_finetune", "local_steps": 5, "prepare_steps": 2, "batch": 4},
+            "min_batch 8, .* method.batch 4",
+        ),
+        ({"name": "frl_frozen", "prepare_by": "clients", "prepare_steps": 2}, ""),
+    ],
+)
+def test_the_steps_of_few_round_learning_are_bounded(options: dict[str, Any], words: str) -> None:
+    policy, config = Policy(min_batch=8, min_local_steps=2), Config.of({**SMALL, "method": options})
+    if not words:
+        policy.check_run(config, 9)
+        return
+    with pytest.raises(PolicyError, match=words):
+        policy.check_run(config, 9)
+
+
+def test_no_gradient_of_a_single_step_leaves_where_more_steps_are_asked_for() -> None:
+    up = {"gradient": {"w": torch.zeros(2)}, "stats": {}}
+    Policy(min_local_steps=1).check_up(up)
+    with pytest.raises(PolicyError, match=r"min_local_steps 2, .* part 'gradient', of one step"):
+        Policy(min_local_steps=2).check_up(up)
 
 
 def test_nobody_works_for_a_server_that_waits_no_more(asked: Any, tmp_path: Path) -> None:
