@@ -74,7 +74,6 @@ def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path:
         (Policy(min_batch=8), "min_batch 8, .* method.batch 4"),
         (Policy(min_local_steps=3), "min_local_steps 3, .* method.local_steps 2"),
         (Policy(min_cohort=1000), "min_cohort 1000, .* a cohort of"),
-        (Policy(most_seconds=1e-9), "1 of 2 clients have worked for the 1e-09 s that there are"),
         (Policy(most_disk_mb=1e-9), "most_disk_mb 1e-09, .* MB of states"),
     ],
 )
@@ -137,9 +136,25 @@ def test_no_gradient_of_a_single_step_leaves_where_more_steps_are_asked_for() ->
         Policy(min_local_steps=2).check_up(up)
 
 
+def test_what_was_done_within_the_policy_s_seconds_is_sent(asked: Any, tmp_path: Path) -> None:
+    whole = answered(asked, tmp_path / "free", None)
+    (tmp_path / "bound").mkdir()
+    reply = answered(
+        asked, tmp_path / "bound", Policy(most_seconds=1e-9), sent=time.time(), within=1e6
+    )
+    assert "refused" not in reply.head
+    assert reply.blocks == {"c0": whole.blocks["c0"]}
+    assert reply.head["results"] == {
+        "0": whole.head["results"]["0"],
+        "1": {"fault": ["lost", "the policy of this node has most_seconds 1e-09, and the server "
+                                "asks for more work."]},
+    }  # fmt: skip
+
+
 def test_nobody_works_for_a_server_that_waits_no_more(asked: Any, tmp_path: Path) -> None:
     reply = answered(asked, tmp_path, None, sent=time.time() - 60, within=1.0)
-    assert "1 of 2 clients have worked" in reply.head["refused"]
+    assert "1 of 2 clients have worked, and nobody waits" in reply.head["refused"]
+    assert not reply.blocks
 
 
 @pytest.mark.parametrize(

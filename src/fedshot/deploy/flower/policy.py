@@ -57,7 +57,8 @@ class Policy:
         min_local_steps: steps between two uploads, by the method's options `local_steps` and
             `prepare_steps`. Above 1, no gradient of a single step may leave.
         min_cohort: clients of a round.
-        most_seconds: of work for one message; seen to between two clients.
+        most_seconds: of work for one message; seen to between two clients, and then those that
+            are left do none.
         most_disk_mb: of the private states of one run; seen to before work begins.
     """
 
@@ -111,6 +112,11 @@ class Policy:
         cohort = min(config.run.cohort or clients, clients)
         if self.min_cohort is not None and cohort < self.min_cohort:
             raise PolicyError(self._words("min_cohort", f"a cohort of {cohort}"))
+
+    def check_seconds(self, seconds: float) -> None:
+        """Raise PolicyError where the work for one message has taken longer than it may."""
+        if self.most_seconds is not None and seconds > self.most_seconds:
+            raise PolicyError(self._words("most_seconds", "more work"))
 
     def check_disk(self, folder: Path) -> None:
         """Raise PolicyError where the private states of a run take more than they may."""

@@ -7,6 +7,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits, short
 from fedshot.deploy.flower.letters import COMMON, Letter
 from fedshot.deploy.flower.member import Member
-from fedshot.deploy.flower.policy import Policy, note
+from fedshot.deploy.flower.policy import Policy, PolicyError, note
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import Holdings
 from fedshot.errors import FedshotError
@@ -106,7 +107,7 @@ class Worker:
         if head.get("work"):
             if self._policy is not None:
                 self._policy.check_disk(self._folder / setup.run)
-            do_work(member, letter, reply, self._limits, self._policy)
+            do_work(member, letter, reply, self._limits, self._policy, self._tell)
         reply.head |= member.state
 
     def _member(self, setup: Setup) -> Member:
@@ -122,11 +123,17 @@ class Worker:
 
 
 def do_work(
-    member: Member, letter: Letter, reply: Letter, limits: Limits, policy: Policy | None = None
+    member: Member,
+    letter: Letter,
+    reply: Letter,
+    limits: Limits,
+    policy: Policy | None = None,
+    tell: Callable[[str], None] = print,
 ) -> None:
     """Run the work that a letter asks for, and add what came of it to the reply.
 
-    Once nobody waits for the reply, or the policy's seconds are over, no other client's begins.
+    Once the policy's seconds are over, no other client's begins: the reply has what was done, and
+    for the others a fault. Raises CodecError once nobody waits for the reply.
     """
     begun = time.monotonic()
     work = letter.head["work"]
@@ -139,16 +146,28 @@ def do_work(
     else:
         messages = {client: letter.get(f"c{client}", limits) for client in clients}
     results = reply.head["results"] = {}
-    seconds = min(_seconds(letter), (policy and policy.most_seconds) or math.inf)
-    for arrival in member.serve(work, messages):
-        if policy is not None and arrival.reply is not None:
-            policy.check_up(arrival.reply.up)
-        results[str(arrival.client)] = _put(arrival, reply)
-        if time.monotonic() > begun + seconds and len(results) < len(messages):
-            raise CodecError(
-                f"{len(results)} of {len(messages)} clients have worked for the {seconds:g} s "
-                "that there are"
-            )
+    waited = _seconds(letter)
+    with closing(member.serve(work, messages)) as arrivals:
+        for arrival in arrivals:
+            if policy is not None and arrival.reply is not None:
+                policy.check_up(arrival.reply.up)
+            results[str(arrival.client)] = _put(arrival, reply)
+            left = [client for client in messages if str(client) not in results]
+            if not left:
+                continue
+            seconds = time.monotonic() - begun
+            if seconds > waited:
+                raise CodecError(
+                    f"{len(results)} of {len(messages)} clients have worked, and nobody waits for "
+                    "the reply any more"
+                )
+            try:
+                if policy is not None:
+                    policy.check_seconds(seconds)
+            except PolicyError as error:
+                tell(f"{len(results)} of {len(messages)} clients have worked: {error}")
+                results |= {str(client): {"fault": ["lost", str(error)]} for client in left}
+                break
 
 
 def _seconds(letter: Letter) -> float:
