@@ -61,7 +61,7 @@ def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path:
     (line,) = (tmp_path / "bound" / "audit.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert told["work"]["name"] == "classify"
-    assert told["up"] == {name: len(data) for name, data in free.blocks.items()}
+    assert told["up"] == {"clients": 2, "bytes": sum(map(len, free.blocks.values()))}
     assert told["refused"] == ""
 
 
@@ -155,6 +155,30 @@ def test_nobody_works_for_a_server_that_waits_no_more(asked: Any, tmp_path: Path
     reply = answered(asked, tmp_path, None, sent=time.time() - 60, within=1.0)
     assert "1 of 2 clients have worked, and nobody waits" in reply.head["refused"]
     assert not reply.blocks
+
+
+def test_a_line_of_the_log_is_json_whatever_a_message_says(tmp_path: Path) -> None:
+    worker = Worker("n", None, tmp_path, tell=lambda _: None, policy=Policy())  # type: ignore[arg-type]
+    reply = Letter({"refused": '\u2028\U0001f600"\\' * 500}, {f"c{i}": b"xy" for i in range(1000)})
+    odd = "\U0001f600" * 1000
+    work = {"name": odd, "phase": odd, "version": [1, 0], "clients": list(range(1000))}
+    worker.log({"setup": {"run": odd}, "work": work}, reply)
+    worker.log({"setup": 5, "work": [1]}, Letter({}))
+    first, second = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert first["up"] == {"clients": 1000, "bytes": 2000}
+    assert first["work"]["clients"].startswith("[0, 1, 2")
+    assert (second["run"], second["work"]) == ("", {})
+
+
+def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_path: Path) -> None:
+    holdings, letter = asked
+    (tmp_path / "audit.jsonl").mkdir()
+    said: list[str] = []
+    worker = Worker("n", holdings, tmp_path, limits=LIMITS, tell=said.append, policy=Policy())
+    reply = worker.answer(Letter(letter.head, letter.blocks))
+    assert set(reply.blocks) == {"c0", "c1"}
+    (text,) = said
+    assert "audit.jsonl lacks a message: " in text
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from fedshot.errors import ConfigError
 from fedshot.tree import Tree
 
 _MB = 1 << 20
-_LINE = 2000  # characters of a line of the log
 _OPTIONS = {  # of methods, which a line bounds
     "min_batch": ("batch", "inner_batch"), "min_local_steps": ("local_steps", "prepare_steps"),
 }  # fmt: skip
@@ -149,7 +148,7 @@ class Policy:
 
 
 def note(path: Path, **told: Any) -> None:
-    """Add a line to the log of what a node was asked for, and what came of it."""
+    """Add a line of JSON to the log of what a node was asked for, and what came of it."""
     line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **told})
     with path.open("a", encoding="utf-8") as file:
-        file.write(line[:_LINE] + "\n")
+        file.write(line + "\n")

@@ -72,22 +72,32 @@ class Worker:
             reply = Letter({"id": letter.head.get("id"), "failed": words})
             self._tell(traceback.format_exc())
         reply.head["seconds"] = time.perf_counter() - start
-        if self._policy is not None:
-            self._note(letter, reply)
+        self.log(letter.head, reply)
         return reply
 
-    def _note(self, letter: Letter, reply: Letter) -> None:
-        setup, work = letter.head.get("setup"), letter.head.get("work")
+    def log(self, head: Mapping[str, Any], reply: Letter) -> None:
+        """Add a line to the log of what was asked, where there is a policy.
+
+        `head` is the message's; {} for one that is not known to be the server's. Where the line
+        cannot be written, the node says so and goes on.
+        """
+        if self._policy is None:
+            return
+        setup, work = head.get("setup"), head.get("work")
         asked = work if isinstance(work, dict) else {}
-        note(
-            self._folder / "audit.jsonl",
-            run=short(setup.get("run"), 40) if isinstance(setup, dict) else "",
-            work={name: short(asked[name], 60) for name in ("name", "phase", "version", "clients")
-                  if name in asked},
-            up={name: len(block) for name, block in reply.blocks.items()},
-            seconds=round(reply.head["seconds"], 3),
-            refused=short(reply.head.get("refused", reply.head.get("failed", ""))),
-        )  # fmt: skip
+        try:
+            note(
+                self._folder / "audit.jsonl",
+                run=short(setup.get("run"), 40) if isinstance(setup, dict) else "",
+                work={name: short(asked[name], 60)
+                      for name in ("name", "phase", "version", "clients") if name in asked},
+                up={"clients": len(reply.blocks),
+                    "bytes": sum(len(block) for block in reply.blocks.values())},
+                seconds=round(reply.head.get("seconds", 0.0), 3),
+                refused=short(reply.head.get("refused", reply.head.get("failed", ""))),
+            )  # fmt: skip
+        except OSError as error:
+            self._tell(f"{self._folder / 'audit.jsonl'} lacks a message: {error}")
 
     def _answer(self, letter: Letter, reply: Letter) -> None:
         head = letter.head
