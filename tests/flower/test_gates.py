@@ -177,7 +177,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
 
 
 def test_what_comes_without_a_key_holds_no_memory_and_no_connection(ground: Ground) -> None:
-    """A body is not read before the key is known; of half requests the oldest give way."""
+    """A body is not read before the key is known; half requests keep nobody else away."""
     from fedshot.deploy.flower.home import split
     from fedshot.deploy.flower.local import operator_of
 
@@ -198,8 +198,8 @@ def test_what_comes_without_a_key_holds_no_memory_and_no_connection(ground: Grou
         with suppress(ConnectionResetError):
             assert half[0].recv(1) == b""
         assert operator_of(ground.home).ready()
-        half[-1].sendall(b"Content-Length: 1\r\n\r\n")
-        assert half[-1].recv(12).split()[1] == b"401", "the newest are heard"
+        whole = line(f"{head}Content-Length: 1\r\n\r\n")
+        assert whole.recv(12).split()[1] == b"401", "who says all at once is heard"
 
 
 def test_a_node_has_no_clients_but_those_that_the_operator_wrote(
