@@ -76,11 +76,11 @@ def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | N
             f"{held} holds another key, and the file's name is the node's. Rename the file that "
             f"you admit; or remove {held} first, if node {name} has a new key."
         )
-    known = {other: told for other, told in read_entries(nodes).items() if other != name}
+    known = {other: its for other, its in read_entries(nodes).items() if other != name}
     _check_apart(known | {name: entry}, nodes)
     nodes.mkdir(exist_ok=True)
-    text = {"clients": clients} | ({} if examples is None else {"examples": examples})
-    storage.write_bytes(nodes / f"{name}.json", json.dumps(text).encode(), sync=True)
+    told = {"clients": clients} | ({} if examples is None else {"examples": examples})
+    storage.write_bytes(nodes / f"{name}.json", json.dumps(told).encode(), sync=True)
     storage.write_bytes(held, public, sync=True)  # which the server looks for
     return entry
 

@@ -10,9 +10,9 @@
     most_disk_mb: 500                # of the private states of one run
 
 Every line may be left out, and then bounds nothing. A method that has none of the options of a line
-is refused. A server chooses the model, the method and its
-options; here is written what it may choose. None of this makes what leaves private: it keeps out
-the worst of what a server could choose.
+is refused. A server chooses the model, the method and its options; here is written what it may
+choose. None of this makes what leaves private: it keeps out the worst of what a server could
+choose.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MB = 1 << 20
 _OPTIONS = {  # of methods, which a line bounds
     "min_batch": ("batch", "inner_batch"), "min_local_steps": ("local_steps", "prepare_steps"),
 }  # fmt: skip
-_GRADIENT = "gradient"  # the part in which methods upload one that no step was taken along
+_GRADIENT = "gradient"  # the part in which methods upload the gradient of a single step
 
 
 class PolicyError(ConfigError):

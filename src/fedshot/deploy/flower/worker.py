@@ -162,8 +162,7 @@ def do_work(
             if policy is not None and arrival.reply is not None:
                 policy.check_up(arrival.reply.up)
             results[str(arrival.client)] = _put(arrival, reply)
-            left = [client for client in messages if str(client) not in results]
-            if not left:
+            if len(results) == len(messages):
                 continue
             seconds = time.monotonic() - begun
             if seconds > waited:
@@ -176,7 +175,8 @@ def do_work(
                     policy.check_seconds(seconds)
             except PolicyError as error:
                 tell(f"{len(results)} of {len(messages)} clients have worked: {error}")
-                results |= {str(client): {"fault": ["lost", str(error)]} for client in left}
+                fault = {"fault": ["lost", str(error)]}
+                reply.head["results"] = {str(client): fault for client in messages} | results
                 break
 
 
