@@ -71,6 +71,10 @@ class Line:
 class Worker:
     def __init__(self, answer: Callable[[Letter], Letter]) -> None:
         self.answer = answer
+        self.logged: list[tuple[Any, str]] = []
+
+    def log(self, head: Any, reply: Letter) -> None:
+        self.logged.append((head.get("id"), reply.head["refused"]))
 
 
 def message(letter: Letter) -> Message:
@@ -81,10 +85,12 @@ def served(
     line: Line,
     answer: Callable[[Letter], Letter] = lambda letter: Letter(dict(letter.head)),
     check: Any = None,
+    worker: Worker | None = None,
 ) -> list[str]:
     said: list[str] = []
+    worker = worker or Worker(answer)
     with pytest.raises(EndError):
-        serve(line, Worker(answer), LIMITS, said.append, "here", check)  # type: ignore[arg-type]
+        serve(line, worker, LIMITS, said.append, "here", check)  # type: ignore[arg-type]
     return said
 
 
@@ -159,6 +165,24 @@ def test_only_a_letter_that_the_server_has_signed_for_this_node_is_answered(
     assert all("it is not signed by the server" in text for text in answers[1:6])
     assert "it is to another node" in answers[6]
     assert " s old" in answers[7]
+
+
+def test_a_message_that_is_refused_unread_is_logged() -> None:
+    def forged(*_: Any) -> None:
+        raise CodecError("it is not signed by the server")
+
+    worker = Worker(lambda letter: Letter(dict(letter.head)))
+    line = Line(
+        UnreadableError(CodecError("too much"), message(WELL)),
+        message(Letter(WELL.head | {"id": "foreign", "to": 8})),
+        message(Letter(WELL.head | {"id": "stale", "sent": time.time() - 60, "within": 1.0})),
+        message(WELL),
+    )
+    served(line, worker=worker)
+    served(Line(message(WELL)), check=forged, worker=worker)
+    assert "not signed" in worker.logged.pop()[1]
+    assert [who for who, _ in worker.logged] == [None, None, "stale"]
+    assert [head.get("refused", "") for head in line.sent] == [*(t for _, t in worker.logged), ""]
 
 
 def test_loopback_goes_without_a_proxy_and_another_host_s_is_named(

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedshot.config import Config
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.letters import COMMON, Letter
-from fedshot.deploy.flower.policy import Policy
+from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import read_shards, write_shards
 from fedshot.deploy.flower.worker import Worker, without_paths
 from fedshot.errors import ConfigError
 from fedshot.keys import Key
+from fedshot.methods import METHODS
 from fedshot.setting import Setting
 from system.runs import SMALL
 
@@ -59,7 +61,7 @@ def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path:
     (line,) = (tmp_path / "bound" / "audit.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert told["work"]["name"] == "classify"
-    assert told["up"] == {name: len(data) for name, data in free.blocks.items()}
+    assert told["up"] == {"clients": 2, "bytes": sum(map(len, free.blocks.values()))}
     assert told["refused"] == ""
 
 
@@ -72,7 +74,6 @@ def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path:
         (Policy(min_batch=8), "min_batch 8, .* method.batch 4"),
         (Policy(min_local_steps=3), "min_local_steps 3, .* method.local_steps 2"),
         (Policy(min_cohort=1000), "min_cohort 1000, .* a cohort of"),
-        (Policy(most_seconds=1e-9), "1 of 2 clients have worked for the 1e-09 s that there are"),
         (Policy(most_disk_mb=1e-9), "most_disk_mb 1e-09, .* MB of states"),
     ],
 )
@@ -86,9 +87,98 @@ def test_what_the_policy_does_not_allow_is_refused_by_its_name(
     assert json.loads(line)["refused"] == reply.head["refused"]
 
 
+def test_a_method_without_the_option_that_a_line_bounds_is_refused() -> None:
+    def refused(policy: Policy) -> dict[str, str]:
+        found = {}
+        for name in METHODS:
+            try:
+                policy.check_run(Config.of({**SMALL, "method": {"name": name}}), 9)
+            except PolicyError as error:
+                found[name] = str(error).partition(" asks for ")[2].removesuffix(".")
+        return found
+
+    without = {name: f"method {name!r}, which has no `batch`" for name in (
+        "fedfsl_naive", "fedfsl_prox", "fedfsl_mi", "fedfsl_mi_adv", "fedmeta", "f2l", "fl_proto",
+        "fsl_local",
+    )}  # fmt: skip
+    assert refused(Policy(min_batch=16)) == without
+    assert refused(Policy(min_local_steps=1)) == {
+        "fedmeta": "method 'fedmeta', which has no `local_steps`"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "frl", "inner_batch": 4}, "min_batch 8, .* method.inner_batch 4"),
+        ({"name": "frl", "local_steps": 2, "inner_batch": 8}, ""),
+        ({"name": "frl_finetune", "local_steps": 5}, "min_local_steps 2, .*prepare_steps 1"),
+        (
+            {"name": "frl_finetune", "local_steps": 5, "prepare_steps": 2, "batch": 4},
+            "min_batch 8, .* method.batch 4",
+        ),
+        ({"name": "frl_frozen", "prepare_by": "clients", "prepare_steps": 2}, ""),
+    ],
+)
+def test_the_steps_of_few_round_learning_are_bounded(options: dict[str, Any], words: str) -> None:
+    policy, config = Policy(min_batch=8, min_local_steps=2), Config.of({**SMALL, "method": options})
+    if not words:
+        policy.check_run(config, 9)
+        return
+    with pytest.raises(PolicyError, match=words):
+        policy.check_run(config, 9)
+
+
+def test_no_gradient_of_a_single_step_leaves_where_more_steps_are_asked_for() -> None:
+    up = {"gradient": {"w": torch.zeros(2)}, "stats": {}}
+    Policy(min_local_steps=1).check_up(up)
+    with pytest.raises(PolicyError, match=r"min_local_steps 2, .* part 'gradient', of one step"):
+        Policy(min_local_steps=2).check_up(up)
+
+
+def test_what_was_done_within_the_policy_s_seconds_is_sent(asked: Any, tmp_path: Path) -> None:
+    whole = answered(asked, tmp_path / "free", None)
+    (tmp_path / "bound").mkdir()
+    reply = answered(
+        asked, tmp_path / "bound", Policy(most_seconds=1e-9), sent=time.time(), within=1e6
+    )
+    assert "refused" not in reply.head
+    assert reply.blocks == {"c0": whole.blocks["c0"]}
+    assert reply.head["results"] == {
+        "0": whole.head["results"]["0"],
+        "1": {"fault": ["lost", "the policy of this node has most_seconds 1e-09, and the server "
+                                "asks for more work."]},
+    }  # fmt: skip
+
+
 def test_nobody_works_for_a_server_that_waits_no_more(asked: Any, tmp_path: Path) -> None:
     reply = answered(asked, tmp_path, None, sent=time.time() - 60, within=1.0)
-    assert "1 of 2 clients have worked" in reply.head["refused"]
+    assert "1 of 2 clients have worked, and nobody waits" in reply.head["refused"]
+    assert not reply.blocks
+
+
+def test_a_line_of_the_log_is_json_whatever_a_message_says(tmp_path: Path) -> None:
+    worker = Worker("n", None, tmp_path, tell=lambda _: None, policy=Policy())  # type: ignore[arg-type]
+    reply = Letter({"refused": '\u2028\U0001f600"\\' * 500}, {f"c{i}": b"xy" for i in range(1000)})
+    odd = "\U0001f600" * 1000
+    work = {"name": odd, "phase": odd, "version": [1, 0], "clients": list(range(1000))}
+    worker.log({"setup": {"run": odd}, "work": work}, reply)
+    worker.log({"setup": 5, "work": [1]}, Letter({}))
+    first, second = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert first["up"] == {"clients": 1000, "bytes": 2000}
+    assert first["work"]["clients"].startswith("[0, 1, 2")
+    assert (second["run"], second["work"]) == ("", {})
+
+
+def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_path: Path) -> None:
+    holdings, letter = asked
+    (tmp_path / "audit.jsonl").mkdir()
+    said: list[str] = []
+    worker = Worker("n", holdings, tmp_path, limits=LIMITS, tell=said.append, policy=Policy())
+    reply = worker.answer(Letter(letter.head, letter.blocks))
+    assert set(reply.blocks) == {"c0", "c1"}
+    (text,) = said
+    assert "audit.jsonl lacks a message: " in text
 
 
 @pytest.mark.parametrize(

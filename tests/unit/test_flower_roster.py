@@ -135,6 +135,17 @@ def test_what_the_operator_writes_of_nodes_is_checked(tmp_path: Path) -> None:
             read_entries(tmp_path)
 
 
+def test_admitting_a_node_does_not_replace_the_key_of_another(tmp_path: Path) -> None:
+    admit(tmp_path, "a", b"key\nof a\n", "0-3", None)
+    with pytest.raises(ConfigError, match=r"a\.pub holds another key.* Rename the file .* remove"):
+        admit(tmp_path, "a", b"key\nof b\n", "5", None)
+    assert (tmp_path / "a.pub").read_bytes() == b"key\nof a\n"
+    assert read_entries(tmp_path) == {"a": Entry(frozenset({0, 1, 2, 3}))}
+    (tmp_path / "a.pub").write_bytes(b"key\r\nof a\r\n")
+    admit(tmp_path, "a", b"key\nof a\n", "0-2", None)
+    assert read_entries(tmp_path) == {"a": Entry(frozenset({0, 1, 2}))}
+
+
 def test_a_node_that_comes_again_under_another_number_is_greeted_at_once(
     clock: list[float],
 ) -> None:

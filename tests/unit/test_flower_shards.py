@@ -93,6 +93,9 @@ def test_clients_are_numbers_and_ranges() -> None:
     for text in ("", "a", "1-", "-1", "1-2-3", "99999999999"):
         with pytest.raises(ConfigError, match="expected numbers and ranges"):
             parse_clients(text)
+    for text in ("9-7", "0-2, 9-7"):
+        with pytest.raises(ConfigError, match=r"--clients has 9-7; .* smaller number first: 7-9\."):
+            parse_clients(text)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from base64 import b64encode
@@ -34,7 +35,7 @@ from fedshot import tree
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.keys import new_key, public_bytes
 from fedshot.deploy.flower.letters import COMMON, Letter, read_letter
-from fedshot.deploy.flower.superlink import bounded, is_reply, is_signed
+from fedshot.deploy.flower.superlink import Gate, bounded, is_reply, is_signed
 from fedshot.deploy.flower.wire import bound, fetch, name_message
 from fedshot.tree import Tree
 
@@ -290,6 +291,51 @@ def test_a_large_body_is_read_of_a_registered_key_that_has_signed_alone() -> Non
     assert signed(other, 1, named=key), "which Flower refuses, once it has read the little there is"
     assert not is_signed({}, app, 1)
     assert not is_signed({b"flwr-public-key": b"\xff"}, app, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("GET", {b"transfer-encoding": b"chunked"}, 405),
+        ("GET", {}, 405),
+        ("GET", {b"content-length": b"10"}, 405),
+        ("POST", {b"transfer-encoding": b"chunked"}, 411),
+        ("POST", {b"content-length": b"10", b"transfer-encoding": b"chunked"}, 411),
+        ("POST", {b"content-length": b"10"}, 413),
+        ("POST", {b"content-length": b"65536"}, 200),
+    ],
+)
+def test_without_a_signature_no_body_above_64_kb_is_read(
+    method: str, headers: dict[bytes, bytes], status: int
+) -> None:
+    """Whatever the request says of its length, and a registered key that anybody can name."""
+    public = public_bytes(new_key().public_key())
+    state = SimpleNamespace(get_node_id_by_public_key={public: 7}.get)
+    app = SimpleNamespace(
+        state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
+    )
+    left, answers, handed = 1 << 16 if status == 200 else 9 * MB, [], []
+    whole = left
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        took = min(left, 1 << 14)
+        left -= took
+        return {"type": "http.request", "body": b"x" * took, "more_body": left > 0}
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message.get("status"))
+
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        handed.append((await receive())["body"])
+        await send({"status": 200})
+
+    scope = {"type": "http", "path": "/v1/fleet/push-object", "method": method, "app": app,
+             "headers": [(b"flwr-public-key", b64encode(public)), *headers.items()]}  # fmt: skip
+    asyncio.run(Gate(behind, "t" * 32, LIMITS, keys=True)(scope, receive, send))
+    assert answers[0] == status
+    assert handed == ([b"x" * whole] if status == 200 else [])
+    assert whole - left <= 1 << 16
 
 
 class Loop:

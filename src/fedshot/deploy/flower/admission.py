@@ -48,6 +48,10 @@ def parse_clients(text: str) -> list[int]:
             )
         if int(last or first) >= _MOST:
             raise ConfigError(f"--clients has {last or first}; expected numbers below {_MOST}.")
+        if last and int(last) < int(first):
+            raise ConfigError(
+                f"--clients has {part.strip()}; expected the smaller number first: {last}-{first}."
+            )
         found |= set(range(int(first), int(last or first) + 1))
     return sorted(found)
 
@@ -55,7 +59,8 @@ def parse_clients(text: str) -> list[int]:
 def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | None) -> Entry:
     """Write a node's key and its clients into a server's folder of nodes.
 
-    Raises ConfigError for clients that are none, or that live at another node.
+    Raises ConfigError for clients that are none, or that live at another node, and for a name that
+    another key has.
     """
     entry = Entry(frozenset(parse_clients(clients)), examples)
     if examples is not None and not 1 <= examples <= _MOST:
@@ -65,12 +70,18 @@ def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | N
             f"{nodes.parent} does not exist. Name the --folder of the server, or make it with "
             "`fedshot flower keys --server`."
         )
-    known = {other: held for other, held in read_entries(nodes).items() if other != name}
+    held = nodes / f"{name}.pub"
+    if held.exists() and held.read_bytes().split() != public.split():  # line ends may differ
+        raise ConfigError(
+            f"{held} holds another key, and the file's name is the node's. Rename the file that "
+            f"you admit; or remove {held} first, if node {name} has a new key."
+        )
+    known = {other: its for other, its in read_entries(nodes).items() if other != name}
     _check_apart(known | {name: entry}, nodes)
     nodes.mkdir(exist_ok=True)
     told = {"clients": clients} | ({} if examples is None else {"examples": examples})
     storage.write_bytes(nodes / f"{name}.json", json.dumps(told).encode(), sync=True)
-    storage.write_bytes(nodes / f"{name}.pub", public, sync=True)  # which the server looks for
+    storage.write_bytes(held, public, sync=True)  # which the server looks for
     return entry
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,7 +140,7 @@ class Member:
         """What the server is told about orders and seals."""
         return {"life": self._life, "done": self._done, "sealed": list(self._sealed)}
 
-    def serve(self, work: dict[str, Any], messages: dict[int, Tree]) -> Iterator[Arrival]:
+    def serve(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
         """Run the named work at the clients that have a message."""
         name, phase = str(work["name"]), str(work["phase"])
         if not hasattr(getattr(self._method, name, None), "draw") or name.startswith("_"):

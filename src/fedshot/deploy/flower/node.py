@@ -45,7 +45,7 @@ def serve(
             message = link.pull()
         except UnreadableError as error:
             tell(f"a message was dropped: {error}")
-            _reply(link, error.outline, _unread(error), limits, tell)
+            _reply(link, error.outline, _unread(error, worker), limits, tell)
             time.sleep(_SELDOM)
             continue
         except (LinkError, ConfigError, httpx.HTTPError) as error:
@@ -77,8 +77,11 @@ def _reply(
         tell(f"a reply came too late, or did not arrive: {error}")
 
 
-def _unread(error: Exception) -> Letter:
-    return Letter({"refused": f"a message that cannot be read: {error}"})
+def _unread(error: Exception, worker: Worker) -> Letter:
+    """Return the reply to a message of which nothing is believed, and log it."""
+    reply = Letter({"refused": f"a message that cannot be read: {error}"})
+    worker.log({}, reply)
+    return reply
 
 
 def _answer(
@@ -100,10 +103,12 @@ def _answer(
             raise CodecError("it is to another node")
         age = time.time() - float(letter.head.get("sent", "nan"))
         if not age <= float(letter.head.get("within", "nan")):
-            return Letter({"id": letter.head.get("id"), "refused": f"it is {age:.0f} s old"})
+            late = Letter({"id": letter.head.get("id"), "refused": f"it is {age:.0f} s old"})
+            worker.log(letter.head, late)
+            return late
     except (CodecError, TypeError, ValueError, OverflowError) as error:
         tell(f"a message was refused: {error}")
-        return _unread(error)
+        return _unread(error, worker)
     return worker.answer(letter)
 
 

@@ -1,17 +1,18 @@
 """What a node lets a server ask for: a file of the node's own, and a log of what it was asked.
 
-    methods: [fl_proto, fsl_local]   # that may be run here
+    methods: [fedavg, fedavg_probe]  # that may be run here
     parts: [theta, stats, logits]    # that may leave, by their names
     most_up_mb: 20                   # of what one client sends in one exchange
-    min_batch: 16                    # examples of a step, where a method has `batch`
-    min_local_steps: 2               # steps between two uploads, where a method has `local_steps`
+    min_batch: 16                    # the method's `batch` or `inner_batch`, if not null
+    min_local_steps: 2               # the method's `local_steps` or `prepare_steps`
     min_cohort: 3                    # clients of a round
     most_seconds: 600                # of work for one message
     most_disk_mb: 500                # of the private states of one run
 
-Every line may be left out, and then bounds nothing. A server chooses the model, the method and its
-options; here is written what it may choose. None of this makes what leaves private: it keeps out
-the worst of what a server could choose.
+Every line may be left out, and then bounds nothing. A method that has none of the options of a line
+is refused. A server chooses the model, the method and its options; here is written what it may
+choose. None of this makes what leaves private: it keeps out the worst of what a server could
+choose.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from fedshot.errors import ConfigError
 from fedshot.tree import Tree
 
 _MB = 1 << 20
-_LINE = 2000  # characters of a line of the log
+_OPTIONS = {  # of methods, which a line bounds
+    "min_batch": ("batch", "inner_batch"), "min_local_steps": ("local_steps", "prepare_steps"),
+}  # fmt: skip
+_GRADIENT = "gradient"  # the part in which methods upload the gradient of a single step
 
 
 class PolicyError(ConfigError):
@@ -47,10 +51,13 @@ class Policy:
         methods: names of methods that may be run.
         parts: names of the parts that may leave.
         most_up_mb: of what one client sends in one exchange.
-        min_batch: examples of a step, of a method with an option `batch`.
-        min_local_steps: steps between two uploads, of a method with an option `local_steps`.
+        min_batch: examples of a step, by the method's options `batch` and `inner_batch`; null is
+            all that a client has for it.
+        min_local_steps: steps between two uploads, by the method's options `local_steps` and
+            `prepare_steps`. Above 1, no gradient of a single step may leave.
         min_cohort: clients of a round.
-        most_seconds: of work for one message; seen to between two clients.
+        most_seconds: of work for one message; seen to between two clients, and then those that
+            are left do none.
         most_disk_mb: of the private states of one run; seen to before work begins.
     """
 
@@ -89,13 +96,26 @@ class Policy:
         name = str(chosen["name"])
         if self.methods is not None and name not in self.methods:
             raise PolicyError(self._words("methods", f"method {short(name, 60)!r}"))
-        for option, least in (("batch", self.min_batch), ("local_steps", self.min_local_steps)):
-            value = chosen.get(option)
-            if least is not None and type(value) is int and value < least:
-                raise PolicyError(self._words(f"min_{option}", f"method.{option} {value}"))
+        for line, options in _OPTIONS.items():
+            least = getattr(self, line)
+            if least is None:
+                continue
+            found = {option: chosen[option] for option in options if option in chosen}
+            if not found:
+                asked = f"method {short(name, 60)!r}, which has no `{options[0]}`"
+                raise PolicyError(self._words(line, asked))
+            for option, value in found.items():
+                everything = value is None and line == "min_batch"
+                if not everything and not (type(value) in (int, float) and value >= least):
+                    raise PolicyError(self._words(line, f"method.{option} {short(value, 60)}"))
         cohort = min(config.run.cohort or clients, clients)
         if self.min_cohort is not None and cohort < self.min_cohort:
             raise PolicyError(self._words("min_cohort", f"a cohort of {cohort}"))
+
+    def check_seconds(self, seconds: float) -> None:
+        """Raise PolicyError where the work for one message has taken longer than it may."""
+        if self.most_seconds is not None and seconds > self.most_seconds:
+            raise PolicyError(self._words("most_seconds", "more work"))
 
     def check_disk(self, folder: Path) -> None:
         """Raise PolicyError where the private states of a run take more than they may."""
@@ -115,6 +135,8 @@ class Policy:
         strange = sorted(set(up) - set(self.parts)) if self.parts is not None else []
         if strange:
             raise PolicyError(self._words("parts", f"part {short(strange[0], 60)!r}"))
+        if _GRADIENT in up and self.min_local_steps is not None and self.min_local_steps > 1:
+            raise PolicyError(self._words("min_local_steps", f"part {_GRADIENT!r}, of one step"))
         size = tree.nbytes(dict(up))
         if self.most_up_mb is not None and size > self.most_up_mb * _MB:
             raise PolicyError(self._words("most_up_mb", f"{size / _MB:.1f} MB"))
@@ -126,7 +148,7 @@ class Policy:
 
 
 def note(path: Path, **told: Any) -> None:
-    """Add a line to the log of what a node was asked for, and what came of it."""
+    """Add a line of JSON to the log of what a node was asked for, and what came of it."""
     line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **told})
     with path.open("a", encoding="utf-8") as file:
-        file.write(line[:_LINE] + "\n")
+        file.write(line + "\n")

@@ -72,23 +72,28 @@ class Gate:
             headers.get(TOKEN_HEADER.encode(), b""), self._token
         ):
             refusal = 403
-        elif scope["method"] == "POST" and not length.isdigit():
-            refusal = 411
+        elif asked and scope["method"] != "POST":
+            refusal = 405
+        elif scope["method"] == "POST" and (
+            not length.isdigit() or b"transfer-encoding" in headers
+        ):
+            refusal = 411  # which bodies need a signature is decided by the length
         elif length and int(length) > most:
             refusal = 413
-        elif asked and self._keys and not is_signed(headers, scope["app"], int(length or 0)):
+        elif asked and self._keys and not is_signed(headers, scope["app"], int(length)):
             refusal = 401
         if refusal:
             await _refuse(send, refusal)
         elif asked:
-            large = int(length or 0) > _SMALL
+            large = int(length) > _SMALL
             signer = headers[_KEY] if large and self._keys else b""
-            await self._of_node(scope, receive, send, signer, most, _BODY if large else _HEAD)
+            seconds = _BODY if large else _HEAD
+            await self._of_node(scope, receive, send, signer, int(length), seconds)
         else:
             await self._app(scope, receive, send)
 
     async def _of_node(
-        self, scope: Any, receive: Any, send: Any, signer: bytes, most: int, seconds: float
+        self, scope: Any, receive: Any, send: Any, signer: bytes, length: int, seconds: float
     ) -> None:
         """Pass on what a node asks for, once it is there; `signer` is b"" for who has not signed.
 
@@ -101,9 +106,12 @@ class Gate:
         try:
             try:
                 async with asyncio.timeout(seconds):
-                    body = await _body(receive, most)
+                    body = await _body(receive, length)
             except TimeoutError:
                 await _refuse(send, 408)
+                return
+            if len(body) > length:
+                await _refuse(send, 413)
                 return
             if scope["path"] == _OUTLINE and not is_reply(body):
                 await _refuse(send, 403)
@@ -218,15 +226,15 @@ def is_reply(body: bytes) -> bool:
     )
 
 
-async def _body(receive: Any, most: int) -> bytes:
-    """Return the body of a request, of which no more is read than it may weigh."""
-    found: list[bytes] = []
-    while sum(map(len, found)) <= most:
+async def _body(receive: Any, length: int) -> bytes:
+    """Return the body of a request, of which no more is read once it is longer than it told."""
+    found = bytearray()
+    while len(found) <= length:
         message = await receive()
-        found.append(message.get("body", b""))
+        found += message.get("body", b"")
         if message["type"] != "http.request" or not message.get("more_body", False):
             break
-    return b"".join(found)
+    return bytes(found)
 
 
 def _again(body: bytes, receive: Any) -> Any:

@@ -7,6 +7,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits, short
 from fedshot.deploy.flower.letters import COMMON, Letter
 from fedshot.deploy.flower.member import Member
-from fedshot.deploy.flower.policy import Policy, note
+from fedshot.deploy.flower.policy import Policy, PolicyError, note
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import Holdings
 from fedshot.errors import FedshotError
@@ -71,22 +72,32 @@ class Worker:
             reply = Letter({"id": letter.head.get("id"), "failed": words})
             self._tell(traceback.format_exc())
         reply.head["seconds"] = time.perf_counter() - start
-        if self._policy is not None:
-            self._note(letter, reply)
+        self.log(letter.head, reply)
         return reply
 
-    def _note(self, letter: Letter, reply: Letter) -> None:
-        setup, work = letter.head.get("setup"), letter.head.get("work")
+    def log(self, head: Mapping[str, Any], reply: Letter) -> None:
+        """Add a line to the log of what was asked, where there is a policy.
+
+        `head` is the message's; {} for one that is not known to be the server's. Where the line
+        cannot be written, the node says so and goes on.
+        """
+        if self._policy is None:
+            return
+        setup, work = head.get("setup"), head.get("work")
         asked = work if isinstance(work, dict) else {}
-        note(
-            self._folder / "audit.jsonl",
-            run=short(setup.get("run"), 40) if isinstance(setup, dict) else "",
-            work={name: short(asked[name], 60) for name in ("name", "phase", "version", "clients")
-                  if name in asked},
-            up={name: len(block) for name, block in reply.blocks.items()},
-            seconds=round(reply.head["seconds"], 3),
-            refused=short(reply.head.get("refused", reply.head.get("failed", ""))),
-        )  # fmt: skip
+        try:
+            note(
+                self._folder / "audit.jsonl",
+                run=short(setup.get("run"), 40) if isinstance(setup, dict) else "",
+                work={name: short(asked[name], 60)
+                      for name in ("name", "phase", "version", "clients") if name in asked},
+                up={"clients": len(reply.blocks),
+                    "bytes": sum(len(block) for block in reply.blocks.values())},
+                seconds=round(reply.head.get("seconds", 0.0), 3),
+                refused=short(reply.head.get("refused", reply.head.get("failed", ""))),
+            )  # fmt: skip
+        except OSError as error:
+            self._tell(f"{self._folder / 'audit.jsonl'} lacks a message: {error}")
 
     def _answer(self, letter: Letter, reply: Letter) -> None:
         head = letter.head
@@ -106,7 +117,7 @@ class Worker:
         if head.get("work"):
             if self._policy is not None:
                 self._policy.check_disk(self._folder / setup.run)
-            do_work(member, letter, reply, self._limits, self._policy)
+            do_work(member, letter, reply, self._limits, self._policy, self._tell)
         reply.head |= member.state
 
     def _member(self, setup: Setup) -> Member:
@@ -122,11 +133,17 @@ class Worker:
 
 
 def do_work(
-    member: Member, letter: Letter, reply: Letter, limits: Limits, policy: Policy | None = None
+    member: Member,
+    letter: Letter,
+    reply: Letter,
+    limits: Limits,
+    policy: Policy | None = None,
+    tell: Callable[[str], None] = print,
 ) -> None:
     """Run the work that a letter asks for, and add what came of it to the reply.
 
-    Once nobody waits for the reply, or the policy's seconds are over, no other client's begins.
+    Once the policy's seconds are over, no other client's begins: the reply has what was done, and
+    for the others a fault. Raises CodecError once nobody waits for the reply.
     """
     begun = time.monotonic()
     work = letter.head["work"]
@@ -139,16 +156,28 @@ def do_work(
     else:
         messages = {client: letter.get(f"c{client}", limits) for client in clients}
     results = reply.head["results"] = {}
-    seconds = min(_seconds(letter), (policy and policy.most_seconds) or math.inf)
-    for arrival in member.serve(work, messages):
-        if policy is not None and arrival.reply is not None:
-            policy.check_up(arrival.reply.up)
-        results[str(arrival.client)] = _put(arrival, reply)
-        if time.monotonic() > begun + seconds and len(results) < len(messages):
-            raise CodecError(
-                f"{len(results)} of {len(messages)} clients have worked for the {seconds:g} s "
-                "that there are"
-            )
+    waited = _seconds(letter)
+    with closing(member.serve(work, messages)) as arrivals:
+        for arrival in arrivals:
+            if policy is not None and arrival.reply is not None:
+                policy.check_up(arrival.reply.up)
+            results[str(arrival.client)] = _put(arrival, reply)
+            if len(results) == len(messages):
+                continue
+            seconds = time.monotonic() - begun
+            if seconds > waited:
+                raise CodecError(
+                    f"{len(results)} of {len(messages)} clients have worked, and nobody waits for "
+                    "the reply any more"
+                )
+            try:
+                if policy is not None:
+                    policy.check_seconds(seconds)
+            except PolicyError as error:
+                tell(f"{len(results)} of {len(messages)} clients have worked: {error}")
+                fault = {"fault": ["lost", str(error)]}
+                reply.head["results"] = {str(client): fault for client in messages} | results
+                break
 
 
 def _seconds(letter: Letter) -> float:
