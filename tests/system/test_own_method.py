@@ -332,13 +332,20 @@ def test_check_prints_a_line_for_each_promise_and_says_which_is_not_kept(
 
 
 @pytest.mark.usefixtures("_unregistered")
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("assert False", "AssertionError"),
+        ("assert False, 'no state yet'", "AssertionError: no state yet"),
+    ],
+)
 def test_check_stops_where_a_method_does_not_run_and_names_the_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert checked(tmp_path / "mine.py", work="1 / 0") == 1
+    assert checked(tmp_path / "mine.py", work) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "mine: fail: two rounds and a test run through: ZeroDivisionError: division by zero "
-        "(mine.py, line 17)"
+        f"mine: fail: two rounds and a test run through: {told} (mine.py, line 17)"
     ]
 
 
