@@ -35,6 +35,7 @@ from fedshot.fleets import (
     checked_round,
 )
 from fedshot.kinds import every_difference, watches
+from fedshot.locks import Lock
 from fedshot.machine import arithmetic, keep_freed_memory
 from fedshot.protocol import Clients, Fleet
 from fedshot.raw_baselines import raw_baselines
@@ -102,6 +103,7 @@ class Experiment:
         self.baselines: dict[str, Score] = {}  # of the test, once there is a result
         self._best: Look | None = None
         self._private = ""
+        self._lock: Lock | None = None
         self._last_end: float | None = None  # of a round, by the monotonic clock
         self._started = bool(self.checkpoints.rounds())
         if self._started:
@@ -112,12 +114,12 @@ class Experiment:
     def run(self) -> Iterator[Record]:
         """Train the rounds that are left, yielding a record for each.
 
-        Raises BusyError when another process trains in the same folder, and CheckpointError when
-        more rounds are trained than are asked for.
+        Raises BusyError when another process trains in the same folder, or when the folder is
+        deleted on the way, and CheckpointError when more rounds are trained than are asked for.
         """
         if self.config.run.allocator == "keep":
             keep_freed_memory()
-        with self.alone():
+        with self.alone() as self._lock:
             self.refresh()
             if self.round > self.config.run.rounds:
                 raise CheckpointError(
@@ -141,7 +143,7 @@ class Experiment:
         """Whether there is a round to go on from, be it the untrained one."""
         return self._started
 
-    def alone(self) -> AbstractContextManager[bool]:
+    def alone(self) -> AbstractContextManager[Lock]:
         """Be the one process that trains in the folder, as `run_folder.alone` has it."""
         return run_folder.alone(self.folder)
 
@@ -312,6 +314,8 @@ class Experiment:
             elapsed=None if before is None else now - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
+        if self._lock is not None:
+            self._lock.check()  # or two trainings would write to one folder
         self.recorder.append(done)
         if due or round == self.best_round or (validation and self._keep_looks):
             self._save()

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 import shutil
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot.errors import CheckpointError
+from fedshot.errors import BusyError, CheckpointError
 from fedshot.evaluation import Exam, Look
 from fedshot.experiment import Experiment
 from fedshot.fleets import Unreliable
@@ -44,6 +45,25 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
         next(second.run())
     assert len(list(rounds)) == 4
     assert list(experiment(tmp_path / "run").run()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process locks files so there")
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_whose_folder_is_deleted_writes_nothing_more_there(
+    tmp_path: Path, again: bool
+) -> None:
+    """Above all where the same command was started again meanwhile."""
+    rounds = experiment(tmp_path / "run").run()
+    next(rounds)
+    shutil.rmtree(tmp_path / "run")
+    if again:
+        finished(tmp_path / "run")
+    written = last_hash(tmp_path / "run") if again else None
+    with pytest.raises(BusyError, match=r"run was deleted or replaced while this process trained"):
+        next(rounds)
+    if again:
+        assert last_hash(tmp_path / "run") == written
+        assert len(experiment(tmp_path / "run").recorder.records()) == 5
 
 
 @pytest.mark.parametrize("harm", ["all", "one", "older"])
