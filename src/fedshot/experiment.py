@@ -208,7 +208,8 @@ class Experiment:
 
     @property
     def _chosen_by(self) -> str:
-        if self.config.run.choose == "last" or self._judge is None:
+        looks = any(record["validation"] for record in self.recorder.records())
+        if self.config.run.choose == "last" or self._judge is None or not looks:
             return "last round"
         return "test classes" if self._judge is self.setting.test else "validation"
 
@@ -254,7 +255,7 @@ class Experiment:
         self.meter.load_json([])
         try:
             with arithmetic(self._threads):
-                found, _ = self._sit(exam, server, round)
+                found = self._sit(exam, server, round, self._clients(round, "evaluate"))
             return found, self.meter.to_json()
         finally:
             self.meter.load_json(ledger)
@@ -296,10 +297,15 @@ class Experiment:
         if due and not choosing:
             self.best_round = round
         if exam is not None and (round % run.validate_every == 0 or last):
-            validation, lost = self._sit(exam, self.server, round)
-            faults += lost
-            look = Look.of(validation)
-            if choosing and look.beats(self._best):
+            clients = self._clients(round, "evaluate")
+            try:
+                validation = self._sit(exam, self.server, round, clients)
+            except QuorumError:  # the round itself counts
+                if run.below_quorum == "stop":
+                    raise
+            faults += _faults(clients)
+            look = Look.of(validation) if validation else None
+            if choosing and (look.beats(self._best) if look else self._best is None):
                 self.best_round, self._best = round, look
         now, before = time.monotonic(), self._last_end
         self._last_end = now
@@ -428,14 +434,12 @@ class Experiment:
                 "a new run."
             )
 
-    def _sit(self, exam: Exam, server: Tree, round: int) -> tuple[Score, tuple[Any, ...]]:
+    def _sit(self, exam: Exam, server: Tree, round: int, clients: Clients) -> Score:
         key = self.setting.key.at("round", round, "exam")
-        clients = self._clients(round, "evaluate")
         device = self.config.run.device
         server = tree.to(server, torch.device(device))
         answers = self.method.evaluate(server, clients, exam.questions.on(device), key)
-        found = score(answers, exam, transductive=self.method.transductive)
-        return found, _faults(clients)
+        return score(answers, exam, transductive=self.method.transductive)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.setting.clients
