@@ -25,10 +25,11 @@ from fedshot.conformance import CHECKS
 from fedshot.conformance.federation import Federation
 from fedshot.data import ClientData, EpisodeSpec
 from fedshot.errors import ConfigError, MethodError
+from fedshot.fleets.checks import WorkChecks
 from fedshot.keys import Key
 from fedshot.methods import METHODS, FLProto, register
 from fedshot.nn import Model
-from fedshot.protocol import Clients, client_work
+from fedshot.protocol import Clients, ClientWork, Reply, client_work
 from fedshot.recipes import load
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.reading import joined
@@ -186,6 +187,22 @@ class Breaking(FLProto):
     def round(self, server: Any, clients: Clients, key: Key) -> Any:
         found = super().round(server, clients, key)
         return found[0] if self.fault == "state alone" else found
+
+
+def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
+    """Such as features that its draw computes: torch keeps no version of them."""
+    with torch.inference_mode():
+        features = torch.ones(2)
+
+    class Sums:
+        def draw(self, data: Any, key: Key) -> Any: ...
+
+        @client_work(draw="draw")
+        def train(self, down: Any, private: Any, drawn: Any) -> Reply:
+            return Reply({"sum": drawn["features"].sum()}, {}, 1.0)
+
+    reply = WorkChecks().run(ClientWork(Sums(), "train"), {}, {}, {"features": features})
+    assert reply.up["sum"] == 2
 
 
 @pytest.mark.parametrize(
