@@ -46,9 +46,10 @@ def _check(method: Method[Any], file: Path) -> int:
     """Print what each check of a method came to; return how many failed."""
 
     def explain(error: BaseException) -> str:
-        kind = "" if isinstance(error, FedshotError) else f"{type(error).__name__}: "
+        kind, text = type(error).__name__, str(error)
+        said = text if text and isinstance(error, FedshotError) else f"{kind}: {text}".rstrip(": ")
         line = own.where(error, file)
-        return f"{kind}{error}{f' ({file.name}{line})' if line else ''}"
+        return f"{said}{f' ({file.name}{line})' if line else ''}"
 
     failed = 0
     with tempfile.TemporaryDirectory() as place, arithmetic(1):

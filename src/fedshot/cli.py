@@ -44,6 +44,7 @@ _FIXES = {
 
 _WITHOUT_METHODS = {
     ("data", "list"), ("data", "get"), ("data", "check"), ("flower", "keys"), ("flower", "server"),
+    ("status", None), ("compare", None),
 }  # fmt: skip
 """Commands and actions that need no method, and so run no file of one."""
 

@@ -74,8 +74,8 @@ def resume(options: argparse.Namespace) -> int:
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the rounds that are left, test, and print what came of it."""
-    with experiment.alone() as held:  # or a tracker hears that what another process trains failed
-        if not held:
+    with experiment.alone() as lock:  # or a tracker hears that what another process trains failed
+        if not lock.held:
             tell(f"{experiment.folder} has no locks: see to it that no other process trains there")
     for text in experiment.notices():
         tell(text)

@@ -5,8 +5,8 @@ is None and callers use plain torch operations. The library lies in a folder of 
 the cache, under a hash of its source, the compiler and the processor, and the hash of its content:
 what is stale, cut short, or could have been written by somebody else is not loaded but built anew.
 
-However busy the machine, a build is waited for: a run must not compute one part with these kernels
-and another without them.
+A build on a busy machine is waited for, up to half an hour. Then the run is refused: it must not
+compute one part with these kernels and another without them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -93,6 +93,7 @@ _SIGNATURES = {
 # Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.
 _TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
 _SLOW = 30.0  # seconds after which a person is told what is waited for
+_LIMIT = 1800.0  # seconds after which a compiler is taken to hang; it needs some twenty
 # What a machine lacks for a while, by number and in a compiler's words.
 _PASSING = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _PASSING_WORDS = (
@@ -107,7 +108,7 @@ def library() -> ctypes.CDLL | None:
     """Return the kernels, building them the first time; None where they cannot be had.
 
     Says on stderr why not, where there is a compiler. Raises BuildError where the compiler was
-    killed, or memory or disk did not suffice: another try may have the kernels.
+    killed, or memory, disk or time did not suffice: another try may have the kernels.
     """
     if os.environ.get("FEDSHOT_KERNELS", "").lower() in ("off", "0", "no", "false"):
         return None
@@ -116,14 +117,15 @@ def library() -> ctypes.CDLL | None:
     why = []
     for compiler in _compilers():
         try:
-            return _built(compiler)
+            with _notice(compiler[0]):
+                return _built(compiler)
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             why.append(f"{shlex.join(compiler)}: {_reason(error)}")
             if _may_pass(error):
                 raise BuildError(
                     f"the C kernels cannot be built for now ({why[-1]}). Try again with more "
-                    "memory or disk free; FEDSHOT_KERNELS=off does without them, which differs in "
-                    "the last digits."
+                    "memory or disk free, or set FEDSHOT_KERNELS=off to run without them, which "
+                    "differs in the last digits."
                 ) from error
     if why:
         print(
@@ -244,17 +246,25 @@ def _check(about: os.stat_result, path: Path) -> None:
         raise OSError(f"others could write to {path}")
 
 
-def _run(command: list[str], given: bytes) -> bytes:
+@contextmanager
+def _notice(compiler: str) -> Iterator[None]:
+    """Tell a person what is waited for, here or in the process that compiles, if it takes long."""
     notice = threading.Timer(
-        _SLOW, print, [f"fedshot: waits for the C kernels: {command[0]} is at work"],
+        _SLOW, print, [f"fedshot: waits for the C kernels: {compiler} is at work"],
         {"file": sys.stderr},
     )  # fmt: skip
     notice.daemon = True
     notice.start()
     try:
-        return subprocess.run(command, input=given, capture_output=True, check=True).stdout
+        yield
     finally:
         notice.cancel()
+
+
+def _run(command: list[str], given: bytes) -> bytes:
+    return subprocess.run(
+        command, input=given, capture_output=True, check=True, timeout=_LIMIT
+    ).stdout
 
 
 def _may_pass(error: Exception) -> bool:
@@ -262,11 +272,15 @@ def _may_pass(error: Exception) -> bool:
     if isinstance(error, subprocess.CalledProcessError):
         said = error.stderr.decode(errors="replace").lower()
         return error.returncode < 0 or any(words in said for words in _PASSING_WORDS)
+    if isinstance(error, subprocess.TimeoutExpired):
+        return True
     return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def _reason(error: Exception) -> str:
     """Return one line: the compiler's first about an error, if it is a compiler that failed."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it does not end within {error.timeout:,g} seconds"
     if not isinstance(error, subprocess.CalledProcessError):
         return str(error)
     said = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]

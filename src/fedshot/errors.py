@@ -48,9 +48,10 @@ class BusyError(CheckpointError):
 
 
 class BuildError(FedshotError):
-    """A C kernel that cannot be compiled for now."""
+    """C kernels that a compiler was killed over, or had no memory, disk or time for.
 
-    passing = True
+    Not passing: where the machine never has enough, a supervisor would start the run for ever.
+    """
 
 
 class QuorumError(FedshotError):

@@ -35,6 +35,7 @@ from fedshot.fleets import (
     checked_round,
 )
 from fedshot.kinds import every_difference, watches
+from fedshot.locks import Lock
 from fedshot.machine import arithmetic, keep_freed_memory
 from fedshot.protocol import Clients, Fleet
 from fedshot.raw_baselines import raw_baselines
@@ -102,6 +103,7 @@ class Experiment:
         self.baselines: dict[str, Score] = {}  # of the test, once there is a result
         self._best: Look | None = None
         self._private = ""
+        self._lock: Lock | None = None
         self._last_end: float | None = None  # of a round, by the monotonic clock
         self._started = bool(self.checkpoints.rounds())
         if self._started:
@@ -112,12 +114,12 @@ class Experiment:
     def run(self) -> Iterator[Record]:
         """Train the rounds that are left, yielding a record for each.
 
-        Raises BusyError when another process trains in the same folder, and CheckpointError when
-        more rounds are trained than are asked for.
+        Raises BusyError when another process trains in the same folder, or when the folder is
+        deleted on the way, and CheckpointError when more rounds are trained than are asked for.
         """
         if self.config.run.allocator == "keep":
             keep_freed_memory()
-        with self.alone():
+        with self.alone() as self._lock:
             self.refresh()
             if self.round > self.config.run.rounds:
                 raise CheckpointError(
@@ -141,7 +143,7 @@ class Experiment:
         """Whether there is a round to go on from, be it the untrained one."""
         return self._started
 
-    def alone(self) -> AbstractContextManager[bool]:
+    def alone(self) -> AbstractContextManager[Lock]:
         """Be the one process that trains in the folder, as `run_folder.alone` has it."""
         return run_folder.alone(self.folder)
 
@@ -206,7 +208,8 @@ class Experiment:
 
     @property
     def _chosen_by(self) -> str:
-        if self.config.run.choose == "last" or self._judge is None:
+        looks = any(record["validation"] for record in self.recorder.records())
+        if self.config.run.choose == "last" or self._judge is None or not looks:
             return "last round"
         return "test classes" if self._judge is self.setting.test else "validation"
 
@@ -252,7 +255,7 @@ class Experiment:
         self.meter.load_json([])
         try:
             with arithmetic(self._threads):
-                found, _ = self._sit(exam, server, round)
+                found = self._sit(exam, server, round, self._clients(round, "evaluate"))
             return found, self.meter.to_json()
         finally:
             self.meter.load_json(ledger)
@@ -294,10 +297,15 @@ class Experiment:
         if due and not choosing:
             self.best_round = round
         if exam is not None and (round % run.validate_every == 0 or last):
-            validation, lost = self._sit(exam, self.server, round)
-            faults += lost
-            look = Look.of(validation)
-            if choosing and look.beats(self._best):
+            clients = self._clients(round, "evaluate")
+            try:
+                validation = self._sit(exam, self.server, round, clients)
+            except QuorumError:  # the round itself counts
+                if run.below_quorum == "stop":
+                    raise
+            faults += _faults(clients)
+            look = Look.of(validation) if validation else None
+            if choosing and (look.beats(self._best) if look else self._best is None):
                 self.best_round, self._best = round, look
         now, before = time.monotonic(), self._last_end
         self._last_end = now
@@ -312,6 +320,8 @@ class Experiment:
             elapsed=None if before is None else now - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
+        if self._lock is not None:
+            self._lock.check()  # or two trainings would write to one folder
         self.recorder.append(done)
         if due or round == self.best_round or (validation and self._keep_looks):
             self._save()
@@ -424,14 +434,12 @@ class Experiment:
                 "a new run."
             )
 
-    def _sit(self, exam: Exam, server: Tree, round: int) -> tuple[Score, tuple[Any, ...]]:
+    def _sit(self, exam: Exam, server: Tree, round: int, clients: Clients) -> Score:
         key = self.setting.key.at("round", round, "exam")
-        clients = self._clients(round, "evaluate")
         device = self.config.run.device
         server = tree.to(server, torch.device(device))
         answers = self.method.evaluate(server, clients, exam.questions.on(device), key)
-        found = score(answers, exam, transductive=self.method.transductive)
-        return found, _faults(clients)
+        return score(answers, exam, transductive=self.method.transductive)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.setting.clients

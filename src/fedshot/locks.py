@@ -11,14 +11,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple
 
 from fedshot.errors import BusyError
 
 
+class Lock(NamedTuple):
+    """A lock file that this process has open; not `held` where there are no locks."""
+
+    path: Path
+    file: IO[bytes]
+    held: bool
+
+    def check(self) -> None:
+        """Raise BusyError where the file is held but gone from its path: another may hold one."""
+        if self.held and not _is_at(self.path, self.file):
+            raise BusyError(
+                f"{self.path.parent} was deleted or replaced while this process trained there; "
+                "it writes nothing more. To train there again, start the run again."
+            )
+
+
 @contextmanager
-def only_one(path: Path, does: str = "is training") -> Iterator[bool]:
-    """Hold the lock file at `path`, which stays; yield whether there are locks there at all.
+def only_one(path: Path, does: str = "is training") -> Iterator[Lock]:
+    """Hold the lock file at `path`, which stays.
 
     Raises BusyError when another process holds it, which says what that one `does`, and not when
     one only looks whether it is held.
@@ -33,7 +49,7 @@ def only_one(path: Path, does: str = "is training") -> Iterator[bool]:
             raise BusyError(
                 f"another process {does} in {path.parent}. Wait for it, or stop it first."
             )
-        yield got == "held"
+        yield Lock(path, file, got == "held")
 
 
 def taken(path: Path) -> bool | None:
@@ -85,5 +101,5 @@ def _lock(handle: int, *, wait: bool, shared: bool = False) -> Literal["held", "
 def _is_at(path: Path, file: IO[bytes]) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedshot.checkpoint import Checkpoints
 from fedshot.config import Config, load
 from fedshot.errors import CheckpointError, ConfigError
-from fedshot.locks import only_one, taken
+from fedshot.locks import Lock, only_one, taken
 from fedshot.records import COPY
 from fedshot.settings import Settings
 
@@ -68,11 +68,11 @@ def in_training(folder: Path) -> bool | None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
+def alone(folder: Path) -> Iterator[Lock]:
     """Be the one process that writes to a folder, which is made if need be.
 
-    Yields whether another would be refused. Raises BusyError where this one is.
+    Yields the lock, by which another is refused. Raises BusyError where this one is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder / _LOCK) as held:
-        yield held
+    with only_one(folder / _LOCK) as lock:
+        yield lock

@@ -117,11 +117,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     try:
         # Not by `safe_open`, which keeps two objects for every tensor, for ever. Copied, because
         # what is computed may depend on where in memory a tensor begins.
-        flat = {name: leaf.clone() for name, leaf in load(data).items()}
+        loaded, header = load(data), _header(data)
+        del data  # and each tensor once it is copied: a file lies in memory twice, not three times
+        flat = {name: loaded.pop(name).clone() for name in list(loaded)}
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    header = _metadata(data, path)
-    text, sha = header.get("notes", "{}"), header.get("sha256")
+    metadata = records.parse(header, dict[str, Any], str(path)).get("__metadata__") or {}
+    text, sha = metadata.get("notes", "{}"), metadata.get("sha256")
     if sha is None:
         raise CheckpointError(
             f"{path} is damaged: it holds no hash of its content, or was not written by "
@@ -132,12 +134,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     return flat, records.parse(text.encode(), dict[str, Any], str(path)), sha
 
 
-def _metadata(data: bytes, path: Path) -> dict[str, str]:
-    """Return what stands beside the tensors in the header of a safetensors file."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = records.parse(data[8:end], dict[str, Any], str(path))
-    found: dict[str, str] | None = header.get("__metadata__")
-    return found or {}
+def _header(data: bytes) -> bytes:
+    """Return the header of a safetensors file, as JSON."""
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]
 
 
 def _hash(flat: Mapping[str, Tensor], notes: str) -> str:

@@ -25,10 +25,11 @@ from fedshot.conformance import CHECKS
 from fedshot.conformance.federation import Federation
 from fedshot.data import ClientData, EpisodeSpec
 from fedshot.errors import ConfigError, MethodError
+from fedshot.fleets.checks import WorkChecks
 from fedshot.keys import Key
 from fedshot.methods import METHODS, FLProto, register
 from fedshot.nn import Model
-from fedshot.protocol import Clients, client_work
+from fedshot.protocol import Clients, ClientWork, Reply, client_work
 from fedshot.recipes import load
 from fedshot.recipes.bench import Bench, Request
 from fedshot.recipes.reading import joined
@@ -188,6 +189,22 @@ class Breaking(FLProto):
         return found[0] if self.fault == "state alone" else found
 
 
+def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
+    """Such as features that its draw computes: torch keeps no version of them."""
+    with torch.inference_mode():
+        features = torch.ones(2)
+
+    class Sums:
+        def draw(self, data: Any, key: Key) -> Any: ...
+
+        @client_work(draw="draw")
+        def train(self, down: Any, private: Any, drawn: Any) -> Reply:
+            return Reply({"sum": drawn["features"].sum()}, {}, 1.0)
+
+    reply = WorkChecks().run(ClientWork(Sums(), "train"), {}, {}, {"features": features})
+    assert reply.up["sum"] == 2
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -332,13 +349,20 @@ def test_check_prints_a_line_for_each_promise_and_says_which_is_not_kept(
 
 
 @pytest.mark.usefixtures("_unregistered")
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("assert False", "AssertionError"),
+        ("assert False, 'no state yet'", "AssertionError: no state yet"),
+    ],
+)
 def test_check_stops_where_a_method_does_not_run_and_names_the_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert checked(tmp_path / "mine.py", work="1 / 0") == 1
+    assert checked(tmp_path / "mine.py", work) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "mine: fail: two rounds and a test run through: ZeroDivisionError: division by zero "
-        "(mine.py, line 17)"
+        f"mine: fail: two rounds and a test run through: {told} (mine.py, line 17)"
     ]
 
 

@@ -6,21 +6,22 @@ import dataclasses
 import html
 import json
 import shutil
+import sys
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 import torch
 
-from fedshot.errors import CheckpointError
-from fedshot.evaluation import Exam, Look
+from fedshot.errors import BusyError, CheckpointError, QuorumError
+from fedshot.evaluation import Exam, Look, Score
 from fedshot.experiment import Experiment
 from fedshot.fleets import Unreliable
 from fedshot.fleets.unreliable import Trouble
 from fedshot.keys import Key
 from fedshot.protocol import Clients, Exchange, Fleet
 from fedshot.reports import Run, write_page
+from fedshot.tree import Tree
 
 from .runs import CHOOSING, experiment, finished, last_hash
 
@@ -44,6 +45,25 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
         next(second.run())
     assert len(list(rounds)) == 4
     assert list(experiment(tmp_path / "run").run()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process locks files so there")
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_whose_folder_is_deleted_writes_nothing_more_there(
+    tmp_path: Path, again: bool
+) -> None:
+    """Above all where the same command was started again meanwhile."""
+    rounds = experiment(tmp_path / "run").run()
+    next(rounds)
+    shutil.rmtree(tmp_path / "run")
+    if again:
+        finished(tmp_path / "run")
+    written = last_hash(tmp_path / "run") if again else None
+    with pytest.raises(BusyError, match=r"run was deleted or replaced while this process trained"):
+        next(rounds)
+    if again:
+        assert last_hash(tmp_path / "run") == written
+        assert len(experiment(tmp_path / "run").recorder.records()) == 5
 
 
 @pytest.mark.parametrize("harm", ["all", "one", "older"])
@@ -139,6 +159,41 @@ def test_a_method_is_handed_questions_without_labels(tmp_path: Path) -> None:
     assert not hasattr(seen[0][0], "query_y")
 
 
+@pytest.mark.parametrize(
+    ("away", "best", "by"), [({2}, 4, "validation"), ({*range(5)}, 4, "last round")]
+)
+def test_a_look_that_no_client_answers_is_skipped_where_rounds_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: set[int], best: int, by: str
+) -> None:
+    """With `stop` it ends the run. Where no look was answered, the last round is tested."""
+    monkeypatch.setattr(Look, "beats", lambda *_: True)
+
+    def without(fleet: Fleet) -> Fleet:
+        def plan(exchange: Exchange, _client: int) -> Trouble | None:
+            missed = exchange.phase == "evaluate" and exchange.version[0] in away
+            return "drop" if missed and not done else None
+
+        return Unreliable(fleet, plan)
+
+    done = False
+    every = {"run": {"validate_every": 1, "below_quorum": "skip"}}
+    made = Experiment(
+        experiment(tmp_path / "none", CHOOSING, every).setting, tmp_path / "run", without
+    )
+    records = list(made.run())
+    assert [record.validation is None for record in records] == [r in away for r in range(5)]
+    assert all(len(record.faults) == 6 for record in records if record.round in away)
+    assert [record.skipped for record in records] == [None] * 5
+    done = True
+    made.result()
+    told = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
+    assert (told["round"], told["chosen_by"]) == (best, by)
+    stops = experiment(tmp_path / "none", CHOOSING, {"run": {"validate_every": 1}}).setting
+    done = False
+    with pytest.raises(QuorumError, match="0 of 6 clients gave a usable reply"):
+        list(Experiment(stops, tmp_path / "stops", without).run())
+
+
 @pytest.mark.parametrize("from_round", [0, 4])
 def test_a_lost_client_does_not_make_the_untrained_model_the_chosen_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_round: int
@@ -150,10 +205,10 @@ def test_a_lost_client_does_not_make_the_untrained_model_the_chosen_one(
     many = {"run": {"rounds": 6, "cohort": 6, "validate_every": 1, "quorum": 0.5}}
     sit = Experiment._sit
 
-    def rising(self: Experiment, exam: Exam, server: object, round: int) -> Any:
-        found, faults = sit(self, exam, server, round)
+    def rising(self: Experiment, exam: Exam, server: Tree, round: int, clients: Clients) -> Score:
+        found = sit(self, exam, server, round, clients)
         marks = tuple((round + u % 3) / 10 for u in range(len(found.per_episode)))
-        return dataclasses.replace(found, per_episode=marks, accuracy=fmean(marks)), faults
+        return dataclasses.replace(found, per_episode=marks, accuracy=fmean(marks))
 
     monkeypatch.setattr(Experiment, "_sit", rising)
 

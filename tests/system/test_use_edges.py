@@ -247,11 +247,12 @@ def test_names_do_no_harm_to_terminals_and_spreadsheets(
     support, query = folders
     (query / "8-8.png").rename(query / "=cmd().png")
     (query / "\x1b[31mred.png").write_bytes(b"no picture")
+    (query / "8-9.png").rename(query / "\n +cmd().png")
     (support / "digit 8").rename(support / "@digit 8")
     assert predict(run, folders) == 0
     out, err = capsys.readouterr()
     rows = list(csv.reader(io.StringIO(out)))
-    assert "'=cmd().png" in [row[0] for row in rows]
+    assert {"'=cmd().png", "'\n +cmd().png"} <= {row[0] for row in rows}
     assert {row[1] for row in rows[1:]} <= {"'@digit 8", "digit 9"}
     assert "\x1b" not in err
     assert "\N{REPLACEMENT CHARACTER}[31mred.png" in err

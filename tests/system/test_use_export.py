@@ -24,6 +24,7 @@ from fedshot.nn.learners import Question, question_features
 from fedshot.use import TrainedRun, export
 from fedshot.use.card import card_text
 from fedshot.use.encoder import encoder_of
+from fedshot.use.exporting import _earlier
 from fedshot.use.plain import encoder_module, example
 
 from .runs import CHOOSING, OWN, finished, merged
@@ -285,3 +286,16 @@ def test_a_readme_that_is_no_card_stays(tmp_path: Path) -> None:
     assert (project / "README.md").read_text(encoding="utf-8") == "mine"
     for _ in range(2):  # an earlier card gives way
         export(run, "safetensors", tmp_path / "card")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10**5, "no JSON", "[]", '{"weights": "this", "licence": ["MIT"]}', "\xff"]
+)
+def test_what_an_earlier_export_says_is_read_within_bounds(tmp_path: Path, text: str) -> None:
+    """The folder may come from anywhere: what no export writes counts for nothing."""
+    (tmp_path / "encoder.json").write_text(text, encoding="latin-1")
+    assert _earlier(tmp_path, "encoder.pt2", "this") == {}
+    told = {"weights": "this", "licence": "MIT", "shape": [8, 8, 1]}
+    (tmp_path / "encoder.json").write_text(json.dumps(told), encoding="utf-8")
+    assert _earlier(tmp_path, "encoder.pt2", "this") == told
+    assert _earlier(tmp_path, "encoder.pt2", "another") == {}

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -234,15 +235,15 @@ def test_nothing_is_said_of_what_was_chosen_or_is_not_there(
     assert capsys.readouterr().err == ""
 
 
-def test_a_build_is_waited_for_however_long_it_takes(
+def test_a_build_on_a_busy_machine_is_waited_for(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that fell back to plain operations would come to other bits."""
     real = subprocess.run
 
     def busy(command: list[str], **options: Any) -> Any:
-        """Take longer than any limit of time."""
-        if options.get("timeout") is not None:
+        """Take a quarter of an hour."""
+        if options.get("timeout", 900) < 900:
             raise subprocess.TimeoutExpired(command, options["timeout"])
         return real(command, **options)
 
@@ -268,8 +269,37 @@ def test_a_compiler_that_was_killed_refuses_the_run(end: str, cache: Path, tmp_p
     program(tmp_path / "cc", f'case "$1" in --version) exit 0;; esac\n{end}')
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(BuildError, match=r"cannot be built for now .*FEDSHOT_KERNELS=off"):
+    with pytest.raises(BuildError, match=r"cannot be built for now .*FEDSHOT_KERNELS=off") as told:
         fresh()
+    assert not told.value.passing, "a supervisor would start the run for ever"
+
+
+def test_a_compiler_that_hangs_refuses_the_run(cache: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("CC", program(tmp_path / "hangs", "exec sleep 600"))
+    monkeypatch.setattr(compiled, "_LIMIT", 0.2)
+    with pytest.raises(BuildError, match=r"hangs: it does not end within 0.2 seconds\)"):
+        fresh()
+
+
+def test_a_person_is_told_of_a_wait_for_another_process_that_compiles(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, real = [], compiled.locked
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            steps.append(self.args[0])
+
+    def locked(path: Path) -> Any:
+        steps.append("lock")
+        return real(path)
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    monkeypatch.setattr(compiled, "locked", locked)
+    fresh()
+    assert steps[1:] == ["lock"]
+    assert steps[0].endswith("is at work")
 
 
 ARM = """processor\t: 0

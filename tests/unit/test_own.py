@@ -232,6 +232,9 @@ def test_a_command_that_needs_no_method_runs_no_file_and_the_others_say_which(
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     monkeypatch.setenv(own.FILES, str(file))
     assert main(["data", "list"]) == 0
+    assert main(["status", str(tmp_path)]) == main(["compare", str(tmp_path)]) == 2, (
+        "there are no runs"
+    )
     assert own.FILES not in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
     assert main(["methods"]) == 2, "it registers none"

@@ -20,6 +20,7 @@ from fedshot.conformance.federation import (
     COHORT,
     OTHERS,
     VICTIM,
+    CheckFailedError,
     Everything,
     Federation,
     FleetCase,
@@ -27,6 +28,7 @@ from fedshot.conformance.federation import (
     Visit,
     assert_same,
     require,
+    require_close,
     strike,
 )
 from fedshot.conformance.small import CLIENTS, exam
@@ -104,7 +106,7 @@ def check(
     Args:
         method: the method.
         folder: returns an empty folder each time.
-        explain: says in words what a method's own code raised.
+        explain: says in words, at least one, what a method's own code raised.
     """
     runs = Runs(method, REFERENCE, folder)
     for name, function in CHECKS:
@@ -112,7 +114,7 @@ def check(
         try:
             function(runs)
         except Exception as error:  # whatever the method's author has written
-            reason = str(error) if isinstance(error, AssertionError) else explain(error)
+            reason = str(error) if isinstance(error, CheckFailedError) else explain(error)
         yield Outcome(name, " ".join(reason.split()))
         if reason and function is runs_through:
             return
@@ -364,10 +366,8 @@ def queries_are_answered_one_by_one(runs: Runs) -> None:
     whole = runs.undisturbed.logits()
     # Not to the bit: a convolution over fewer images may be computed by another kernel.
     for name, logits in runs.undisturbed.logits(asked=fewer).items():
-        torch.testing.assert_close(
-            logits, whole[name][:4], rtol=1e-4, atol=1e-5,
-            msg=lambda text: f"4 of 9 queries get other logits when they are asked alone: {text}",
-        )  # fmt: skip
+        told = "4 of 9 queries get other logits when they are asked alone"
+        require_close(logits, whole[name][:4], 1e-4, 1e-5, told)
 
 
 # Private stays private.

@@ -52,10 +52,22 @@ class FleetCase:
     quick: bool = False  # asked in the quick suite, too
 
 
+class CheckFailedError(AssertionError):
+    """A promise that a method does not keep; any other AssertionError comes from its own code."""
+
+
 def require(held: bool, reason: str) -> None:
-    """Raise AssertionError, with the reason, unless something holds."""
+    """Raise CheckFailedError, with the reason, unless something holds."""
     if not held:
-        raise AssertionError(reason)
+        raise CheckFailedError(reason)
+
+
+def require_close(found: Tensor, expected: Tensor, rtol: float, atol: float, name: str) -> None:
+    """Raise CheckFailedError, with the name and the gap, unless two tensors are close."""
+    try:
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+    except AssertionError as error:
+        raise CheckFailedError(f"{name}: {error}") from None
 
 
 class Visit(NamedTuple):
@@ -166,7 +178,7 @@ class Federation:
         return self.watched.visits
 
     def require_visits(self) -> None:
-        """Raise AssertionError where no client was asked for anything."""
+        """Raise CheckFailedError where no client was asked for anything."""
         require(bool(self.visits), "no client is asked for anything in two rounds")
 
     def play(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
@@ -266,4 +278,4 @@ def assert_same(found: Everything, expected: Everything) -> None:
         if where is None:
             require(tree.digest(other) == tree.digest(leaf), f"the bits of {name} differ")
         else:
-            torch.testing.assert_close(other, leaf, rtol=where.rtol, atol=where.atol, msg=name)
+            require_close(other, leaf, where.rtol, where.atol, name)

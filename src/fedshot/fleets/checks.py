@@ -50,11 +50,11 @@ class WorkChecks:
             leaves = tree.leaves(given)
         except TypeError as error:
             raise MethodError(f"{name} is given what is no tree: {error}") from None
-        before = [(leaf, leaf._version, leaf.requires_grad) for leaf in leaves]
+        before = [(leaf, _version(leaf), leaf.requires_grad) for leaf in leaves]
         reply = self._first_checked(name, lambda: work(down, private, drawn))
         after = tree.leaves(given)
         if len(after) != len(before) or any(
-            leaf is not was or leaf._version != version or leaf.requires_grad != asked
+            leaf is not was or _version(leaf) != version or leaf.requires_grad != asked
             for leaf, (was, version, asked) in zip(after, before, strict=True)
         ):
             raise MethodError(f"{name} changes its inputs in place{_place(given, before)}. {_FIX}")
@@ -148,6 +148,11 @@ def generators() -> dict[str, Any]:
     return found
 
 
+def _version(leaf: Tensor) -> int:
+    """Return how often torch counted a write; it counts none to a tensor of inference mode."""
+    return -1 if leaf.is_inference() else leaf._version
+
+
 def _owner(work: ClientWork) -> str:
     return type(work.method).__name__
 
@@ -155,6 +160,6 @@ def _owner(work: ClientWork) -> str:
 def _place(given: Tree, before: list[tuple[Tensor, int, bool]]) -> str:
     """Return the path of the first input that changed; "" where parts came or went."""
     for (path, leaf), (was, version, asked) in zip(tree.items(given), before, strict=False):
-        if leaf is not was or leaf._version != version or leaf.requires_grad != asked:
+        if leaf is not was or _version(leaf) != version or leaf.requires_grad != asked:
             return f": {path}"
     return ""

@@ -11,7 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -20,9 +20,10 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from fedshot import storage, tree
-from fedshot.errors import ConfigError, DataError, as_path, check_kind, check_word
+from fedshot import records, storage, tree
+from fedshot.errors import CheckpointError, ConfigError, DataError, as_path, check_kind, check_word
 from fedshot.nn.learners import test_modes
 from fedshot.use.card import CARD, card_text, made_of
 from fedshot.use.encoder import encoder_of
@@ -96,6 +97,13 @@ def _check_card(path: Path) -> None:
         )
 
 
+class _Description(TypedDict, total=False):
+    """What is relied on in encoder.json."""
+
+    weights: str
+    licence: str | None
+
+
 def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
     """Return what an earlier export in the folder says of the same encoder; `{}` without one.
 
@@ -104,13 +112,11 @@ def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
     """
     path = folder / "encoder.json"
     others = [name for name in FILES.values() if name != file and (folder / name).exists()]
-    found: Any = {}
+    found: dict[str, Any] = {}
     if path.exists():
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # not what an export writes
-            found = {}
-    if isinstance(found, dict) and found.get("weights") == weights:
+        with suppress(CheckpointError):  # not what an export writes
+            found = records.read(path, _Description)
+    if found.get("weights") == weights:
         return found
     if others:
         raise ConfigError(

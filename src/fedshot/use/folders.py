@@ -196,7 +196,8 @@ def as_csv(found: Sequence[Reply], classes: Sequence[str]) -> str:
 
 def _plain(cell: str) -> str:
     """Return a cell after an apostrophe where a spreadsheet would take it for a formula."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    formula = cell.startswith(("\t", "\r", "\n")) or cell.lstrip().startswith(("=", "+", "-", "@"))
+    return f"'{cell}" if formula else cell
 
 
 def as_json_lines(found: Sequence[Reply], classes: Sequence[str]) -> str:
