@@ -400,6 +400,7 @@ class Experiment:
                 f"{self.folder} was started on other data: the hash of dataset "
                 f"{self.setting.dataset.name!r} differs. Put the data back, or start a new run."
             )
+        self._check_classes()
         self._check_deal(notes.get("deal"))
         self.server, _ = self.checkpoints.read(self.round, self.server)
         self.best_round = notes["best"][0]
@@ -407,11 +408,36 @@ class Experiment:
         self._private = notes["private"]
         self.fleet.open(self.round, self._private)
 
+    def _check_classes(self) -> None:
+        """Raise CheckpointError where the split means other classes than when the run began.
+
+        A server without training data knows no base classes; these are not compared then.
+        """
+        held = facts.held_classes(self.folder)
+        if held is None:
+            return
+        names = self.setting.dataset.class_names
+        now = facts.classes_of(self.setting.dataset, self.setting.rows)
+        for part, before, after in zip(("base", "validation", "novel"), held, now, strict=True):
+            if before == after or (part == "base" and not (before and after)):
+                continue
+            shown = [
+                ", ".join(map(repr, [names[c] for c in one if c < len(names)][:5]))
+                for one in (before, after)
+            ]
+            raise CheckpointError(
+                f"{self.folder} began with other {part} classes ({shown[0] or 'none'}) than the "
+                f"split means now ({shown[1] or 'none'}): numbers and ranges are names now where "
+                "classes are named by whole numbers. Start a new run; names written out in `split` "
+                "give it the classes of this one."
+            )
+
     def _check_deal(self, held: str | None) -> None:
         """Raise CheckpointError unless clients hold what they held; None for what is not known."""
         kind = self.config.settings["partition"]["name"]
         goes_on = self.round < self.config.run.rounds
-        if held is None and kind in _DEALT_ANEW and (goes_on or self.setting.own_tests):
+        deals_test = self.setting.own_tests or self.config.test.pool == "clients"
+        if held is None and kind in _DEALT_ANEW and (goes_on or deals_test):
             raise CheckpointError(
                 f"{self.folder} was started by an earlier fedshot, whose partition {kind!r} gave "
                 "the last clients more examples than the first: the clients would hold others from "

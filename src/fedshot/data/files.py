@@ -1,6 +1,6 @@
 """Files from elsewhere: one that is damaged, cut off or made to harm is refused by name.
 
-All readers of data open files here, or with `fedshot.storage`: regular files alone, and of a packed
+All readers of data open files here, or with `fedshot.regular`: regular files alone, and of a packed
 file no more than a bounded multiple of its size.
 """
 
