@@ -169,28 +169,34 @@ class Experiment:
             self._started = True
 
     def result(self) -> Score:
-        """Test the chosen round, and write result.json: the score, its bytes, the raw baselines."""
+        """Test the chosen round, and write result.json: the score, its bytes, the raw baselines.
+
+        It is written before the baselines are computed, and again with them.
+        """
         found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
-        self.baselines = raw_baselines(self.setting.dataset, self.setting.test)
-        self.recorder.write(
-            run_folder.RESULT,
-            {
-                "test": found.to_json(),
-                "baselines": {name: one.to_json() for name, one in self.baselines.items()},
-                "rounds": self.round,
-                "round": self.best_round,
-                "chosen_by": self._chosen_by,
-                **self._tested,
-                "bytes_down": self.meter.total("train", "down"),
-                "bytes_up": self.meter.total("train", "up"),
-                "ledger": traffic,
-                "seed": self.config.seed,
-                **({"not_honest": marks} if marks else {}),
-            },
-            sync=True,
-        )
+        told = {
+            "test": found.to_json(),
+            "rounds": self.round,
+            "round": self.best_round,
+            "chosen_by": self._chosen_by,
+            **self._tested,
+            "bytes_down": self.meter.total("train", "down"),
+            "bytes_up": self.meter.total("train", "up"),
+            "ledger": traffic,
+            "seed": self.config.seed,
+            **({"not_honest": marks} if marks else {}),
+        }
+        self.recorder.write(run_folder.RESULT, told, sync=True)
+        self.baselines = self.raw_baselines(self.setting.test)
+        told["baselines"] = {name: one.to_json() for name, one in self.baselines.items()}
+        self.recorder.write(run_folder.RESULT, told, sync=True)
         return found
+
+    def raw_baselines(self, exam: Exam) -> dict[str, Score]:
+        """Return the score of each raw baseline on an exam, by name."""
+        with arithmetic(self._threads):
+            return raw_baselines(self.setting.dataset, exam)
 
     @property
     def _tested(self) -> dict[str, Any]:
