@@ -17,7 +17,6 @@ from fedshot.experiment import Experiment
 from fedshot.kinds import KINDS, SECTIONS
 from fedshot.options import Option, settled
 from fedshot.printing import say_score, shown
-from fedshot.raw_baselines import raw_baselines
 from fedshot.setting import Setting
 from fedshot.settings import parse
 from fedshot.trackers import Tracker, check
@@ -110,8 +109,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.rounds is not None:
         experiment.method = _for_rounds(experiment.method, options.rounds)
     test = experiment.setting.exam(asked)
-    raw = raw_baselines(experiment.setting.dataset, test)
-    say_score(experiment.answer(test), options, experiment, raw)
+    say_score(experiment.answer(test), options, experiment, experiment.raw_baselines(test))
     return 0
 
 

@@ -171,28 +171,34 @@ class Experiment:
             self._started = True
 
     def result(self) -> Score:
-        """Test the chosen round, and write result.json: the score, its bytes, the raw baselines."""
+        """Test the chosen round, and write result.json: the score, its bytes, the raw baselines.
+
+        It is written before the baselines are computed, and again with them.
+        """
         found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
-        self.baselines = raw_baselines(self.setting.dataset, self.setting.test)
-        self.recorder.write(
-            run_folder.RESULT,
-            {
-                "test": found.to_json(),
-                "baselines": {name: one.to_json() for name, one in self.baselines.items()},
-                "rounds": self.round,
-                "round": self.best_round,
-                "chosen_by": self._chosen_by,
-                **self._tested,
-                "bytes_down": self.meter.total("train", "down"),
-                "bytes_up": self.meter.total("train", "up"),
-                "ledger": traffic,
-                "seed": self.config.seed,
-                **({"not_honest": marks} if marks else {}),
-            },
-            sync=True,
-        )
+        told = {
+            "test": found.to_json(),
+            "rounds": self.round,
+            "round": self.best_round,
+            "chosen_by": self._chosen_by,
+            **self._tested,
+            "bytes_down": self.meter.total("train", "down"),
+            "bytes_up": self.meter.total("train", "up"),
+            "ledger": traffic,
+            "seed": self.config.seed,
+            **({"not_honest": marks} if marks else {}),
+        }
+        self.recorder.write(run_folder.RESULT, told, sync=True)
+        self.baselines = self.raw_baselines(self.setting.test)
+        told["baselines"] = {name: one.to_json() for name, one in self.baselines.items()}
+        self.recorder.write(run_folder.RESULT, told, sync=True)
         return found
+
+    def raw_baselines(self, exam: Exam) -> dict[str, Score]:
+        """Return the score of each raw baseline on an exam, by name."""
+        with arithmetic(self._threads):
+            return raw_baselines(self.setting.dataset, exam)
 
     @property
     def _tested(self) -> dict[str, Any]:
@@ -410,6 +416,7 @@ class Experiment:
                 f"{self.folder} was started on other data: the hash of dataset "
                 f"{self.setting.dataset.name!r} differs. Put the data back, or start a new run."
             )
+        self._check_classes()
         self._check_deal(notes.get("deal"))
         self.server, _ = self.checkpoints.read(self.round, self.server)
         self.best_round = notes["best"][0]
@@ -417,11 +424,36 @@ class Experiment:
         self._private = notes["private"]
         self.fleet.open(self.round, self._private)
 
+    def _check_classes(self) -> None:
+        """Raise CheckpointError where the split means other classes than when the run began.
+
+        A server without training data knows no base classes; these are not compared then.
+        """
+        held = facts.held_classes(self.folder)
+        if held is None:
+            return
+        names = self.setting.dataset.class_names
+        now = facts.classes_of(self.setting.dataset, self.setting.rows)
+        for part, before, after in zip(("base", "validation", "novel"), held, now, strict=True):
+            if before == after or (part == "base" and not (before and after)):
+                continue
+            shown = [
+                ", ".join(map(repr, [names[c] for c in one if c < len(names)][:5]))
+                for one in (before, after)
+            ]
+            raise CheckpointError(
+                f"{self.folder} began with other {part} classes ({shown[0] or 'none'}) than the "
+                f"split means now ({shown[1] or 'none'}): numbers and ranges are names now where "
+                "classes are named by whole numbers. Start a new run; names written out in `split` "
+                "give it the classes of this one."
+            )
+
     def _check_deal(self, held: str | None) -> None:
         """Raise CheckpointError unless clients hold what they held; None for what is not known."""
         kind = self.config.settings["partition"]["name"]
         goes_on = self.round < self.config.run.rounds
-        if held is None and kind in _DEALT_ANEW and (goes_on or self.setting.own_tests):
+        deals_test = self.setting.own_tests or self.config.test.pool == "clients"
+        if held is None and kind in _DEALT_ANEW and (goes_on or deals_test):
             raise CheckpointError(
                 f"{self.folder} was started by an earlier fedshot, whose partition {kind!r} gave "
                 "the last clients more examples than the first: the clients would hold others from "

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from fedshot.records import Whole
 
 FILE, WORDS = "data.json", "words.safetensors"
 
+Classes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Numbers of the classes that train, choose the round, and test."""
 
 _ANEW = "Delete data.json and resume the run with its data at hand, which writes it anew"
 
@@ -80,10 +82,7 @@ class Facts:
     @classmethod
     def of(cls, dataset: Dataset, rows: Rows, dealt: int, clients: Sequence[int]) -> Facts:
         """Return the facts of a dataset, its rows to train, choose and test on, and the clients."""
-        base, validation, novel = (
-            tuple(np.unique(dataset.y[part]).tolist())
-            for part in (rows.base, rows.validation, rows.novel)
-        )
+        base, validation, novel = classes_of(dataset, rows)
         x = dataset.x
         return cls(
             dataset.name,
@@ -120,13 +119,14 @@ class Facts:
 
         Raises CheckpointError when it is damaged.
         """
-        path = folder / FILE
-        if not path.exists():
+        told = _held(folder)
+        if told is None:
             return None
-        told: dict[str, Any] = records.read(path, _Told, _ANEW)
+        path = folder / FILE
         known: dict[str, Any] = {
-            name: tuple(told[name]) if isinstance(told[name], list) else told[name]
-            for name in _TOLD
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in told.items()
+            if name in _TOLD
         }
         classes = range(len(told["class_names"]))
         if not {*told["base"], *told["validation"], *told["novel"]} <= {*classes}:
@@ -141,6 +141,34 @@ class Facts:
             except (ValueError, LookupError, TypeError) as error:
                 raise CheckpointError(f"{folder / WORDS} is damaged: {error}. {_ANEW}.") from None
         return cls(**known)
+
+
+def classes_of(dataset: Dataset, rows: Rows) -> Classes:
+    """Return the class numbers of the rows to train, choose and test on."""
+    base, validation, novel = (
+        tuple(np.unique(dataset.y[part]).tolist())
+        for part in (rows.base, rows.validation, rows.novel)
+    )
+    return base, validation, novel
+
+
+def held_classes(folder: Path) -> Classes | None:
+    """Return what `classes_of` was when a run started; None where its folder does not tell.
+
+    Raises CheckpointError when `data.json` is damaged.
+    """
+    told = _held(folder)
+    if told is None:
+        return None
+    return tuple(told["base"]), tuple(told["validation"]), tuple(told["novel"])
+
+
+def _held(folder: Path) -> _Told | None:
+    path = folder / FILE
+    if not path.exists():
+        return None
+    told: _Told = records.read(path, _Told, _ANEW)
+    return told
 
 
 def _kind(is_text: bool) -> str:

@@ -132,10 +132,17 @@ def _named(
 ) -> list[tuple[reports.Row, str]]:
     """Return the data of each row by name, and by the hash where one name has several.
 
-    A row of the same test episodes as the first is on the same data, whatever it is called.
+    A row of the same test episodes as the first is on the same data, whatever it is called, and so
+    is one of the same name where one of the two hashes is not known.
     """
     (first, data), *_ = found
-    own = [data if row.tasks and row.tasks == first.tasks else of for row, of in found]
+    own = [
+        data
+        if (row.tasks and row.tasks == first.tasks)
+        or (of[0] == data[0] and not (of[1] and data[1]))
+        else of
+        for row, of in found
+    ]
     several = len({name for name, _ in own}) < len(set(own))
     return [
         (row, f"{printable(name)} ({digest[:12]})" if several else printable(name))

@@ -20,7 +20,6 @@ Settings: TypeAlias = dict[str, Any]
 IsText: TypeAlias = Callable[[str], bool]
 """Whether the option at a dotted place takes text, so that `2024` is meant as text there."""
 
-_LARGEST = 1 << 24  # bytes of a file of settings
 _MOST_NODES = 100_000  # anchors used over and over make a small file endless
 _MOST_BYTES = 4 << 20  # which are read at some 100 KB a second
 _PREFIX = "tag:yaml.org,2002:"

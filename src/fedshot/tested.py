@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from fedshot.evaluation import ScoreJson
@@ -22,11 +22,22 @@ class _Shape(TypedDict):
     shot: NotRequired[Whole | None]
 
 
+def _shown(held: ScoreJson) -> ScoreJson:
+    """Return the JSON of a score. Raises ValueError where it lacks what every version wrote."""
+    for name in ("episodes", "tasks"):
+        if name not in held:
+            raise ValueError(f"it has no {name!r}")
+    return held
+
+
+_Tested: TypeAlias = Annotated[ScoreJson, AfterValidator(_shown)]
+
+
 class Result(TypedDict):
     """What is relied on in result.json; one of an older version has fewer."""
 
-    test: ScoreJson
-    baselines: NotRequired[dict[str, ScoreJson]]
+    test: _Tested
+    baselines: NotRequired[dict[str, _Tested]]
     rounds: NotRequired[Round]
     round: NotRequired[Round]
     chosen_by: NotRequired[str]

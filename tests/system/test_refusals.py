@@ -249,6 +249,38 @@ def test_other_data_under_the_same_configuration_is_refused(
     assert "started on other data" in capsys.readouterr().err
 
 
+def test_a_run_whose_split_means_other_classes_than_when_it_began_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ranges were positions once; settings and the hash of the data are the same since."""
+    names = sorted(map(str, range(12)))
+    np.savez(
+        tmp_path / "twelve.npz",
+        x=np.arange(240 * 36, dtype=np.uint8).reshape(240, 6, 6),
+        y=np.tile(np.arange(12), 20),
+        class_names=np.array(names),
+    )
+    changes = {
+        "data": {"name": "npz", "path": str(tmp_path / "twelve.npz")},
+        "split": {"base": ["0-4"], "validation": ["5-7"], "novel": ["8-11"]},
+        "partition": {"name": "iid", "clients": 2},
+        "episode": {"way": 2},
+        "test": {"way": 2, "query": 3},
+        "run": {"rounds": 1, "cohort": 2},
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "fedshot.data.class_split._Names.read",
+            lambda _names, _part, entry: range(int(entry[0]), int(entry.split("-")[1]) + 1),
+        )
+        finished(tmp_path / "run", changes)
+        experiment(tmp_path / "run", changes)
+    with pytest.raises(
+        CheckpointError, match=r"other base classes \('0', '1', '10', '11', '2'\) t"
+    ):
+        experiment(tmp_path / "run", changes)
+
+
 def test_a_run_goes_on_only_where_its_clients_hold_what_they_held(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -272,6 +304,10 @@ def test_a_run_goes_on_only_where_its_clients_hold_what_they_held(
         experiment(tmp_path / "dealt", longer)
     experiment(tmp_path / "dealt", longer, {"run": {"rounds": 1}})  # finished: it can be tested
     experiment(tmp_path / "even", {"partition": {"name": "iid", "clients": 6}})
+    pooled = {"test": {"pool": "clients", "way": 2, "query": 3}, "run": {"rounds": 1}}
+    finished(tmp_path / "pooled", {"partition": {"name": "dirichlet", "clients": 6}}, pooled)
+    with pytest.raises(CheckpointError, match="earlier fedshot, whose partition 'dirichlet' gave"):
+        experiment(tmp_path / "pooled", {"partition": {"name": "dirichlet", "clients": 6}}, pooled)
 
 
 def test_a_folder_that_holds_no_run_and_one_that_does(

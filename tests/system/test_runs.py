@@ -265,6 +265,28 @@ def test_the_bytes_of_the_test_stand_beside_its_result(tmp_path: Path) -> None:
     assert [line for line in lines if line["phase"] != "test"] == json.loads(before)
 
 
+def test_a_run_keeps_its_test_where_the_raw_baselines_are_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        assert torch.get_num_threads() == 2
+        raise KeyboardInterrupt
+
+    made = finished(tmp_path / "run", {"run": {"rounds": 1, "threads": 2}})
+    with monkeypatch.context() as patch:
+        patch.setattr("fedshot.experiment.raw_baselines", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.result()
+    held = Run.read(tmp_path / "run").result
+    assert held is not None
+    assert "baselines" not in held
+    made.result()
+    after = Run.read(tmp_path / "run").result
+    assert after is not None
+    assert after.pop("baselines")["raw pixels"]["tasks"] == held["test"]["tasks"]
+    assert after == held
+
+
 def test_another_fleet_is_noted_where_a_run_goes_on(tmp_path: Path) -> None:
     first = experiment(tmp_path / "run").run()
     next(first)

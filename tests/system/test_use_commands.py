@@ -191,15 +191,16 @@ def test_texts_in_tables_are_answered_by_line(
     rows = [("ships", said[24]), ("tools", said[8]), ("ships", said[25]), ("tools", said[9])]
     lines = [f"{label}\t{text}" for label, text in rows]
     support.write_text("\n".join(["label\ttext", *lines]), encoding="utf-8")
-    asked = [said[26], "", said[27]]
+    asked = [said[26], "", None, said[27]]
     query.write_text("".join(json.dumps({"text": t}) + "\n" for t in asked), encoding="utf-8")
     assert predict(made, (support, query), "--page", page) == 0
     out, err = capsys.readouterr()
     assert [row["file"] for row in csv.DictReader(io.StringIO(out))] == [
-        "q.jsonl, line 1", "q.jsonl, line 3",
+        "q.jsonl, line 1", "q.jsonl, line 4",
     ]  # fmt: skip
     assert "q.jsonl, line 2 has no words" in err
-    assert "2 texts answered, 1 skipped; learnt from 4 texts of 2 classes" in err
+    assert "q.jsonl, line 3: 'text' is empty or NoneType; expected a text" in err
+    assert "2 texts answered, 2 skipped; learnt from 4 texts of 2 classes" in err
     shown = page.read_text(encoding="utf-8")
     assert said[26] in shown
     assert said[24] in shown

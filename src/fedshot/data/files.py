@@ -1,6 +1,6 @@
 """Files from elsewhere: one that is damaged, cut off or made to harm is refused by name.
 
-All readers of data open files here, or with `fedshot.storage`: regular files alone, and of a packed
+All readers of data open files here, or with `fedshot.regular`: regular files alone, and of a packed
 file no more than a bounded multiple of its size.
 """
 
@@ -42,6 +42,7 @@ DAMAGE = (
 PIECE = 1 << 16  # bytes unpacked at a time
 _FREE, _RATIO = 1 << 24, 100  # bytes that any file may unpack to, and how many more for each byte
 _ENCRYPTED = 1
+_FETCH = "Fetch the file again."
 Stream: TypeAlias = IO[bytes]
 
 
@@ -136,18 +137,19 @@ def check_name(path: Path, name: str) -> None:
         )
 
 
-def check_size(path: Path, name: str, size: int, limit: int) -> None:
+def check_size(path: Path, name: str, size: int, limit: int, fix: str = _FETCH) -> None:
     """Raise DataError if a member says that it is larger than what it should hold."""
     if size > limit:
-        raise DataError(
-            f"{path}: {name} has {size} bytes, expected at most {limit}. Fetch the file again."
-        )
+        raise DataError(f"{path}: {name} has {size} bytes, expected at most {limit}. {fix}")
 
 
-def check_member(path: Path, member: zipfile.ZipInfo, limit: int | None = None) -> None:
+def check_member(
+    path: Path, member: zipfile.ZipInfo, limit: int | None = None, fix: str = _FETCH
+) -> None:
     """Raise DataError for a member of a zip file that cannot be unpacked within bounds.
 
-    `limit` is the most bytes it may have, without one those that `most_unpacked` allows.
+    `limit` is the most bytes it may have, without one those that `most_unpacked` allows; `fix` is
+    what to do where it has more.
     """
     if member.flag_bits & _ENCRYPTED:
         raise DataError(
@@ -160,7 +162,7 @@ def check_member(path: Path, member: zipfile.ZipInfo, limit: int | None = None) 
             "again, as an ordinary zip (deflate)."
         )
     most = most_unpacked(path) if limit is None else limit
-    check_size(path, member.filename, member.file_size, most)
+    check_size(path, member.filename, member.file_size, most, fix)
 
 
 def check_memory(name: str, size: int, fix: str) -> None:

@@ -20,6 +20,7 @@ from fedshot.data.texts import labelled
 from fedshot.data.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
 from fedshot.errors import DataError, check_word, nearest
+from fedshot.words import spelling
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class HF:
         users = None
         if self.user is not None:
             names = Numbers()
-            users = [names[str(user)] for user in self._told(table, self.user, "user")]
+            users = [names[spelling(str(user))] for user in self._told(table, self.user, "user")]
         stem = self.path.rstrip("/").rpartition("/")[2]
         return labelled(stem, self._x(table, data_dir), [str(c) for c in labels], users)
 

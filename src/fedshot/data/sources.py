@@ -14,7 +14,7 @@ import numpy as np
 from fedshot.data.cifar import Cifar10, Cifar100
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, first_twice
-from fedshot.data.files import DAMAGE, check_member, check_memory, opened_zip
+from fedshot.data.files import DAMAGE, check_member, check_memory, most_unpacked, opened_zip
 from fedshot.data.folder import ImageFolder
 from fedshot.data.glyphs import Glyphs
 from fedshot.data.hf import HF
@@ -31,6 +31,7 @@ from fedshot.errors import DataError
 
 _ARRAYS = ("x", "y", "class_names", "users", "groups")
 _NUMBERS = 1 << 16  # classes that labels may always count to
+_UNPACKED = 1 << 30  # bytes that an array may always unpack to: drawings are packed 600 to one
 _GAPS = 10  # numbers for each class that has an image, beyond that
 
 
@@ -170,7 +171,8 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
             )
         for name, member in zip(names, members, strict=True):
             if name in _ARRAYS:
-                check_member(path, member)
+                most = max(_UNPACKED, most_unpacked(path))
+                check_member(path, member, most, "Write it with np.savez, which packs nothing.")
                 _check_header(path, archive, member)
     try:
         with np.load(path, allow_pickle=False) as stored:

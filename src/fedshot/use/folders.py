@@ -250,9 +250,9 @@ def _table(
     text, columns = told.text or "text", [told.text or "text"]
     columns += [told.label] if labelled else []
     for where, row in table_rows(path, columns):
-        content = text_of(where, row, text)
-        label = label_of(where, row, told.label) if labelled else ""
         try:
+            content = text_of(where, row, text)
+            label = label_of(where, row, told.label) if labelled else ""
             example = inputs.text(content, where)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
