@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
