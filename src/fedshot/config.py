@@ -285,6 +285,9 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         if tree.get(section, {}) is None:  # `run:` with nothing below it
             del tree[section]
     names = {place: _take_kind(tree, place) for place in KINDS}
+    retired: Callable[[Settings], str] | None = getattr(METHODS[names["method"]], "retired", None)
+    if retired and (told := retired(trees.at(tree, "method"))):
+        raise ConfigError(told)
     settle(tree, names)
     chosen = [(place, KINDS[place][0][name]) for place, name in names.items() if name != NO_HEAD]
     parser = _parser(tuple(chosen))
