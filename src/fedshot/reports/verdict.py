@@ -213,7 +213,8 @@ def told(row: Row, verdict: Verdict) -> str:
     if not verdict.interval:
         said = (
             f"No difference shown between {one} and {other}: it is "
-            f"{str(verdict).partition(' ±')[0]} points in every {row.tested.unit}, and equal values have no interval."
+            f"{str(verdict).partition(' ±')[0]} points in every {row.tested.unit}, "
+            "and equal values have no interval."
         )
     elif verdict.outcome == "unclear":
         said = f"No difference shown between {one} and {other}: {verdict}, which holds zero."
