@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Config:
 
     Where a part is replaced, as by `dataclasses.replace`, `settings` and what was made of the old
     part follow. A part that settings cannot name is refused with ConfigError; only data may be of a
-    program's own: see `with_data`.
+    program's own: see `with_data`. So are other settings beside the old parts.
     """
 
     settings: Settings
@@ -86,14 +86,21 @@ class Config:
     method: MethodMaker
     run: RunOptions
     test: ExamOptions
+    _made_of: Settings | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.data) not in SOURCES.values():
             object.__setattr__(self, "data", InMemory.of(self.data))
         told = _told(self)
         if told != self.settings:
+            if self._made_of not in (None, self.settings):
+                raise ConfigError(
+                    "settings are replaced, and the parts that they describe are not: expected "
+                    "both to agree. Make the configuration with Config.of(settings)."
+                )
             for name, part in (_parts(told) | {"data": self.data}).items():
                 object.__setattr__(self, name, part)
+        object.__setattr__(self, "_made_of", self.settings)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Config:
@@ -278,6 +285,9 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         if tree.get(section, {}) is None:  # `run:` with nothing below it
             del tree[section]
     names = {place: _take_kind(tree, place) for place in KINDS}
+    retired: Callable[[Settings], str] | None = getattr(METHODS[names["method"]], "retired", None)
+    if retired and (told := retired(trees.at(tree, "method"))):
+        raise ConfigError(told)
     settle(tree, names)
     chosen = [(place, KINDS[place][0][name]) for place, name in names.items() if name != NO_HEAD]
     parser = _parser(tuple(chosen))

@@ -438,6 +438,22 @@ def test_settings_say_what_a_replaced_part_is() -> None:
     assert config.settings == Config.of(config.settings).settings
 
 
+def test_a_value_that_older_versions_took_is_refused_with_what_to_set() -> None:
+    method = {"name": "frl", "positions": "sum"}
+    with pytest.raises(ConfigError, match=r"'sum', which .* to 'mean', and multiply method\.gamma"):
+        Config.of({"method": method})
+    assert Config.of({"method": method | {"positions": "mean"}})
+
+
+def test_settings_replaced_without_their_parts_are_refused() -> None:
+    config = replace(Config.of({}), seed=1)
+    other = Config.of({"seed": 2}).settings
+    with pytest.raises(ConfigError, match=r"parts .* are not.*Config\.of\(settings\)"):
+        replace(config, settings=other)
+    assert replace(config, settings=other, seed=2).settings == other
+    assert config.with_threads(3).settings["run"]["threads"] == 3
+
+
 def test_a_part_that_settings_cannot_name_is_refused() -> None:
     class Mine(Iid):
         """A partition that is not registered."""

@@ -240,6 +240,20 @@ class FRL:
         return "transductive" if options["mode"] == "official" else "group"
 
     @staticmethod
+    def retired(method: Mapping[str, Any]) -> str:
+        """Return what to set in place of a value that older versions took, "" for none.
+
+        Args:
+            method: the options of the method that are set.
+        """
+        if method.get("positions") != "sum":
+            return ""
+        return (
+            "method.positions is 'sum', which older versions took. Set it to 'mean', and multiply "
+            "method.gamma by the number of positions of the last map: 4 at 32 px, 25 at 84 px."
+        )
+
+    @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
         """Return which settings of an older run mean something else today, "" for none.
 
