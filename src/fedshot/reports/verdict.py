@@ -211,16 +211,10 @@ def told(row: Row, verdict: Verdict) -> str:
     """Say in a sentence what a verdict allows to say, and what it rests on."""
     one, other = row.name, verdict.other.name
     if not verdict.interval:
-        equal = str(verdict).partition(" ±")[0]
         said = (
-<<<<<<< HEAD
-            f"No difference shown between {one} and {other}: it is {equal} points in every "
-            f"{row.tested.unit}, and equal values have no interval."
-=======
             f"No difference shown between {one} and {other}: it is "
             f"{str(verdict).partition(' ±')[0]} points in every {row.tested.unit}, "
             "and equal values have no interval."
->>>>>>> fixc
         )
     elif verdict.outcome == "unclear":
         said = f"No difference shown between {one} and {other}: {verdict}, which holds zero."
