@@ -3,7 +3,7 @@
 The quick suite asks each method to train and answer on threads as on the reference fleet, and the
 methods of `DEMANDING` so on every fleet but the five workers; of these methods it asks all else on
 the reference fleet. The slow suite has the reference fleet for all methods, equality to it for all
-fleets, and all tests of `WHOLE` on all fleets. What equals the reference in what it trains and
+fleets, and all tests of `DEMANDING` on all fleets. What equals the reference in what it trains and
 answers has little left to get wrong: the remaining pairs are `exhaustive`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import DEMANDING, FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS, WHOLE
+from conformance.cases import DEMANDING, FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS
 from fedshot.conformance import Runs
 from fedshot.conformance.federation import Federation, FleetCase
 from fedshot.protocol import Method
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             quick = case is REFERENCE and demanding
         if not quick:
             item.add_marker(pytest.mark.slow)
-        if not equality and (case.slow or (case is not REFERENCE and named not in WHOLE)):
+        if not equality and (case.slow or (case is not REFERENCE and named not in DEMANDING)):
             item.add_marker(pytest.mark.exhaustive)
 
 

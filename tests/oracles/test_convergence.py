@@ -236,6 +236,7 @@ def test_with_falling_step_sizes_the_error_falls_as_one_over_t(
     assert times_t[16:].max() < times_t[:16].max() / 10
 
 
+@pytest.mark.slow
 def test_with_full_gradients_the_error_of_the_drift_falls_as_one_over_t_squared(
     tmp_path: Path,
 ) -> None:

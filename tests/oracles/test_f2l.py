@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from conformance.cases import METHODS, REFERENCE
-from covering import covering
 from fedshot import tree
 from fedshot.config import Config
 from fedshot.conformance.federation import LATE, Federation
@@ -79,7 +78,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "backbone"), covering(OPTIONS, ["mlp", "conv4"]))
+@pytest.mark.parametrize("backbone", ["mlp", *slow("conv4")])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_local_steps_are_the_equations_in_torch(name: str, backbone: str, tmp_path: Path) -> None:
     options = OPTIONS[name]
     if (

@@ -135,7 +135,7 @@ def test_the_round_is_chosen_on_validation_images_and_else_the_last(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "name", ["fl_proto", "fedavg_probe", "fedfsl_prox", "fedfsl_mi_adv", "fsl_local"]
+    "name", ["fedavg_probe", "fsl_local", *slow("fl_proto", "fedfsl_prox", "fedfsl_mi_adv")]
 )
 def test_methods_of_new_classes_sit_the_same_exam(name: str, tmp_path: Path) -> None:
     """Their support is what the client trains on; the head is as wide as the widest question."""
@@ -154,7 +154,7 @@ def test_methods_of_new_classes_sit_the_same_exam(name: str, tmp_path: Path) -> 
         assert [(a.question, a.client) for a in answers] == list(enumerate(run.setting.clients))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+@pytest.mark.parametrize("name", ["fedavg", *slow("ditto")])
 def test_held_out_users_are_asked_for_base_classes_without_a_look_at_the_support(
     name: str, tmp_path: Path
 ) -> None:

@@ -70,7 +70,9 @@ def test_a_row_has_its_cells_unless_all_its_trials_diverge(
     tree = changed(tune={RAISED: {"choice": [1e30]}})
     if all_of_them:
         tree["rows"]["proto"]["settings"]["method"]["optimizer"] = {"lr": 1e30}
-    request = Request(read("t", tree), tune=2, runs=tmp_path, results=tmp_path)
+    request = Request(
+        read("t", tree), patterns=("proto/one",), seeds=1, tune=2, runs=tmp_path, results=tmp_path
+    )
     bench = Bench(request)
     bench.check()
     list(bench.run())

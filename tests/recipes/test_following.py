@@ -167,6 +167,7 @@ def test_a_follower_in_a_column_that_follows_has_the_first_ones_training() -> No
     assert leads["proto-r0/cifar-noniid"] == "proto/cifar-noniid"
 
 
+@pytest.mark.slow
 def test_looks_that_this_model_answered_are_not_answered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_looks_that_this_model_answered_are_not_answered_again(
         assert done(job, monkeypatch) == told
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_follow_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_one_command_begins_goes_on_and_ends_in_the_same_bits(
     assert again == told[-1:]
 
 
+@pytest.mark.slow
 def test_visits_that_take_long_do_not_hold_up_the_end(tmp_path: Path) -> None:
     long = {
         "model": {"backbone": {"name": "conv4"}},
