@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conformance.cases import METHODS, REFERENCE
+from covering import slow
 from fedshot import tree
 from fedshot.config import Config
 from fedshot.conformance.federation import LATE, Federation
