@@ -90,7 +90,8 @@ def test_what_the_policy_does_not_allow_is_refused_by_its_name(
 def test_a_method_without_the_option_that_a_line_bounds_is_refused() -> None:
     def refused(policy: Policy) -> dict[str, str]:
         found = {}
-        for name in METHODS:
+        ours = [name for name, cls in METHODS.items() if cls.__module__.startswith("fedshot.")]
+        for name in ours:
             try:
                 policy.check_run(Config.of({**SMALL, "method": {"name": name}}), 9)
             except PolicyError as error:
