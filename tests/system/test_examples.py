@@ -23,7 +23,7 @@ def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for label in ("FSL-local", "FL-Proto", "raw pixels", "untrained encoder"):
-        assert re.search(rf"\n\W*{label} ", done.stdout), done.stdout
+        assert re.search(rf"\n\W*{label}\W", done.stdout), done.stdout
     assert "FL-Proto, seed 1: round 5 of 10\n" in done.stderr, "in a pipe it says how far it is"
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "Five new characters from one example each" in page
