@@ -316,6 +316,7 @@ def _unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let no method that a file registers stay."""
     before = dict(METHODS)
     monkeypatch.setattr(own, "_loaded", set())
+    monkeypatch.delitem(sys.modules, FILE.stem)  # an import registers its method anew
     yield
     METHODS.clear()
     METHODS.update(before)
