@@ -117,6 +117,9 @@ def test_the_page_draws_every_figure_and_is_silent(
         box = places.nth(i).bounding_box()
         assert box["height"] > 120
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    over = "(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)(%s)"
+    scrolled = visit.page.evaluate(over % "document.querySelector('.sortable').parentElement")
+    assert size == "desk" or scrolled == 0
     paper = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (paper == "rgb(18, 20, 23)") == (scheme == "dark")
     ink = "getComputedStyle(document.querySelector('#curves-test .xtick text')).fill"

@@ -57,8 +57,8 @@ def _row(row: Row, rows: Sequence[Row], scale: tuple[int, int]) -> str:
         f'<td class="accuracy" data-value="{row.accuracy!r}">{mean} <span>± {half}</span>'
         f"{_bar(row, rows, scale)}</td>"
         + "".join(
-            f'<td data-value="{value!r}">{e(number)}</td>'
-            for value, number in zip(values, numbers, strict=True)
+            f'<td data-value="{value!r}" data-label="{e(column)}">{e(number)}</td>'
+            for column, value, number in zip(COLUMNS[2:-1], values, numbers, strict=True)
         )
         + f'<td class="note">{note}</td></tr>'
     )
