@@ -9,10 +9,11 @@ import numpy as np
 from case import Case, Options, Result
 from timing import Contestant, interleave, rows, timed
 
-from fedshot.config import Config
-from fedshot.experiment import Experiment, Setting
-from fedshot.machine import cores
-from fedshot.use import FewShotClassifier
+from fedshot.config.load import Config
+from fedshot.core.machine import cores
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
+from fedshot.use.classifier import FewShotClassifier
 
 WAY, SHOT = 5, 5
 METHODS: dict[str, dict[str, Any]] = {

@@ -11,12 +11,16 @@ from ours import N
 from timing import Contestant, interleave, rows, say, timed
 from work import Bench, Work
 
-from fedshot.data import ClientData
-from fedshot.keys import Key
-from fedshot.machine import arithmetic
-from fedshot.methods import F2L
-from fedshot.methods.f2l import Local
-from fedshot.nn import Batch, InnerChoice, LinearHead, Mode, Model, value_and_grad
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.episode import ClientData
+from fedshot.learners.classification import Batch
+from fedshot.methods.f2l.f2l import F2L, Local
+from fedshot.methods.f2l.readings import InnerChoice
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
 
 BASE = tuple(range(10))
 WORKS = (

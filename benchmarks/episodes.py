@@ -13,15 +13,25 @@ from case import Case, Options, Result
 from timing import Contestant, interleave, rows, timed
 from torch import Tensor
 
-from fedshot.data import Dataset, EpisodeSpec, Redealt
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.redealt import Redealt
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.keys import Key
-from fedshot.machine import arithmetic
-from fedshot.methods import FRL
-from fedshot.nn import Conv4, Mode, Model, value_and_grad
-from fedshot.protocol import Arrival, Clients, Exchange
-from fedshot.tree import Tree
+from fedshot.methods.frl.frl import FRL
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Arrival, Exchange
 
 CLIENTS, ROUNDS, CLASSES, EACH = 10, 3, 64, 240
 SPEC = EpisodeSpec(5, 60, 60)

@@ -16,13 +16,16 @@ from ours import FLEETS, REFERENCE, N, taking
 from timing import Contestant, interleave, rows, timed
 from work import Bench, Work, named
 
-from fedshot.data import Tasks
-from fedshot.evaluation import Exam, Score, score
-from fedshot.fleets import Guard, Host, Meter, PrivateStore
-from fedshot.keys import Key
-from fedshot.machine import arithmetic
-from fedshot.methods.fl_proto import Server
-from fedshot.protocol import Clients
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.episode import Tasks
+from fedshot.evaluation.episodic_test import Exam, Score, score
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.methods.base.fl_proto import Server
+from fedshot.protocol.clients import Clients
 
 WORK = Work("conv4-32", "conv4", (32, 32, 3), clients=30, steps=1)  # 6,000 images in 10 classes
 EPISODES, TIE = 1000, 2e-4

@@ -19,13 +19,20 @@ from timing import Contestant, interleave, timed
 from torch import Tensor
 from work import difference
 
-from fedshot.data import Dataset, Partition
-from fedshot.fleets import Guard, Host, Meter, PrivateStore
-from fedshot.keys import Key
-from fedshot.machine import arithmetic
-from fedshot.nn import Question
-from fedshot.protocol import Answer, Clients, Mean, Reply, client_work
-from fedshot.tree import Tree
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.learners.learner import Question
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Answer
+from fedshot.protocol.reducers import Mean
 
 CLIENTS, PARAMETERS, MOST = (10, 100, 1000), (10**3, 10**5, 10**6, 10**7), 10**9
 LEAVES = 10

@@ -67,8 +67,9 @@ def settings(name: str) -> dict[str, Any]:
 
 def measure(name: str, data_dir: str) -> dict[str, Any]:
     """Train one round in this process."""
-    from fedshot.config import Config
-    from fedshot.experiment import Experiment, Setting
+    from fedshot.config.load import Config
+    from fedshot.runs.experiment import Experiment
+    from fedshot.runs.prepare import Setting
 
     start = time.perf_counter()
     setting = Setting(Config.of(settings(name)), data_dir)

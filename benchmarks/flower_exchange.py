@@ -18,13 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedshot.config import Config
-from fedshot.deploy.flower import local, runs
+from fedshot.config.load import Config
+from fedshot.deploy.flower import flower_runs, local
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.post import Post
-from fedshot.deploy.flower.roster import Roster
-from fedshot.fleets import Influence
-from fedshot.setting import Setting
+from fedshot.deploy.flower.messaging import Post
+from fedshot.deploy.flower.node_registry import Roster
+from fedshot.fleets.influence import Influence
+from fedshot.runs.prepare import Setting
 
 NODES = 3
 SETTINGS: dict[str, Any] = {
@@ -70,8 +70,8 @@ def measure(name: str, rounds: int) -> None:
         local.prepare(folder, setting, NODES)
         with (
             local.federation(folder, NODES, lambda _: None) as (home, children),
-            runs.opened(
-                setting, folder / "run", runs.Place.new(str(home.folder), 0, 60.0), home,
+            flower_runs.opened(
+                setting, folder / "run", flower_runs.Place.new(str(home.folder), 0, 60.0), home,
                 lambda _: None, wait=120.0,
             ) as experiment,
         ):  # fmt: skip

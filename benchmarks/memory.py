@@ -17,7 +17,7 @@ from ours import Round, taking
 from rounds import MANY, WORKS
 from work import Bench
 
-from fedshot.machine import keep_freed_memory
+from fedshot.core.machine import keep_freed_memory
 
 BY_NAME = {work.name: work for work in (*WORKS, *MANY)}
 

@@ -21,12 +21,16 @@ from timing import Contestant, interleave, rows, timed
 from torch import Tensor
 from work import Bench, Work, difference, distance, named
 
-from fedshot import tree
-from fedshot.data import ClientData, Episode
-from fedshot.keys import Key
-from fedshot.machine import arithmetic
-from fedshot.nn import Conv4, InnerLoop, LinearHead, Maml, Model, value_and_grad
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData, Episode
+from fedshot.learners.learner import InnerLoop, Maml
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
 
 PEERS = {"learn2learn": "peer_learn2learn.py", "higher": "peer_higher.py"}
 STEPS, LR = 5, 0.01

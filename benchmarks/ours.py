@@ -12,10 +12,17 @@ from pathlib import Path
 from plain import State
 from work import Bench, named
 
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential, Threads, Vectorised
-from fedshot.machine import arithmetic, cores
-from fedshot.methods.fl_proto import Server
-from fedshot.protocol import Clients, Fleet
+from fedshot.core.machine import arithmetic, cores
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
+from fedshot.fleets.vectorised import Vectorised
+from fedshot.methods.base.fl_proto import Server
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Fleet
 
 
 @dataclass(frozen=True)

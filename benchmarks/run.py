@@ -33,7 +33,7 @@ import texts
 from case import Options, Result, UnequalError
 from report import page
 
-from fedshot.machine import keep_freed_memory
+from fedshot.core.machine import keep_freed_memory
 from fedshot.recipes import provenance
 
 ROOT = Path(__file__).resolve().parent.parent

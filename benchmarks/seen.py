@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshot.data import Partition
-from fedshot.evaluation import Exam
-from fedshot.experiment import Experiment
-from fedshot.keys import Key
-from fedshot.run_folder import configuration
-from fedshot.setting import Setting
+from fedshot.core.seeds import Key
+from fedshot.data.partitions.partition import Partition
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
+from fedshot.runs.run_folder import configuration
 
 
 def halves(setting: Setting) -> dict[str, Exam]:

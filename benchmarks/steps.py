@@ -16,9 +16,13 @@ from rounds import ROUNDED, Simulator
 from timing import Contestant, interleave, rows, say, timed
 from work import Bench, Work, distance, named
 
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
-from fedshot.machine import arithmetic
-from fedshot.protocol import Clients
+from fedshot.core.machine import arithmetic
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.protocol.clients import Clients
 
 WORKS = (
     Work("conv4-28", "conv4", (28, 28, 1), clients=1, steps=10),

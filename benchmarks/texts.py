@@ -11,10 +11,10 @@ from timing import Contestant, interleave, rows, timed
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.machine import arithmetic
-from fedshot.nn.recurrence import bilstm, init_recurrence
+from fedshot.core import tree
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.nn.models.recurrence import bilstm, init_recurrence
 
 TEXTS, D, HIDDEN, VOCABULARY = 80, 100, 50, 20_000
 REFERENCE = "fedshot"

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedshot.use import FewShotClassifier
+from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.trained import TrainedRun
 
 WAY, SHOT, MANY = 5, 5, 1000

@@ -11,14 +11,21 @@ import torch
 from plain import State, Task
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import ClientData, Dataset, Episode, EpisodeSpec, Partition
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData, Episode
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
 from fedshot.data.tokens import Tokens
-from fedshot.keys import Key
-from fedshot.methods.fl_proto import FLProto, Server
-from fedshot.nn import GRU, MLP, Backbone, Conv4, Model, Optimizer, ResNet12
-from fedshot.nn.cost import step_flops
-from fedshot.tree import Tree
+from fedshot.methods.base.fl_proto import FLProto, Server
+from fedshot.nn.models.backbones import MLP, Backbone, Conv4
+from fedshot.nn.models.cost import step_flops
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.recurrent import GRU
+from fedshot.nn.models.resnet import ResNet12
+from fedshot.nn.optim import Optimizer
 
 CLASSES, SPARE, WORDS = 10, 4, 1000
 WIDTHS = (64, 160, 320, 640)

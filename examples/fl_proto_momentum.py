@@ -20,23 +20,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from fedshot import tree
-from fedshot.cli import main
-from fedshot.data import ClientData, EpisodeSpec
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import register
-from fedshot.nn import Lessons, Model, Optimizer, Proto, Question, draw_lessons, local_sgd
-from fedshot.protocol import (
-    Answer,
-    Clients,
-    Reply,
-    answer_at_server,
-    average,
-    changes,
-    client_work,
-)
-from fedshot.tree import Tree
+from fedshot.cli.main import main
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.learner import Proto, Question
+from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.methods.registry import register
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Answer, answer_at_server
 
 
 class Server(NamedTuple):

@@ -21,11 +21,12 @@ from typing import Any
 from rich.console import Console
 
 from fedshot import reports
-from fedshot.config import Config
-from fedshot.console import print_in_any_encoding
-from fedshot.evaluation import pixel_logits, score
-from fedshot.experiment import Experiment, Setting
-from fedshot.protocol import answer_at_server
+from fedshot.config.load import Config
+from fedshot.core.console import print_in_any_encoding
+from fedshot.evaluation.episodic_test import pixel_logits, score
+from fedshot.protocol.method import answer_at_server
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 METHODS: dict[str, dict[str, Any]] = {
     "FSL-local": {"name": "fsl_local", "learner_name": "proto"},

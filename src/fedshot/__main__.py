@@ -2,6 +2,6 @@
 
 import sys
 
-from fedshot.cli import main
+from fedshot.cli.main import main
 
 sys.exit(main())

@@ -11,48 +11,44 @@ from conformance.patchwork import Patchwork
 from fedshot.conformance.checks import REFERENCE, THREADS, VECTORISED
 from fedshot.conformance.federation import FleetCase
 from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
-from fedshot.data import ClientData, EpisodeSpec
-from fedshot.fleets import Threads
-from fedshot.keys import Key
-from fedshot.methods import (
-    F2L,
-    FRL,
-    Ditto,
-    FedAvg,
-    FedAvgProbe,
-    FedBABU,
-    FedFomo,
-    FedFSLMI,
-    FedFSLMIAdv,
-    FedFSLNaive,
-    FedFSLProx,
-    FedMeta,
-    FedProto,
-    FedProx,
-    FedRep,
-    FLProto,
-    FRLFedAvg,
-    FRLFinetune,
-    FRLFrozen,
-    FRLOneShot,
-    FRLPersonal,
-    FSLLocal,
-    HeurFedAMP,
-    PerFedAvg,
-    PFedFSL,
-    PFedMe,
-)
-from fedshot.nn import (
-    Conv4,
-    InnerLoop,
-    Lessons,
-    LinearHead,
-    Model,
-    Optimizer,
-    SetTransformer,
-    draw_lessons,
-)
-from fedshot.protocol import Method
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.fleets.threads import Threads
+from fedshot.learners.learner import InnerLoop
+from fedshot.learners.local_training import Lessons, draw_lessons
+from fedshot.methods.base.fedavg_probe import FedAvgProbe
+from fedshot.methods.base.fedbabu import FedBABU
+from fedshot.methods.base.fedmeta import FedMeta
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.methods.base.fsl_local import FSLLocal
+from fedshot.methods.f2l.f2l import F2L
+from fedshot.methods.f2l.set_transformer import SetTransformer
+from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
+from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
+from fedshot.methods.frl.frl import FRL
+from fedshot.methods.frl.frl_fedavg import FRLFedAvg
+from fedshot.methods.frl.frl_finetune import FRLFinetune
+from fedshot.methods.frl.frl_frozen import FRLFrozen
+from fedshot.methods.frl.frl_one_shot import FRLOneShot
+from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.methods.personal.ditto import Ditto
+from fedshot.methods.personal.fedavg import FedAvg
+from fedshot.methods.personal.fedfomo import FedFomo
+from fedshot.methods.personal.fedproto import FedProto
+from fedshot.methods.personal.fedprox import FedProx
+from fedshot.methods.personal.fedrep import FedRep
+from fedshot.methods.personal.heur_fedamp import HeurFedAMP
+from fedshot.methods.personal.per_fedavg import PerFedAvg
+from fedshot.methods.personal.pfedfsl import PFedFSL
+from fedshot.methods.personal.pfedme import PFedMe
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.method import Method
 
 EPISODE = EpisodeSpec(way=3, shot=1, query=2)
 BODY = Model(Conv4(width=16, dropout=0.1), None, SHAPE)  # norm_policy "running"
@@ -197,7 +193,7 @@ assert METHODS.keys() > SECOND_FORMS
 
 REFUSED = {
     ("pfedfsl, without zeros", "vectorised"): "packed uploads of a stack differ in size; a run is "
-    "refused in fedshot.setting",
+    "refused in fedshot.runs.prepare",
 }
 
 # One of each kind: averaged, private states, rounds inside a round, a bank of models.

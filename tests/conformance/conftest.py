@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from conformance.cases import DEMANDING, FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS
-from fedshot.conformance import Runs
+from fedshot.conformance.checks import Runs
 from fedshot.conformance.federation import Federation, FleetCase
-from fedshot.protocol import Method
+from fedshot.protocol.method import Method
 
 EQUALITY = "test_a_fleet_trains_and_answers_as_the_reference_does"
 

@@ -10,14 +10,14 @@ import json
 from collections.abc import Iterator, Mapping
 
 from fedshot.conformance.small import CLIENTS, Home
+from fedshot.deploy.flower.client_runtime import Member
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.letters import Letter, Mail
-from fedshot.deploy.flower.member import Member
+from fedshot.deploy.flower.messages import Letter, Mail
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import do_work
-from fedshot.fleets import Sequential
-from fedshot.protocol import Exchange
+from fedshot.fleets.sequential import Sequential
+from fedshot.protocol.exchange import Exchange
 
 _NUMBER = 7
 

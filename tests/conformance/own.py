@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedshot.methods import METHODS
+from fedshot.methods.registry import METHODS
 
 FILE = Path(__file__).parents[2] / "examples" / "fl_proto_momentum.py"
 

@@ -16,22 +16,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import ClientData, EpisodeSpec
-from fedshot.keys import Key
-from fedshot.nn import Lessons, Model, Optimizer, Proto, Question, draw_lessons, local_sgd
-from fedshot.protocol import (
-    Answer,
-    Clients,
-    Gather,
-    Mean,
-    PerClient,
-    Reply,
-    Sum,
-    answer_at_server,
-    client_work,
-)
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.learner import Proto, Question
+from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import PerClient, Reply, client_work
+from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.protocol.reducers import Gather, Mean, Sum
 
 SKETCH = 4
 

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from conformance.cases import METHODS, UNTRAINED, WHOLE
 from conformance.conftest import Begin
-from fedshot import methods, tree
-from fedshot.conformance import Runs, checks
+from fedshot import methods
+from fedshot.conformance import checks
+from fedshot.conformance.checks import Runs
 from fedshot.conformance.federation import COHORT, Federation, FleetCase
-from fedshot.protocol import Accumulator
+from fedshot.core import tree
+from fedshot.protocol.reducers import Accumulator
 
 
 def test_every_method_of_the_registry_is_tried() -> None:

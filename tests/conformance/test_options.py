@@ -20,14 +20,19 @@ from typing import Any
 import pytest
 
 from conformance.cases import METHODS, PAIRS, REFERENCE, WIDE
-from fedshot import tree
 from fedshot.conformance.federation import Federation
 from fedshot.conformance.small import CLASSES, DATASET
-from fedshot.data import Augment, EpisodeSpec, Gathering
-from fedshot.evaluation import Exam
-from fedshot.keys import Key
-from fedshot.nn import Conv4, Optimizer, OptimizerChoice, SetTransformer
-from fedshot.protocol import Method
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.augment import Augment
+from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.methods.f2l.readings import OptimizerChoice
+from fedshot.methods.f2l.set_transformer import SetTransformer
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.method import Method
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 NARROW = Conv4(width=4, dropout=0.1)

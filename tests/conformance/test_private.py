@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from conformance.cases import METHODS
-from fedshot import tree
-from fedshot.conformance import Runs, checks
+from fedshot.config.registry import kind_options
+from fedshot.conformance import checks
+from fedshot.conformance.checks import Runs
 from fedshot.conformance.federation import Federation
-from fedshot.fleets import Trouble
-from fedshot.keys import Key
-from fedshot.kinds import kind_options
-from fedshot.methods import METHODS as REGISTRY
-from fedshot.methods import FSLLocal
-from fedshot.protocol import Method
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.fleets.unreliable import Trouble
+from fedshot.methods.base.fsl_local import FSLLocal
+from fedshot.methods.registry import METHODS as REGISTRY
+from fedshot.protocol.method import Method
 
 CHECKS = (
     checks.private_tensors_stay_with_the_client,

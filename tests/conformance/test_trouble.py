@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from conformance.conftest import Begin
-from fedshot import tree
-from fedshot.conformance import Runs, checks
+from fedshot.conformance import checks
+from fedshot.conformance.checks import Runs
 from fedshot.conformance.federation import COHORT, OTHERS, assert_same, strike
-from fedshot.errors import QuorumError
-from fedshot.fleets import CORRUPT, Trouble, Unreliable
-from fedshot.protocol import Exchange
+from fedshot.core import tree
+from fedshot.core.errors import QuorumError
+from fedshot.fleets.unreliable import CORRUPT, Trouble, Unreliable
+from fedshot.protocol.exchange import Exchange
 
 
 @pytest.mark.parametrize("trouble", ["drop", *CORRUPT])

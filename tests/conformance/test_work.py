@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedshot.conformance import Runs, checks
+from fedshot.conformance import checks
+from fedshot.conformance.checks import Runs
 
 CHECKS = (
     checks.inputs_stay,

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshot import tree
-from fedshot.config import Config
-from fedshot.data.publishers import PUBLISHERS
-from fedshot.experiment import Experiment, Setting
+from fedshot.config.load import Config
+from fedshot.core import tree
+from fedshot.data.sources.publishers import PUBLISHERS
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 pytestmark = pytest.mark.data
 

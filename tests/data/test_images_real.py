@@ -10,9 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshot.data import SOURCES, Cifar100, MiniImageNet, Mnist, Omniglot, TieredImageNet
-from fedshot.data.checks import check
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.sources.cifar import Cifar100
+from fedshot.data.sources.mini_imagenet import MiniImageNet
+from fedshot.data.sources.mnist import Mnist
+from fedshot.data.sources.omniglot import Omniglot
+from fedshot.data.sources.registry import SOURCES
+from fedshot.data.sources.tiered_imagenet import TieredImageNet
+from fedshot.data.sources.verification import check
 
 pytestmark = pytest.mark.data
 
@@ -51,8 +56,12 @@ def test_a_set_has_its_counts_and_split_and_is_decoded_once(
         assert set(np.bincount(dataset.y).tolist()) == {per_class}
     found = source.split(dataset)
     assert [len(part) for part in (found.base, found.validation, found.novel)] == split
-    monkeypatch.setattr("fedshot.data.cache.load_or_build", lambda *_: pytest.fail("built again"))
-    monkeypatch.setattr("fedshot.data.fingerprints.hash_file", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(
+        "fedshot.data.files.cache.load_or_build", lambda *_: pytest.fail("built again")
+    )
+    monkeypatch.setattr(
+        "fedshot.data.files.fingerprints.hash_file", lambda *_: pytest.fail("read again")
+    )
     again = source.load(data_dir)
     assert again.digest == dataset.digest
     assert isinstance(again.x.base, np.memmap)

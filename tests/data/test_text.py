@@ -11,16 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshot.config import Config
-from fedshot.data import ClientData, Dataset, EpisodeSpec, HuffPost, News20, Sent140, Source, Tokens
-from fedshot.data import split_users as split
-from fedshot.data.glove import coverage, find_vectors, load_vectors
-from fedshot.data.huffpost import headlines
-from fedshot.data.news import messages, readable_part
-from fedshot.data.sent140 import tweets
-from fedshot.data.tokenizer import tokenize
-from fedshot.experiment import Experiment, Setting
-from fedshot.keys import Key
+from fedshot.config.load import Config
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.sources.glove import coverage, find_vectors, load_vectors
+from fedshot.data.sources.huffpost import HuffPost, headlines
+from fedshot.data.sources.news import News20, messages, readable_part
+from fedshot.data.sources.registry import Source
+from fedshot.data.sources.sent140 import Sent140, tweets
+from fedshot.data.sources.sent140 import split_users as split
+from fedshot.data.sources.tokenizer import tokenize
+from fedshot.data.tokens import Tokens
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 pytestmark = pytest.mark.data
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from fedshot.config import Config
-from fedshot.experiment import Experiment, Setting
-from fedshot.use import FewShotClassifier
+from fedshot.config.load import Config
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
+from fedshot.use.classifier import FewShotClassifier
 from system.test_use_classifier import score_of
 
 pytestmark = pytest.mark.data

@@ -14,14 +14,14 @@ from typing import Any
 
 import yaml
 
-from fedshot import storage, tree
-from fedshot.checkpoint import Checkpoints
-from fedshot.config import Config
-from fedshot.experiment import Experiment
-from fedshot.fleets import Trouble, Unreliable
-from fedshot.protocol import Exchange, Fleet
-from fedshot.recorder import Record
-from fedshot.setting import Setting
+from fedshot.config.load import Config
+from fedshot.core import storage, tree
+from fedshot.fleets.unreliable import Trouble, Unreliable
+from fedshot.protocol.exchange import Exchange, Fleet
+from fedshot.runs.checkpoint import Checkpoints
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
+from fedshot.runs.recorder import Record
 from system.runs import merged
 
 from . import quilt
@@ -86,7 +86,7 @@ class Ground:
         self, *changes: dict[str, Any], deadline: float = LONG, folder: Path | None = None
     ) -> Iterator[Experiment]:
         """Yield an experiment whose clients live on the nodes."""
-        from fedshot.deploy.flower.runs import Place, opened
+        from fedshot.deploy.flower.flower_runs import Place, opened
 
         folder = folder or self.new_folder()
         known = (folder / "flower.json").exists()
@@ -113,7 +113,7 @@ class Ground:
 
     def private(self, experiment: Experiment) -> dict[str, str]:
         """Return the hash of the newest private state of every client, as the nodes hold them."""
-        from fedshot.deploy.flower.runs import Place
+        from fedshot.deploy.flower.flower_runs import Place
 
         run = Place.read(experiment.folder).run
         return newest(self.folder.glob(f"node-*/state/{run}/clients/*"))

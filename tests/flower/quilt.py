@@ -13,8 +13,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from conformance.patchwork import Patchwork
-from fedshot.cli import main
-from fedshot.methods import METHODS
+from fedshot.cli.main import main
+from fedshot.methods.registry import METHODS
 
 
 @dataclass(frozen=True)

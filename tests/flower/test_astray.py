@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from fedshot.errors import BusyError, ConfigError
+from fedshot.core.errors import BusyError, ConfigError
 
 from .ground import Ground
 
 
 def serve(folder: Path, host: str, port: int) -> int:
     """Run the command of a server, in this process."""
-    from fedshot.deploy.flower import commands
+    from fedshot.cli import flower
 
     options = argparse.Namespace(folder=folder, host=host, port=port, insecure=False, most_mb=1)
-    return commands.server(options)
+    return flower.server(options)
 
 
 def test_a_second_server_leaves_the_first_ones_address_as_it_is(ground: Ground) -> None:
-    from fedshot.deploy.flower.home import free_port, split
-    from fedshot.locks import only_one
+    from fedshot.core.locks import only_one
+    from fedshot.deploy.flower.server_folder import free_port, split
 
     host, port = split(ground.address())
     written = (ground.home.folder / "server.json").read_bytes()
@@ -41,8 +41,8 @@ def test_a_second_server_leaves_the_first_ones_address_as_it_is(ground: Ground) 
 
 def test_a_certificate_of_another_host_is_named_at_once(tmp_path: Path) -> None:
     """The server comes up, and the operator, who asks it by its address, does not trust it."""
-    from fedshot.deploy.flower.home import free_port
     from fedshot.deploy.flower.keys import make_server_keys
+    from fedshot.deploy.flower.server_folder import free_port
 
     make_server_keys(tmp_path, ["example.org"])
     (tmp_path / "nodes").mkdir()
@@ -59,11 +59,11 @@ def test_a_node_names_what_is_no_certificate(ground: Ground) -> None:
 
 def test_a_node_with_tls_names_a_server_without(tmp_path: Path) -> None:
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.home import CA, Home, free_port, joined
+    from fedshot.deploy.flower.connection import Link
     from fedshot.deploy.flower.keys import make_server_keys, new_key
-    from fedshot.deploy.flower.link import Link
     from fedshot.deploy.flower.local import start_server
     from fedshot.deploy.flower.processes import Children
+    from fedshot.deploy.flower.server_folder import CA, Home, free_port, joined
 
     make_server_keys(tmp_path / "keys", ["127.0.0.1"])
     home, port = Home(tmp_path / "plain"), free_port()

@@ -108,10 +108,10 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
     from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
     from fedshot.deploy.flower.codec import LIMITS
+    from fedshot.deploy.flower.connection import Link
     from fedshot.deploy.flower.fleet import FlowerFleet
     from fedshot.deploy.flower.keys import load_node_key
-    from fedshot.deploy.flower.letters import Letter
-    from fedshot.deploy.flower.link import Link
+    from fedshot.deploy.flower.messages import Letter
     from fedshot.deploy.flower.wire import name_message
 
     key = load_node_key(ground.folder / "node-1" / "node.key")
@@ -158,7 +158,7 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
-    from fedshot.deploy.flower.home import split
+    from fedshot.deploy.flower.server_folder import split
 
     trusting = ssl.create_default_context(cafile=str(ground.home.ca))
     host, port = split(ground.address())
@@ -182,8 +182,8 @@ def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
 
 def test_what_comes_without_a_key_holds_no_memory_and_no_connection(ground: Ground) -> None:
     """A body is not read before the key is known; half requests keep nobody else away."""
-    from fedshot.deploy.flower.home import split
     from fedshot.deploy.flower.local import operator_of
+    from fedshot.deploy.flower.server_folder import split
 
     trusting = ssl.create_default_context(cafile=str(ground.home.ca))
     host, port = split(ground.address())
@@ -288,7 +288,7 @@ def test_keys_come_and_go_while_the_server_runs(ground: Ground, tmp_path: Path) 
 def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None:
     """Another seed deals the clients other samples; their node says so and none takes part."""
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.letters import Letter
+    from fedshot.deploy.flower.messages import Letter
     from fedshot.deploy.flower.setup import Setup
     from fedshot.deploy.flower.shards import read_shards
     from fedshot.deploy.flower.worker import Worker
@@ -312,7 +312,7 @@ def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None
 def test_a_node_with_another_file_of_a_method_is_named(ground: Ground, tmp_path: Path) -> None:
     """A method that is not the package's is the same at both, by the hash of its file."""
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.letters import Letter
+    from fedshot.deploy.flower.messages import Letter
     from fedshot.deploy.flower.setup import Setup
     from fedshot.deploy.flower.shards import read_shards
     from fedshot.deploy.flower.worker import Worker

@@ -32,7 +32,7 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     ground: Ground, tmp_path: Path
 ) -> None:
     """The round closes at its deadline with the others; what the node had half done is dropped."""
-    from fedshot.deploy.flower.runs import Place
+    from fedshot.deploy.flower.flower_runs import Place
 
     change = merged(PRIVATE, {"run": {"rounds": 6, "cohort": None}})
     victim = ground.child("node-1")
@@ -94,8 +94,8 @@ def test_a_server_killed_and_resumed_ends_in_the_same_bits(ground: Ground, tmp_p
 def restart_server(ground: Ground) -> None:
     """Kill the SuperLink, and start another at its address."""
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.home import split
     from fedshot.deploy.flower.local import start_server
+    from fedshot.deploy.flower.server_folder import split
 
     ground.child("server").process.kill()
     ground.child("server").process.wait()

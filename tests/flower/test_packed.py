@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedshot.cli import main
-from fedshot.data import Dataset, Digits
+from fedshot.cli.main import main
+from fedshot.data.dataset import Dataset
+from fedshot.data.sources.registry import Digits
 from fedshot.deploy.flower.shards import clients_in
 
 from .ground import LONG, alone, program, until, weights, written

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedshot.checkpoint import Checkpoints
+from fedshot.runs.checkpoint import Checkpoints
 
 from .ground import Ground, alone, newest, weights
 

@@ -15,15 +15,26 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fedshot import tree
-from fedshot.data import Dataset, EpisodeSpec, Partition
-from fedshot.evaluation import Exam
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.keys import Key
-from fedshot.nn import MLP, Conv4, Model, Optimizer, Readout, pays
-from fedshot.protocol import Arrival, Clients, Exchange, Reply
-from fedshot.tree import Tree
+from fedshot.learners.feature_cache import pays
+from fedshot.learners.probe import Readout
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Arrival, Exchange, Reply
 
 SPEC = EpisodeSpec(way=3, shot=2, query=3)
 BASE = (1, 3, 4, 7, 8)  # of the ten classes; the others are new

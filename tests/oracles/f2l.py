@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedshot import tree
-from fedshot.data import Episode
-from fedshot.keys import Key
-from fedshot.methods import F2L
-from fedshot.methods.f2l import Local
-from fedshot.nn import InnerChoice, LinearHead, OptimizerChoice, SetTransformer
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.methods.f2l.f2l import F2L, Local
+from fedshot.methods.f2l.readings import InnerChoice, OptimizerChoice
+from fedshot.methods.f2l.set_transformer import SetTransformer
+from fedshot.nn.heads import LinearHead
 from oracles import classifying
 from oracles.classifying import BASE, Run, Twin
 

@@ -16,13 +16,26 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedshot import tree
-from fedshot.data import Dataset, Episode, EpisodeSpec, Partition
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
-from fedshot.keys import Key
-from fedshot.nn import MLP, InnerLoop, LinearHead, Model, Optimizer, value_and_grad
-from fedshot.protocol import Clients, Fleet
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import Episode
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.learners.learner import InnerLoop
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Fleet
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 SGD = Optimizer("sgd", 0.1, momentum=0.9)

@@ -15,13 +15,25 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import Dataset, EpisodeSpec, Partition, Redealt
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential, Threads
-from fedshot.keys import Key
-from fedshot.methods import FRL
-from fedshot.nn import MLP, Conv4, LinearHead, Model, Optimizer, Share
-from fedshot.protocol import Clients
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.data.partitions.redealt import Redealt
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
+from fedshot.methods.frl.client_share import Share
+from fedshot.methods.frl.frl import FRL
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
 
 CLASSES, K, ROUND = 6, 3, 7
 SPEC = EpisodeSpec(way=3, shot=6, query=6)

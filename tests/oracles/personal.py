@@ -14,14 +14,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import EpisodeSpec, Partition
-from fedshot.evaluation import Exam
-from fedshot.fleets import Guard, Host, Meter, PrivateStore, Sequential
-from fedshot.keys import Key
-from fedshot.nn import MLP, Conv4, Model
-from fedshot.protocol import Answer, Clients
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.model import Model
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.method import Answer
 from oracles.classifying import BASE, Spy, dataset
 
 Weights = dict[str, Tensor]

@@ -15,13 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
-from fedshot.data import Dataset, EpisodeSpec, Partition
-from fedshot.fleets import Guard, Host, PrivateStore, Sequential
-from fedshot.keys import Key
-from fedshot.methods import PFedFSL
-from fedshot.nn import MLP, Batch, Model, Optimizer
-from fedshot.protocol import Clients
-from fedshot.reports import affinity_groups, affinity_picture
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.learners.classification import Batch
+from fedshot.methods.personal.pfedfsl import PFedFSL
+from fedshot.nn.models.backbones import MLP
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.reports.affinity_plots import affinity_groups, affinity_picture
 
 GROUPS, EACH, CLASSES, SHOT = 3, 4, 3, 10
 CLIENTS = GROUPS * EACH

@@ -23,13 +23,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition
-from fedshot.fleets import Guard, Host, PrivateStore, Sequential
-from fedshot.keys import Key
-from fedshot.nn import Lesson, Lessons, Optimizer, descend, draw_lessons, local_sgd
-from fedshot.protocol import Clients, Mean, Reply, client_work
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.learners.learner import Lesson
+from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.nn.gradients import descend
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.reducers import Mean
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 CLIENTS, VISIT, ROUNDS = 3, 5, 128

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot import compiled
-from fedshot.data import ClientData, Dataset, EpisodeSpec, Tasks
-from fedshot.data import drawing as drawing_module
-from fedshot.data.drawing import MOST, Drawn, Shelf, kernel
-from fedshot.keys import Key
-from fedshot.nn import draw_lessons
+from fedshot.core import kernel_build
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes import sampling as drawing_module
+from fedshot.data.episodes.episode import ClientData, Tasks
+from fedshot.data.episodes.sampling import MOST, Drawn, Shelf, kernel
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.local_training import draw_lessons
 
 pytestmark = pytest.mark.skipif(
-    compiled.library() is None, reason="there are no compiled kernels: numpy draws"
+    kernel_build.library() is None, reason="there are no compiled kernels: numpy draws"
 )
 
 

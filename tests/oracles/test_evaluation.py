@@ -15,10 +15,12 @@ from sklearn.neighbors import NearestCentroid
 from sklearn.pipeline import make_pipeline
 from torch import Tensor
 
-from fedshot.config import Config
-from fedshot.data import Dataset, EpisodeSpec
-from fedshot.errors import ConfigError, DataError
-from fedshot.evaluation import (
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.evaluation.episodic_test import (
     Exam,
     ExamOptions,
     Look,
@@ -27,13 +29,16 @@ from fedshot.evaluation import (
     score,
     worst_tenth,
 )
-from fedshot.fleets import Sequential
-from fedshot.keys import Key
-from fedshot.methods import FLProto
-from fedshot.nn import Conv4, Model, Question, pays
-from fedshot.protocol import Answer, Clients, answer_at_server
-from fedshot.raw_baselines import tf_idf_logits
-from fedshot.reports import Row, compare
+from fedshot.evaluation.raw_baselines import tf_idf_logits
+from fedshot.fleets.sequential import Sequential
+from fedshot.learners.feature_cache import pays
+from fedshot.learners.learner import Question
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.reports.significance import Row, compare
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 

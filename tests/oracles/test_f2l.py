@@ -13,35 +13,33 @@ from torch import Tensor
 
 from conformance.cases import METHODS, REFERENCE
 from covering import slow
-from fedshot import tree
-from fedshot.config import Config
+from fedshot.config.load import Config
 from fedshot.conformance.federation import LATE, Federation
 from fedshot.conformance.small import Home
-from fedshot.data import EpisodeSpec
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import F2L
-from fedshot.nn import (
-    BiLSTM,
-    CosineHead,
-    InnerChoice,
-    InnerLoop,
-    LinearHead,
-    Model,
-    Optimizer,
-    OptimizerChoice,
-    Question,
-    Readout,
-    SetTransformer,
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.learner import InnerLoop, Question
+from fedshot.learners.probe import Readout
+from fedshot.methods.f2l.f2l import F2L
+from fedshot.methods.f2l.readings import InnerChoice, OptimizerChoice, f2l_defaults
+from fedshot.methods.f2l.set_transformer import SetTransformer
+from fedshot.methods.f2l.transfer import (
+    confidences,
     distillation_loss,
-    f2l_defaults,
+    log_likelihoods,
     temperatures,
     transfer_loss,
-    value_and_grad,
 )
-from fedshot.nn.transfer import confidences, log_likelihoods
-from fedshot.protocol import Clients, warnings_of
-from fedshot.setting import Setting
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import CosineHead, LinearHead
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.recurrent import BiLSTM
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.method import warnings_of
+from fedshot.runs.prepare import Setting
 from oracles.classifying import SPEC, Run, Twin, assert_readout, unequal_clients
 from oracles.f2l import WAY, Client, Oracle, assert_client, begin, beside, close, method
 from oracles.fedfsl import assert_slopes

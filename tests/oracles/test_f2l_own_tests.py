@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedshot.keys import Key
-from fedshot.protocol import Clients
+from fedshot.core.seeds import Key
+from fedshot.protocol.clients import Clients
 from oracles.classifying import Run
 from oracles.f2l import method
 from system.runs import finished

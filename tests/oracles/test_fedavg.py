@@ -12,25 +12,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition
-from fedshot.fleets import Guard, Host, PrivateStore, Sequential
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.keys import Key
-from fedshot.methods import FedFSLNaive, FLProto
-from fedshot.nn import (
-    Conv4,
-    InnerLoop,
-    Lesson,
-    Lessons,
-    LinearHead,
-    Model,
-    Optimizer,
-    draw_lessons,
-    local_sgd,
-)
-from fedshot.protocol import Arrival, Clients, Exchange, Mean, PerClient, Reply, client_work
-from fedshot.tree import Tree
+from fedshot.learners.learner import InnerLoop, Lesson
+from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply, client_work
+from fedshot.protocol.reducers import Mean
 
 SPEC = EpisodeSpec(way=3, shot=1, query=3)
 ROUND = Key(9).at("round", 1)

@@ -11,14 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from fedshot import tree
-from fedshot.data.augment import Augment
-from fedshot.data.episodes import ClientData
-from fedshot.errors import ConfigError, DataError
-from fedshot.keys import Key
-from fedshot.methods import FedAvgProbe
-from fedshot.nn import Classifier, Proto, Readout
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.augment import Augment
+from fedshot.data.episodes.episode import ClientData
+from fedshot.learners.classification import Classifier
+from fedshot.learners.learner import Proto
+from fedshot.learners.probe import Readout
+from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from oracles.classifying import (
     ADAM,
     BASE,

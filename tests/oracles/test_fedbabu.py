@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import FedAvgProbe, FedBABU
-from fedshot.nn import Readout
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.learners.probe import Readout
+from fedshot.methods.base.fedavg_probe import FedAvgProbe
+from fedshot.methods.base.fedbabu import FedBABU
 from oracles.classifying import (
     SGD,
     Run,

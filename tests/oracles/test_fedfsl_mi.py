@@ -10,29 +10,30 @@ import torch
 from torch import Tensor
 
 from covering import covering
-from fedshot import tree
-from fedshot.config import Config
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive
-from fedshot.nn import (
-    PREDICTIONS,
-    Conv4,
-    InnerLoop,
-    LinearHead,
-    Model,
-    Optimizer,
-    clipped_kl,
+from fedshot.config.load import Config
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.learners.learner import InnerLoop
+from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
+from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl.leave_one_out import (
     first_pool,
     first_share,
-    kl,
     next_pool,
     next_share,
     others,
-    value_and_grad,
 )
-from fedshot.protocol import warnings_of
-from fedshot.setting import Setting
+from fedshot.methods.fedfsl.predictions import PREDICTIONS
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.losses import clipped_kl, kl
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.method import warnings_of
+from fedshot.runs.prepare import Setting
 from oracles.fedfsl import (
     ADAM,
     SGD,

@@ -13,24 +13,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from covering import covering
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import FedFSLMIAdv, fedfsl_mi_adv
-from fedshot.nn import (
-    MLP,
-    LinearHead,
-    Maml,
-    Model,
-    Optimizer,
-    Told,
-    floored_kl,
-    jensen_shannon,
-    kl,
-    mean_gap,
-    shortened,
-)
-from fedshot.nn import nearness as nn_nearness
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.learners.learner import Maml
+from fedshot.methods.fedfsl import fedfsl_mi_adv
+from fedshot.methods.fedfsl import prediction_regularizer as nn_nearness
+from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
+from fedshot.methods.fedfsl.prediction_regularizer import Told
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.losses import floored_kl, jensen_shannon, kl, mean_gap
+from fedshot.nn.models.backbones import MLP
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer, shortened
 from oracles.fedfsl import (
     ADAM,
     INNER,

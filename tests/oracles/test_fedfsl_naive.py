@@ -11,15 +11,25 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fedshot import tree
-from fedshot.data import Dataset, Episode, EpisodeSpec, Partition
-from fedshot.evaluation import Exam
-from fedshot.fleets import Guard, Host, PrivateStore, Sequential
-from fedshot.keys import Key
-from fedshot.methods import FedFSLNaive
-from fedshot.nn import MLP, InnerLoop, LinearHead, Model, Optimizer
-from fedshot.protocol import Clients
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import Episode
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.learners.learner import InnerLoop
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 

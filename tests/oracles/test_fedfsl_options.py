@@ -10,13 +10,22 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from fedshot import tree
-from fedshot.data import Episode
-from fedshot.evaluation import Exam
-from fedshot.keys import Key
-from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive, FedFSLProx, FedMeta, FSLLocal
-from fedshot.nn import Conv4, InnerLoop, LinearHead, Model, Optimizer
-from fedshot.protocol import Clients
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.episode import Episode
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.learners.learner import InnerLoop
+from fedshot.methods.base.fedmeta import FedMeta
+from fedshot.methods.base.fsl_local import FSLLocal
+from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
+from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
 from oracles.fedfsl import (
     SGD,
     SPEC,

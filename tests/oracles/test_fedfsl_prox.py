@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import FedFSLNaive, FedFSLProx
-from fedshot.nn import Optimizer, proximal, value_and_grad
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.losses import proximal
+from fedshot.nn.optim import Optimizer
 from oracles.fedfsl import (
     Run,
     Weights,

@@ -10,24 +10,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import Episode
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import FedMeta
-from fedshot.nn import (
-    MLP,
-    Conv4,
-    InnerLoop,
-    LinearHead,
-    Maml,
-    MetaSgd,
-    Mode,
-    Model,
-    Optimizer,
-    mean_gradient,
-)
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.learners.learner import InnerLoop, Maml
+from fedshot.learners.local_training import mean_gradient
+from fedshot.learners.meta_sgd import MetaSgd
+from fedshot.methods.base.fedmeta import FedMeta
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
 from oracles.classifying import SPEC, Run
 
 SGD, ADAM = Optimizer("sgd", 0.1), Optimizer("adam", 0.01)

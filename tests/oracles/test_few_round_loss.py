@@ -10,16 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import compiled, tree
-from fedshot.keys import Key
-from fedshot.methods import FRLPersonal
-from fedshot.nn import Conv4, Local, Model, Prototypes, value_and_grad
-from fedshot.nn import few_round_loss as module
+from fedshot.core import kernel_build, tree
+from fedshot.core.seeds import Key
+from fedshot.methods.frl import losses_fused as module
+from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.methods.frl.local_steps import Local, Prototypes
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
 from oracles.frl import CLASSES, CONV, SGD, SPEC, Run, method
 from oracles.rounding import close
 
 pytestmark = pytest.mark.skipif(
-    compiled.library() is None, reason="there are no compiled kernels: torch computes it"
+    kernel_build.library() is None, reason="there are no compiled kernels: torch computes it"
 )
 MODEL = Model(Conv4(8), None, (32, 32, 3), "support")
 SHAPES = [(30, 32, 4, 5), (12, 7, 25, 3), (5, 1, 1, 2), (40, 33, 9, 64)]
@@ -46,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Library:
         def __getattr__(self, name: str) -> Any:
             seen.append(name)
-            return getattr(compiled.library(), name)
+            return getattr(kernel_build.library(), name)
 
     monkeypatch.setattr(module, "library", Library)
     return seen

@@ -11,28 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import EpisodeSpec, Gathering, Partition
-from fedshot.errors import ConfigError
-from fedshot.evaluation import Exam
-from fedshot.keys import Key
-from fedshot.methods import FRL
-from fedshot.nn import (
-    MLP,
-    LinearHead,
-    Local,
-    Mode,
-    Model,
-    Optimizer,
-    Proto,
-    Prototypes,
-    Share,
-    fresh_head,
-    shares_of,
-)
-from fedshot.nn.few_round import pieces
-from fedshot.protocol import ClientWork, Group
-from fedshot.protocol.group_answers import GroupNorms
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.learners.learner import Proto
+from fedshot.methods.frl.client_share import Share, shares_of
+from fedshot.methods.frl.frl import FRL
+from fedshot.methods.frl.group import Group
+from fedshot.methods.frl.group_answers import GroupNorms
+from fedshot.methods.frl.local_steps import Local, Prototypes, fresh_head, pieces
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.exchange import ClientWork
 from oracles.fedfsl import beside, direction, dot, slope
 from oracles.frl import (
     CLASSES,

@@ -11,12 +11,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import FRLFedAvg, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal
-from fedshot.methods.frl_one_shot import set_aside, split_among
-from fedshot.nn import Optimizer, Proto, Question, Share, fresh_head, shares_of
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.learners.learner import Proto, Question
+from fedshot.methods.frl.client_share import Share, shares_of
+from fedshot.methods.frl.frl_fedavg import FRLFedAvg
+from fedshot.methods.frl.frl_finetune import FRLFinetune
+from fedshot.methods.frl.frl_frozen import FRLFrozen
+from fedshot.methods.frl.frl_one_shot import FRLOneShot, set_aside, split_among
+from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.methods.frl.local_steps import fresh_head
+from fedshot.nn.optim import Optimizer
 from oracles.frl import (
     CLASSES,
     CONV,

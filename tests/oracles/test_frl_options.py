@@ -11,14 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.config import Config
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.experiment import check_belongs
-from fedshot.keys import Key
-from fedshot.nn import MLP, Conv4, Local, Model, Prototypes, ResNet12, Share, value_and_grad
-from fedshot.nn.few_round import pieces
-from fedshot.protocol import LIGHTEST, Group
+from fedshot.config.load import Config
+from fedshot.core import tree
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.seeds import Key
+from fedshot.methods.frl.client_share import Share
+from fedshot.methods.frl.group import Group
+from fedshot.methods.frl.local_steps import Local, Prototypes, pieces
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.resnet import ResNet12
+from fedshot.protocol.reducers import LIGHTEST
+from fedshot.runs.experiment import check_belongs
 from oracles.frl import (
     CONV,
     FLAT,

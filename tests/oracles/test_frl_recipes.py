@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from fedshot.methods import FRL, FedAvgProbe, FRLFinetune, FRLFrozen, FRLOneShot, FRLPersonal
-from fedshot.nn import Optimizer
-from fedshot.recipes import load, names
+from fedshot.methods.base.fedavg_probe import FedAvgProbe
+from fedshot.methods.frl.frl import FRL
+from fedshot.methods.frl.frl_finetune import FRLFinetune
+from fedshot.methods.frl.frl_frozen import FRLFrozen
+from fedshot.methods.frl.frl_one_shot import FRLOneShot
+from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.nn.optim import Optimizer
+from fedshot.recipes.index import load, names
 from fedshot.recipes.recipe import Row
 from oracles.frl import CLASSES, FLAT, SPEC, Run
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.nn import descend, value_and_grad
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.gradients import descend, value_and_grad
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

@@ -12,27 +12,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import Episode
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import (
-    MLP,
-    PREDICTIONS,
-    Conv4,
-    InnerLoop,
-    LinearHead,
-    Maml,
-    Mode,
-    Model,
-    Outlook,
-    Proto,
-    Question,
-    outlooks,
-    value_and_grad,
-)
-from fedshot.nn.outlook import Looks
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.learners.learner import InnerLoop, Maml, Proto, Question
+from fedshot.methods.fedfsl.predictions import PREDICTIONS, Looks, Outlook, outlooks
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
 
 POLICIES = ("running", "support", "transductive")
 SEED = Key(0).tensor()

@@ -11,30 +11,28 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.data import ClientData, Dataset, Episode, EpisodeSpec, Iid
-from fedshot.errors import ConfigError
-from fedshot.evaluation import Exam
-from fedshot.fleets import Guard, Host, PrivateStore, Sequential
-from fedshot.keys import Key
-from fedshot.methods import FSLLocal
-from fedshot.nn import (
-    MLP,
-    Conv4,
-    InnerLoop,
-    Lesson,
-    Lessons,
-    LinearHead,
-    Maml,
-    Model,
-    Optimizer,
-    Proto,
-    draw_lessons,
-    local_sgd,
-    value_and_grad,
-)
-from fedshot.protocol import Clients
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData, Episode
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.pooled import Iid
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.learners.learner import InnerLoop, Lesson, Maml, Proto
+from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.methods.base.fsl_local import FSLLocal
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
 
 SPEC = EpisodeSpec(way=3, shot=2, query=3)
 OPTIMIZERS = [

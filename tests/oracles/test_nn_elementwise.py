@@ -10,14 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import compiled, tree
-from fedshot.keys import Key
-from fedshot.nn import Lesson, Lessons, Optimizer, kernels, local_sgd, value_and_grad
-from fedshot.nn.layers import kept
-from fedshot.nn.optim import OptState
-from fedshot.tree import Tree
+from fedshot.core import kernel_build, tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.learners.learner import Lesson
+from fedshot.learners.local_training import Lessons, local_sgd
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.kernels import tensors
+from fedshot.nn.models.layers import kept
+from fedshot.nn.optim import Optimizer, OptState
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 RULE = {"decay": 0.01, "rise": 0.1, "grow": 0.001, "step": 3e-3, "eps": 1e-8}
 BIG = 200_000  # numbers, enough for two threads
 
@@ -48,7 +51,7 @@ def wanted(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> list[Tensor]:
 
 def adam(*leaf: Tensor) -> tuple[Tensor, ...]:
     """Return the step of one leaf alone."""
-    (moved,) = kernels.adam([leaf], **RULE)
+    (moved,) = tensors.adam([leaf], **RULE)
     return moved
 
 
@@ -81,7 +84,7 @@ def test_threads_share_it_and_change_no_bit() -> None:
 def test_in_their_own_memory_numbers_come_to_the_same_bits(shape: tuple[int, ...]) -> None:
     w, g, m, v = four(*shape)
     want = adam(*four(*shape))
-    (found,) = kernels.adam([(w, g, m, v)], reuse=True, **RULE)
+    (found,) = tensors.adam([(w, g, m, v)], reuse=True, **RULE)
     assert [part.data_ptr() for part in found] == [part.data_ptr() for part in (w, m, v)]
     assert all(map(torch.equal, found, want))
     assert torch.equal(g, four(*shape)[1])
@@ -90,7 +93,7 @@ def test_in_their_own_memory_numbers_come_to_the_same_bits(shape: tuple[int, ...
 def test_what_does_not_lie_like_its_parameter_is_copied_first() -> None:
     w, g, m, v = four(6, 4)
     turned = m.T.contiguous().T
-    (found,) = kernels.adam([(w, g, turned, v)], reuse=True, **RULE)
+    (found,) = tensors.adam([(w, g, turned, v)], reuse=True, **RULE)
     assert all(map(torch.equal, found, adam(*four(6, 4))))
 
 
@@ -155,7 +158,7 @@ def test_many_leaves_in_one_call_move_as_each_alone() -> None:
     """Shares of the threads begin and end within leaves, empty ones among them."""
     shapes = [(3,), (0,), (BIG // 2,), (), (5, 7), (BIG,), (0, 4), (2,)]
     leaves = [four(*shape, seed=i) for i, shape in enumerate(shapes)]
-    for found, leaf in zip(kernels.adam(leaves, **RULE), leaves, strict=True):
+    for found, leaf in zip(tensors.adam(leaves, **RULE), leaves, strict=True):
         for part, want in zip(found, adam(*leaf), strict=True):
             assert torch.equal(part, want)
 
@@ -192,13 +195,13 @@ def test_taking_in_rounds_once_and_to_even(n: int) -> None:
     x[: min(n, 5)] = torch.tensor([0.5, 1.5, -0.5, -2.5, 2.0**-30])[: min(n, 5)]
     for scale in (1.0, 3 * 2.0**41):
         total = torch.arange(n)
-        kernels.take([(total, x)], scale)
+        tensors.take([(total, x)], scale)
         assert torch.equal(total, torch.arange(n) + (x.double() * scale).round().long())
 
 
 def test_taking_in_goes_by_place_and_not_by_memory() -> None:
     total, x = torch.zeros(3, 4, dtype=torch.int64), four(4, 3)[0].T
-    kernels.take([(total, x)], 2.0**20)
+    tensors.take([(total, x)], 2.0**20)
     assert torch.equal(total, (x.double() * 2.0**20).round().long())
 
 
@@ -207,7 +210,7 @@ def test_taking_in_goes_by_place_and_not_by_memory() -> None:
 )
 def test_a_total_that_does_not_fit_is_refused(total: Tensor) -> None:
     with pytest.raises(ValueError, match="expected contiguous int64"):
-        kernels.take([(total, torch.ones(3))], 1.0)
+        tensors.take([(total, torch.ones(3))], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +226,7 @@ def test_a_total_that_does_not_fit_is_refused(total: Tensor) -> None:
     ],
 )
 def test_the_largest_number_says_what_is_not_finite(values: list[float], largest: float) -> None:
-    found = kernels.largest([torch.tensor(values[:1]), torch.tensor(values[1:])])
+    found = tensors.largest([torch.tensor(values[:1]), torch.tensor(values[1:])])
     want = float(torch.tensor(largest))
     assert found == want or (math.isnan(found) and math.isnan(want))
 
@@ -238,7 +241,7 @@ def test_a_mask_of_dropout_is_that_of_torch_s_operations(
 
     shapes = [(), (0,), (7, 3), (3, 5, 6, 7), (BIG,)]
     found = [mask(*shape) for shape in shapes]
-    monkeypatch.setattr(compiled, "library", lambda: None)
+    monkeypatch.setattr(kernel_build, "library", lambda: None)
     for shape, values in zip(shapes, found, strict=True):
         assert torch.equal(values, mask(*shape))
         assert values.stride() == mask(*shape).stride()

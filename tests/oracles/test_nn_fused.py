@@ -12,26 +12,23 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import compiled, tree
-from fedshot.data import Episode
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import (
-    Conv4,
-    InnerLoop,
-    LinearHead,
-    Maml,
-    Model,
-    fused,
-    kernels,
-    value_and_grad,
-)
-from fedshot.nn.kernels import RELU_FIRST, RELU_LAST, Cut
-from fedshot.nn.layers import EPS, batch_norm
-from fedshot.nn.mode import Mode
-from fedshot.tree import Tree
+from fedshot.core import kernel_build, tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.learners.learner import InnerLoop, Maml
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.kernels import fused
+from fedshot.nn.kernels import tensors as kernels
+from fedshot.nn.kernels.tensors import RELU_FIRST, RELU_LAST, Cut
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.layers import EPS, batch_norm
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
 both_orders = pytest.mark.parametrize("cut", [RELU_LAST, RELU_FIRST], ids=["last", "first"])
 

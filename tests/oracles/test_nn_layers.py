@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.nn import MLP, Conv4, LinearHead, Mode, Model, cross_entropy
-from fedshot.nn.layers import batch_norm, conv, init_conv, init_linear, init_norm, linear
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.losses import cross_entropy
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.layers import batch_norm, conv, init_conv, init_linear, init_norm, linear
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import compiled, tree
-from fedshot.errors import DataError
-from fedshot.keys import Key
-from fedshot.nn import lstm as ours
-from fedshot.nn.recurrence import bilstm, init_recurrence
-from fedshot.tree import Tree
+from fedshot.core import kernel_build, tree
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.kernels import lstm as ours
+from fedshot.nn.models.recurrence import bilstm, init_recurrence
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 
 D = 5
 LENGTHS = [
@@ -71,7 +71,7 @@ def test_the_kernel_is_the_one_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("fedshot.nn.recurrence.BiLstm.apply", none)
+    monkeypatch.setattr("fedshot.nn.models.recurrence.BiLstm.apply", none)
     x, _ = texts((3, 2), 5)
     with pytest.raises(AssertionError):
         results(x.float(), layer(4, torch.float32), "fused")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.nn import Optimizer
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.nn.optim import Optimizer
 
 
 def start(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

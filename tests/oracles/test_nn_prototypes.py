@@ -7,20 +7,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot.keys import Key
-from fedshot.nn import (
-    HEADS,
-    CosineHead,
-    accuracy,
-    average_distance_logits,
+from fedshot.core.seeds import Key
+from fedshot.learners.average_distance import average_distance_logits
+from fedshot.nn.heads import HEADS, CosineHead
+from fedshot.nn.losses import accuracy, cross_entropy, kl, proximal
+from fedshot.nn.masking import shut
+from fedshot.nn.prototypes import (
     class_means,
     cosine_logits,
-    cross_entropy,
-    kl,
     nearest_prototypes,
     prototype_logits,
-    proximal,
-    shut,
     squared_distances,
 )
 

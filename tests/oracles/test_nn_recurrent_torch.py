@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from covering import covering
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.nn import GRU, BiLSTM, Mode
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.recurrent import GRU, BiLSTM
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 KERNELS = ("fused", "cell")

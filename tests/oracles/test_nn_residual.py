@@ -9,15 +9,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import compiled, tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import Model, ResNet12, kernels
-from fedshot.nn.layers import EPS, batch_norm
-from fedshot.nn.mode import Mode
-from fedshot.nn.residual import Normed, join, norm_leaky
+from fedshot.core import kernel_build, tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.nn.kernels import tensors as kernels
+from fedshot.nn.kernels.residual import Normed, join, norm_leaky
+from fedshot.nn.models.layers import EPS, batch_norm
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.resnet import ResNet12
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
 LEAN = 0.1
 BATCH = Mode(norm="batch")

@@ -8,9 +8,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from covering import slow
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.nn import Mode, ResNet12
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.resnet import ResNet12
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 TRAIN = Mode(train=True, norm="batch", momentum=0.3)

@@ -11,17 +11,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import compiled, tree
-from fedshot.data import Episode
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import Conv4, Model, Proto, stem, value_and_grad
-from fedshot.nn.gradients import differentiated_twice
-from fedshot.nn.layers import batch_norm, conv
-from fedshot.nn.mode import Mode
-from fedshot.tree import Tree
+from fedshot.core import kernel_build, tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.learners.learner import Proto
+from fedshot.nn.gradients import differentiated_twice, value_and_grad
+from fedshot.nn.kernels import stem
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.layers import batch_norm, conv
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 SHAPES = [  # images, channels, height, width, filters
     (9, 1, 28, 28, 32),
     (8, 3, 32, 32, 64),
@@ -392,11 +395,11 @@ def test_processors_with_shorter_vectors_compute_the_same(
     narrow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiled for them here, which this processor can run."""
-    flags = tuple("-O1" if flag == "-O3" else flag for flag in compiled._FLAGS)
-    monkeypatch.setattr(compiled, "_FLAGS", (*flags, narrow))
+    flags = tuple("-O1" if flag == "-O3" else flag for flag in kernel_build._FLAGS)
+    monkeypatch.setattr(kernel_build, "_FLAGS", (*flags, narrow))
     monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path))
-    compiler = next(compiled._compilers())
-    library = compiled._built(compiler)
+    compiler = next(kernel_build._compilers())
+    library = kernel_build._built(compiler)
     results = []
     for used in (stem.library(), library):
         monkeypatch.setattr(stem, "library", lambda used=used: used)

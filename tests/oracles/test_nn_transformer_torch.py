@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from covering import slow
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.nn import Mode, SetTransformer
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.methods.f2l.set_transformer import SetTransformer
+from fedshot.nn.models.mode import Mode
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 D, S, Q = 12, 6, 4

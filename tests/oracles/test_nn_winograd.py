@@ -12,17 +12,21 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from covering import covering
-from fedshot import compiled, tree
-from fedshot.keys import Key
-from fedshot.machine import begin_thread
-from fedshot.nn import Conv4, Model, ResNet12, value_and_grad, winograd
-from fedshot.nn.kernels import in_threads
-from fedshot.nn.layers import conv
-from fedshot.nn.mode import Mode
-from fedshot.nn.winograd import conv3x3, fits
-from fedshot.tree import Tree
+from fedshot.core import kernel_build, tree
+from fedshot.core.machine import begin_thread
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.kernels import winograd
+from fedshot.nn.kernels.tensors import in_threads
+from fedshot.nn.kernels.winograd import conv3x3, fits
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.layers import conv
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.resnet import ResNet12
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 # n, channels, filters, height, width: even and odd sides, sides of 1, one block of tiles and many.
 SHAPES = [
     (3, 64, 64, 6, 8),
@@ -147,7 +151,7 @@ def test_what_is_not_a_number_is_not_lost() -> None:
 
 @pytest.mark.parametrize(("ours", "fewest"), [(True, 32), (False, 64)])
 def test_it_begins_where_it_pays(ours: bool, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedshot.nn.winograd.faster", lambda: ours)
+    monkeypatch.setattr("fedshot.nn.kernels.winograd.faster", lambda: ours)
     for narrow in (16, 32, 48, 64):
         for c, f in ((narrow, 64), (64, narrow)):
             x, filters, *_ = given((2, c, f, 4, 4))
@@ -194,7 +198,7 @@ def test_nets_with_it_are_those_without(
             taken.append(able and fits(x, filters))
             return taken[-1]
 
-        monkeypatch.setattr("fedshot.nn.winograd.fits", judged)
+        monkeypatch.setattr("fedshot.nn.kernels.winograd.fits", judged)
 
         def fn(w: Tree) -> tuple[Tensor, Tensor]:
             h = model.features(w, stats, images, Mode(norm=norm))[0]  # type: ignore[arg-type]

@@ -12,13 +12,17 @@ import torch
 from scipy import stats
 
 from covering import slow
-from fedshot.config import Config
-from fedshot.data import Clusters, Dataset, EpisodeSpec, Partition, Pathological, own_tasks
-from fedshot.errors import ConfigError, DataError
-from fedshot.evaluation import Exam, score
-from fedshot.experiment import Setting
-from fedshot.keys import Key
-from fedshot.protocol import Answer
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.own_class_tasks import own_tasks
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.own_classes import Clusters, Pathological
+from fedshot.data.partitions.partition import Partition
+from fedshot.evaluation.episodic_test import Exam, score
+from fedshot.protocol.method import Answer
+from fedshot.runs.prepare import Setting
 from system.runs import SMALL, finished, merged
 
 OWN: dict[str, Any] = {

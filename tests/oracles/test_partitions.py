@@ -7,22 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshot.data import (
-    Clusters,
-    Dataset,
-    Deal,
-    Dirichlet,
-    EpisodeSpec,
-    Iid,
-    Partition,
-    Pathological,
-    Shards,
-    Users,
-    WholeClasses,
-)
-from fedshot.data.dirichlet import counts, shares
-from fedshot.errors import DataError
-from fedshot.keys import Key
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.dirichlet import counts, shares
+from fedshot.data.partitions.own_classes import Clusters, Pathological
+from fedshot.data.partitions.partition import Deal, Partition
+from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
 
 SPEC = EpisodeSpec(2, 1, 1)
 quick = settings(max_examples=40, deadline=None, database=None)

@@ -11,11 +11,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import Ditto, FedAvg, FedBABU, FedProx, FedRep, PerFedAvg, PFedMe
-from fedshot.nn import Mode, Optimizer
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.methods.base.fedbabu import FedBABU
+from fedshot.methods.personal.ditto import Ditto
+from fedshot.methods.personal.fedavg import FedAvg
+from fedshot.methods.personal.fedprox import FedProx
+from fedshot.methods.personal.fedrep import FedRep
+from fedshot.methods.personal.per_fedavg import PerFedAvg
+from fedshot.methods.personal.pfedme import PFedMe
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.optim import Optimizer
 from oracles.classifying import BASE
 from oracles.personal import (
     CONV,

@@ -13,11 +13,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import FedFomo, FedProto, HeurFedAMP
-from fedshot.nn import Optimizer, most_affine
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.methods.personal.affinity import most_affine
+from fedshot.methods.personal.fedfomo import FedFomo
+from fedshot.methods.personal.fedproto import FedProto
+from fedshot.methods.personal.heur_fedamp import HeurFedAMP
+from fedshot.nn.optim import Optimizer
 from oracles.classifying import BASE
 from oracles.personal import (
     CONV,
@@ -238,12 +241,12 @@ def test_heur_fedamp_reads_models_from_the_disk_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Group(made(HeurFedAMP), tmp_path / "held")
-    monkeypatch.setattr("fedshot.methods.heur_fedamp._HELD", 0)
+    monkeypatch.setattr("fedshot.methods.personal.heur_fedamp._HELD", 0)
     read = Group(made(HeurFedAMP), tmp_path / "read")
     monkeypatch.undo()
     for _ in range(2):
         held.round()
-        monkeypatch.setattr("fedshot.methods.heur_fedamp._HELD", 0)
+        monkeypatch.setattr("fedshot.methods.personal.heur_fedamp._HELD", 0)
         read.round()
         monkeypatch.undo()
     for k in held.ids:

@@ -14,26 +14,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.fleets import Guard, Unreliable
-from fedshot.keys import Key
-from fedshot.methods import PFedFSL
-from fedshot.nn import (
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.unreliable import Unreliable
+from fedshot.learners.average_distance import (
     AverageDistance,
-    Batch,
-    Mode,
-    Optimizer,
-    SoftThreshold,
     average_distance_logits,
-    pack,
-    packing_flaw,
-    unpack,
+    distances,
+    own_logits,
 )
-from fedshot.nn.average_distance import distances, own_logits
-from fedshot.protocol import Clients
-from fedshot.reports import features_picture, own_features
-from fedshot.tree import Tree
+from fedshot.learners.classification import Batch
+from fedshot.methods.personal.pfedfsl import PFedFSL
+from fedshot.methods.personal.sparse import SoftThreshold, pack, packing_flaw, unpack
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.reports.own_features import features_picture, own_features
 from oracles.classifying import BASE
 from oracles.personal import (
     CONV,

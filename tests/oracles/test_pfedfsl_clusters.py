@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from fedshot.reports import affinity_groups, affinity_picture
+from fedshot.reports.affinity_plots import affinity_groups, affinity_picture
 from oracles.planted import CLIENTS, GROUPS, OTHER, SAME, TRUTH, Play, chosen
 
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedshot import compiled
-from fedshot.keys import Key
-from fedshot.nn import proto_loss as module
+from fedshot.core import kernel_build
+from fedshot.core.seeds import Key
+from fedshot.nn.kernels import proto_loss as module
+from fedshot.nn.kernels.proto_loss import prototype_loss
 from fedshot.nn.losses import accuracy
-from fedshot.nn.proto_loss import prototype_loss
 from fedshot.nn.prototypes import nearest_prototypes
 from oracles.rounding import close
 
 pytestmark = pytest.mark.skipif(
-    compiled.library() is None, reason="there are no compiled kernels: torch computes it"
+    kernel_build.library() is None, reason="there are no compiled kernels: torch computes it"
 )
 SHAPES = [(5, 1, 15, 64), (5, 5, 3, 1600), (2, 3, 1, 1), (1, 1, 4, 7), (20, 1, 2, 33)]
 

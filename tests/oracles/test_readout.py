@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor, nn
 
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import Readout
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.learners.probe import Readout
 
 DIM = 6
 

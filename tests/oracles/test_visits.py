@@ -9,12 +9,15 @@ import pytest
 import torch
 from fedfsl import ADAM, Run, options
 
-from fedshot import tree
-from fedshot.data import Partition
-from fedshot.errors import ConfigError
-from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive, FedFSLProx
-from fedshot.nn import local_sgd
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.tree import Tree
+from fedshot.data.partitions.partition import Partition
+from fedshot.learners.local_training import local_sgd
+from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
+from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
 
 ALL: list[tuple[Any, dict[str, Any]]] = [
     (FedFSLNaive, {}),

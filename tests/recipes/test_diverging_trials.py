@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedshot.config import Config
-from fedshot.errors import ConfigError, DivergenceError
-from fedshot.experiment import Experiment
-from fedshot.recipes import read, tuning, worker
-from fedshot.recipes.bench import Bench, Request
-from fedshot.setting import Setting
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError, DivergenceError
+from fedshot.recipes import cell_worker, tuning
+from fedshot.recipes.reading import read
+from fedshot.recipes.runner import Bench, Request
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 from .test_recipes import changed, facts
 
@@ -55,7 +56,7 @@ def test_a_training_that_diverges_is_told_as_a_trial_and_raised_elsewhere(tmp_pa
     recipe = searched(0.001)
     cell = tuning.cell_of(recipe, "small", recipe.rows["proto"])
     settings = cell.settings(chosen={RAISED: 1e30})
-    told = worker._tune(Experiment(Setting(Config.of(settings)), tmp_path / "trial"), {})
+    told = cell_worker._tune(Experiment(Setting(Config.of(settings)), tmp_path / "trial"), {})
     assert "training diverges: lower the step sizes" in told["diverged"]
     assert [round for round, *_ in told["validation"]] == [0]
     with pytest.raises(DivergenceError):

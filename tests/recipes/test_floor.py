@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestCentroid
 
-from fedshot.config import Config
-from fedshot.recipes.bench import State
-from fedshot.recipes.floor import pixels
-from fedshot.recipes.page import markdown
+from fedshot.config.load import Config
+from fedshot.recipes.pixel_baseline import pixels
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results
+from fedshot.recipes.results_page import markdown
+from fedshot.recipes.runner import State
 from fedshot.recipes.tables import as_text, floors
-from fedshot.setting import Setting
+from fedshot.runs.prepare import Setting
 from recipes.test_recipes import changed, facts
 from system.runs import OWN, SMALL, merged
 

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from covering import slow
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.locks import only_one
-from fedshot.recipes import load, read, timing, worker
-from fedshot.recipes.bench import Bench, Request
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.locks import only_one
+from fedshot.recipes import cell_worker, timing
+from fedshot.recipes.index import load
 from fedshot.recipes.jobs import Job, Jobs
 from fedshot.recipes.plan import marks
+from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Column, Recipe
 from fedshot.recipes.results import Results, kept
+from fedshot.recipes.runner import Bench, Request
 
 from .test_recipes import changed
 
@@ -63,11 +65,11 @@ def done(
     job: Job, monkeypatch: pytest.MonkeyPatch, *, alone: bool = False, here: Any = HERE
 ) -> dict[str, Any]:
     """Obey a job in this process; `alone` has a follower train by itself."""
-    monkeypatch.setattr(worker, "_say", lambda *_: None)
-    monkeypatch.setattr(worker, "_here", lambda _: here)
+    monkeypatch.setattr(cell_worker, "_say", lambda *_: None)
+    monkeypatch.setattr(cell_worker, "_here", lambda _: here)
     order = json.loads(job.order())
     do = "train" if alone else order["do"]
-    told: dict[str, Any] = worker._DEEDS[do](worker._opened(order), order)
+    told: dict[str, Any] = cell_worker._DEEDS[do](cell_worker._opened(order), order)
     return kept({key: one for key, one in told.items() if key not in ("seconds", "peak")})
 
 

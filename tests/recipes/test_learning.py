@@ -10,10 +10,11 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshot.recipes import figures, learning, page, read
-from fedshot.recipes.bench import State
+from fedshot.recipes import learning, plots, results_page
+from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
+from fedshot.recipes.runner import State
 
 from .test_recipes import SMALL, facts
 
@@ -123,11 +124,11 @@ def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None
     told = TRAINED | {"validation": LOOKS, "round": 4}
     both = [state(tmp_path, key, told) for key in ("proto/one", "local/one")]
     assert (
-        page._figures(recipe(), "small", both, "../results")[-1]
+        results_page._figures(recipe(), "small", both, "../results")[-1]
         == "![A test, against megabytes](../results/t/small.svg)"
     )
-    assert page._figures(recipe(), "small", both[:1], "../results") == []
-    written = figures.write(tmp_path, recipe(), "small")
+    assert results_page._figures(recipe(), "small", both[:1], "../results") == []
+    written = plots.write(tmp_path, recipe(), "small")
     assert written == [tmp_path / "t" / "small.svg"]
     assert "FL-Proto" in written[0].read_text()
 
@@ -157,9 +158,9 @@ def test_curves_against_rounds_count_every_exchange(
     assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 10, 20], [0, 2, 4]]
     assert axes.get_xlabel() == "communication rounds"
     assert learning.learning(made, [talks, early]) == "", "the recipe does not ask for megabytes"
-    links = page._figures(made, "small", [talks, early], "there")
+    links = results_page._figures(made, "small", [talks, early], "there")
     assert links[-1] == "![A test, against rounds](there/t/small-rounds.svg)"
-    assert figures.write(tmp_path, made, "small") == [tmp_path / "t" / "small-rounds.svg"]
+    assert plots.write(tmp_path, made, "small") == [tmp_path / "t" / "small-rounds.svg"]
 
 
 def test_every_figure_of_the_page_of_results_is_there() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedshot import settings as trees
-from fedshot.recipes import read, timing
-from fedshot.recipes.measuring import measure
+from fedshot.config import settings as trees
+from fedshot.recipes import timing
+from fedshot.recipes.cell_timing import measure
 from fedshot.recipes.overview import overview, overview_text
+from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Cell
 
 from .test_recipes import SMALL

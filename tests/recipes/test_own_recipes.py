@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from fedshot import settings as trees
-from fedshot.config import Config
-from fedshot.errors import ConfigError
-from fedshot.recipes import figures, load, names, read, timing, tuning
-from fedshot.recipes.bench import Bench, Request
+from fedshot.config import settings as trees
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError
+from fedshot.recipes import plots, timing, tuning
 from fedshot.recipes.current import current
+from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import budget_marks, data_marks, marks
-from fedshot.recipes.reading import joined
+from fedshot.recipes.reading import joined, read
+from fedshot.recipes.runner import Bench, Request
 
 METHOD = {"method": {"name": "fedbabu"}}
 ROWS = """
@@ -162,7 +163,7 @@ def test_a_budget_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
     )
     left = current("t", "two-cores-tune2", [], recipe)
     assert left == ([], [])
-    assert figures.write(tmp_path, recipe, "two-cores") == []
+    assert plots.write(tmp_path, recipe, "two-cores") == []
 
 
 def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> None:

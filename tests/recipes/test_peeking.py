@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from fedshot.config import Config
-from fedshot.errors import ConfigError
-from fedshot.experiment import Experiment
-from fedshot.recipes import figures, page, read, timing, tuning, worker
-from fedshot.recipes.bench import Bench, Request, State
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError
+from fedshot.recipes import cell_worker, plots, results_page, timing, tuning
+from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
-from fedshot.setting import Setting
+from fedshot.recipes.runner import Bench, Request, State
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 from .test_recipes import SMALL, facts
 
@@ -42,16 +43,16 @@ def states(made: Recipe, folder: Path) -> list[State]:
 
 
 def test_the_page_says_which_looks_were_at_the_test(tmp_path: Path) -> None:
-    one, peek = (page._validation(s.result) for s in states(recipe(), tmp_path) if s.result)
+    one, peek = (results_page._validation(s.result) for s in states(recipe(), tmp_path) if s.result)
     assert one == "30.0 → 40.0"
     assert peek == "30.0 → 40.0 on the test"
 
 
 def test_a_curve_marks_the_points_that_are_not_honest(tmp_path: Path) -> None:
     one, peek = states(recipe(), tmp_path)
-    assert TOLD in figures.curve(recipe(), [one, peek])
-    assert TOLD not in figures.curve(recipe(), [one])
-    assert figures._not_honest([(1, one), (2, peek)]) == {TOLD: [(2, 50.0)]}
+    assert TOLD in plots.curve(recipe(), [one, peek])
+    assert TOLD not in plots.curve(recipe(), [one])
+    assert plots._not_honest([(1, one), (2, peek)]) == {TOLD: [(2, 50.0)]}
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -82,6 +83,6 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     assert Bench(Request(made, results=tmp_path, runs=tmp_path)).cells
     setting = Setting(Config.of(made.cells("small")[0].settings()))
     with pytest.raises(ConfigError, match=TOLD):
-        worker._tune(Experiment(setting, tmp_path / "run"), {})
+        cell_worker._tune(Experiment(setting, tmp_path / "run"), {})
     assert not (tmp_path / "run").exists()
     assert tuning.cell_of(recipe(), "small", recipe().rows["proto"]).column.key == "one"

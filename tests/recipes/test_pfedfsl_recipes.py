@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshot.config import Config
-from fedshot.data import Dataset, Deal
-from fedshot.errors import DataError
-from fedshot.keys import Key
-from fedshot.recipes import learning, load, names
-from fedshot.recipes.bench import State
+from fedshot.config.load import Config
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.partitions.partition import Deal
+from fedshot.recipes import learning
+from fedshot.recipes.index import load, names
 from fedshot.recipes.results import Results
+from fedshot.recipes.runner import State
 from fedshot.recipes.tuning import trials
 
 from .test_recipes import facts

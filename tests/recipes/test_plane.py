@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshot.config import Config
-from fedshot.experiment import Experiment, Setting
-from fedshot.recipes import load
-from fedshot.recipes.bench import State
+from fedshot.config.load import Config
+from fedshot.recipes.index import load
 from fedshot.recipes.plane import plane, planes
+from fedshot.recipes.runner import State
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits"},

@@ -13,16 +13,19 @@ import pytest
 
 import fedshot
 from covering import slow
-from fedshot import settings as trees
-from fedshot.config import Config
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.experiment import Experiment, Setting
-from fedshot.methods import METHODS
-from fedshot.recipes import load, names, page, provenance, read, tables, timing, tuning
-from fedshot.recipes.bench import Bench, Request, State
+from fedshot.config import settings as trees
+from fedshot.config.load import Config
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.methods.registry import METHODS
+from fedshot.recipes import provenance, results_page, tables, timing, tuning
 from fedshot.recipes.current import current
+from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
+from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results, score_of
+from fedshot.recipes.runner import Bench, Request, State
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 from .published_tables import DATA, SPREADS, TABLES
 
@@ -778,7 +781,7 @@ def test_results_of_no_cell_are_named_on_the_page_and_stale_ones_are_not_shown(
     path = results.add(cells[1], "small", None, 0, facts()).path
     assert path is not None
     path.write_text(path.read_text(encoding="utf-8").replace('"rounds": 6', '"rounds": 5'))
-    text = page.markdown(results.every(), EVERY)
+    text = results_page.markdown(results.every(), EVERY)
     assert text.count("| Local |") == 1
     assert "- t/small: there is no such recipe or budget" in text
     assert "- digits/small, local/iid-5: out of date, run.rounds was 5, is 6" in text
@@ -841,7 +844,7 @@ def test_what_stands_in_files_is_text_on_the_page(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.add(recipe.cells("paper", ["proto/*"])[0], "paper", None, 0,
                 facts(made=[made("<script>alert(2)</script>")]))  # fmt: skip
-    text = page.markdown(results.every(), {"t": recipe})
+    text = results_page.markdown(results.every(), {"t": recipe})
     assert "<img" not in text
     assert "<script" not in text
     assert r"&lt;img src=x onerror=alert(1)&gt; \| [x]\(javascript:y)" in text
@@ -882,7 +885,7 @@ def test_a_row_with_too_many_rounds_says_so(tmp_path: Path) -> None:
 @pytest.mark.slow  # its time grows with the results
 def test_the_page_of_results_is_made_of_the_files_of_results() -> None:
     root = Path(__file__).parents[2]
-    made = page.markdown(Results(root / "results").every(), EVERY)
+    made = results_page.markdown(Results(root / "results").every(), EVERY)
     assert (root / "docs" / "results.md").read_text(encoding="utf-8") == made, (
         "docs/results.md is not what `fedshot reproduce results --to docs/results.md` writes"
     )

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fedshot.config import Config
-from fedshot.experiment import Experiment
-from fedshot.recipes import read
-from fedshot.recipes.bench import Bench, Request
+from fedshot.config.load import Config
 from fedshot.recipes.plan import marks
+from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, score_of
-from fedshot.setting import Setting
+from fedshot.recipes.runner import Bench, Request
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 from .test_recipes import changed, facts
 

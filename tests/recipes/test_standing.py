@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from fedshot.cli import main
-from fedshot.config import Config
-from fedshot.errors import CheckpointError
-from fedshot.recipes import figures, page, provenance, read, tuning, worker
-from fedshot.recipes.bench import Bench, Request
+from fedshot.cli.main import main
+from fedshot.config.load import Config
+from fedshot.core.errors import CheckpointError
+from fedshot.recipes import cell_worker, plots, provenance, results_page, tuning
 from fedshot.recipes.current import current
 from fedshot.recipes.plan import digest, marks
+from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
+from fedshot.recipes.runner import Bench, Request
 from system.runs import experiment, finished
 
 from .test_recipes import changed, facts
@@ -90,7 +91,7 @@ def test_a_trial_is_judged_at_the_round_that_would_be_tested(tmp_path: Path) -> 
 def test_a_worker_tells_the_round_that_would_be_tested(tmp_path: Path) -> None:
     last = {"run": {"choose": "last"}, "test": {"way": 2}}
     split = {"split": {"base": ["0-4"], "validation": ["5", "6"], "novel": ["7-9"]}}
-    assert worker._tune(experiment(tmp_path, split, last), {})["round"] == 4
+    assert cell_worker._tune(experiment(tmp_path, split, last), {})["round"] == 4
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_cells_of_trials_that_count_no_more_are_left_out(tmp_path: Path) -> None
         "t/small-tune3, proto/one: out of date, proto.tune.json, its trials, is missing or of "
         "another search"
     ]
-    assert figures.write(tmp_path, other, "small-tune3") == []
+    assert plots.write(tmp_path, other, "small-tune3") == []
     assert result.path is not None
     (result.path.parent / "proto.tune.json").write_text("{}", encoding="utf-8")
     assert "is damaged" in current("t", "small-tune3", [result], made)[1][0]
@@ -177,7 +178,7 @@ def test_rows_with_fewer_seeds_have_a_command_of_their_own(tmp_path: Path) -> No
     for cell in made.cells("small"):
         for seed in range(2 if cell.row.key == "proto" else 1):
             Results(tmp_path).add(cell, "small", None, seed, facts())
-    text = page.markdown(Results(tmp_path).every(), {"t": made})
+    text = results_page.markdown(Results(tmp_path).every(), {"t": made})
     assert "`fedshot reproduce t --cells 'proto/*' --budget small --seeds 2`" in text
     assert "`fedshot reproduce t --cells 'local/*' --budget small --seeds 1`" in text
 
@@ -222,7 +223,7 @@ def test_a_damaged_file_is_told_and_is_the_matter_of_its_own_cell(
     assert before in text
     bad.path.write_text(text.replace(before, after, 1), encoding="utf-8")
     assert Results(tmp_path).readable() == [good]
-    assert figures.write(tmp_path, made, "small") == [], "one method alone is no comparison"
+    assert plots.write(tmp_path, made, "small") == [], "one method alone is no comparison"
     assert main(["reproduce", "results", "--results", str(tmp_path)]) == 2
     assert "proto.five.json is damaged" in capsys.readouterr().err
 
@@ -293,8 +294,8 @@ def test_a_worker_that_found_all_trained_is_not_told_to_have(
 ) -> None:
     late = experiment(tmp_path)
     for commit, run in (("aaa", experiment(tmp_path)), ("bbb", late)):
-        monkeypatch.setattr(worker.provenance, "revision", lambda _, told=commit: told)
-        worker._to_the_end(run)
+        monkeypatch.setattr(cell_worker.provenance, "revision", lambda _, told=commit: told)
+        cell_worker._to_the_end(run)
     assert [hand["commit"] for hand in provenance.history(tmp_path)] == ["aaa"]
 
 

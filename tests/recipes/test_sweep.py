@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
-from fedshot.config import Config
-from fedshot.recipes import figures, learning, load, names, page, read
-from fedshot.recipes.bench import State
+from fedshot.config.load import Config
+from fedshot.recipes import learning, plots, results_page
+from fedshot.recipes.index import load, names
+from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
+from fedshot.recipes.runner import State
 
 from .test_recipes import SMALL, facts
 
@@ -61,7 +63,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, made: Recipe, held: list[State]) -> l
 
     monkeypatch.setattr(Axes, "errorbar", errorbar)
     monkeypatch.setattr(Axes, "set_xscale", set_xscale)
-    text = figures.sweep(made, held)
+    text = plots.sweep(made, held)
     assert "<svg" in text
     assert "$" not in text
     return [(lines, scales.get(key)) for key, lines in panels.items()]
@@ -92,10 +94,10 @@ def test_an_axis_is_logarithmic_where_its_values_reach_far(
 def test_a_sweep_is_written_from_its_results(tmp_path: Path) -> None:
     made = recipe({"low": {"a": 1}})
     states(made, tmp_path, "low/one")
-    written = figures.write(tmp_path, made, "small")
+    written = plots.write(tmp_path, made, "small")
     assert written == [tmp_path / "t" / "small.svg"]
     assert "1-shot" in written[0].read_text()
-    assert figures.write(tmp_path, made, "small") == []
+    assert plots.write(tmp_path, made, "small") == []
 
 
 def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: Path) -> None:
@@ -104,11 +106,11 @@ def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: 
     tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
     made = read("t", tree)
     one, local = states(made, tmp_path, "proto/one", "local/one")
-    assert figures.along(made, [local, one]) == ""
+    assert plots.along(made, [local, one]) == ""
     (far,) = states(made, tmp_path, "far/one")
     assert learning.swept([local, one, far]) == [one, far]
-    assert tmp_path / "t" / "small-at.svg" in figures.write(tmp_path, made, "small")
-    links = page._figures(made, "small", [local, one, far], "../results")
+    assert tmp_path / "t" / "small-at.svg" in plots.write(tmp_path, made, "small")
+    links = results_page._figures(made, "small", [local, one, far], "../results")
     assert links[-1] == "![A test, along an axis](../results/t/small-at.svg)"
 
 

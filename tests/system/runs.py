@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedshot.checkpoint import Checkpoints
-from fedshot.config import Config
-from fedshot.experiment import Experiment, Setting
+from fedshot.config.load import Config
+from fedshot.runs.checkpoint import Checkpoints
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -86,4 +87,4 @@ def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
 
 def line(*arguments: object) -> list[str]:
     """Return the words that start fedshot in a process of its own."""
-    return [sys.executable, "-m", "fedshot.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "fedshot.cli.main", *map(str, arguments)]

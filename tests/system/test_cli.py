@@ -17,11 +17,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from fedshot import commands, console, printing
-from fedshot.cli import main
-from fedshot.data import checks, fetch
-from fedshot.evaluation import Score
-from fedshot.methods import METHODS, FLProto
+from fedshot.cli import printing, train
+from fedshot.cli.main import main
+from fedshot.core import console
+from fedshot.data.sources import fetch, verification
+from fedshot.evaluation.episodic_test import Score
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.methods.registry import METHODS
 
 from .runs import CHOOSING, SMALL, command, experiment, finished, last_hash, line, merged
 
@@ -34,7 +36,7 @@ def written(tmp_path: Path, *changes: dict[str, object]) -> Path:
 
 def test_help_needs_no_torch() -> None:
     code = (
-        "import sys; from fedshot.cli import main\n"
+        "import sys; from fedshot.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "heavy = {'torch', 'numpy', 'rich', 'yaml', 'jsonargparse'} & set(sys.modules)\n"
@@ -128,7 +130,7 @@ def test_ctrl_c_in_compiled_code_is_still_ctrl_c(
             raise ValueError("could not determine the shape") from None
         return 0
 
-    monkeypatch.setattr("fedshot.commands.methods", interrupted)
+    monkeypatch.setattr("fedshot.cli.train.methods", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(["methods"]) == 130
@@ -145,7 +147,7 @@ def test_what_stops_a_run_says_how_to_go_on(tmp_path: Path, asked: signal.Signal
     # A shell that runs the tests in the background lets its children ignore Ctrl-C; undo that.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     words = [str(w) for w in ("run", "--config", config, "--out", tmp_path / "runs")]
-    code = f"{heed}import sys; from fedshot.cli import main; sys.exit(main({words!r}))"
+    code = f"{heed}import sys; from fedshot.cli.main import main; sys.exit(main({words!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -298,8 +300,8 @@ def test_data_check_ends_in_2_only_when_something_is_wrong(
 ) -> None:
     assert main(["data", "check", "mnist", "--data-dir", str(tmp_path)]) == 2
     assert "mnist: 1 problem" in capsys.readouterr().out
-    found = [checks.Finding("ok", "whole"), checks.Finding("note", "a subset")]
-    monkeypatch.setattr(checks, "check", lambda *_: found)
+    found = [verification.Finding("ok", "whole"), verification.Finding("note", "a subset")]
+    monkeypatch.setattr(verification, "check", lambda *_: found)
     assert main(["data", "check", "mnist", "--data-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "ok: whole\nnote: a subset\nmnist: 0 problems\n"
 
@@ -316,9 +318,9 @@ def test_ctrl_c_at_any_moment_ends_in_130_without_a_traceback(
 
     config, out = written(tmp_path), tmp_path / "runs"
     if moment == "start":
-        monkeypatch.setattr(commands, "Setting", stop)
+        monkeypatch.setattr(train, "Setting", stop)
     else:
-        monkeypatch.setattr(commands.Experiment, "result", stop)
+        monkeypatch.setattr(train.Experiment, "result", stop)
     data = tmp_path / "my data"
     data.mkdir()
     asked = ["run", "--config", str(config), "--out", str(out), "--data-dir", str(data)]
@@ -336,7 +338,7 @@ def test_ctrl_c_while_evaluating_ends_in_130(
         raise KeyboardInterrupt
 
     finished(tmp_path / "run")
-    monkeypatch.setattr(commands.Experiment, "answer", stop)
+    monkeypatch.setattr(train.Experiment, "answer", stop)
     assert main(["evaluate", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "\nstopped\n"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedshot import storage
+from fedshot.core import storage
 
 from .runs import CHOOSING, SMALL, command, experiment, finished, last_hash, line, merged
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedshot import tree
-from fedshot.cli import main
-from fedshot.fleets import Host
+from fedshot.cli.main import main
+from fedshot.core import tree
+from fedshot.fleets.host import Host
 from system.runs import SMALL, experiment, finished, last_hash, merged
 
 GROUPS: dict[str, Any] = {

@@ -13,21 +13,29 @@ import numpy as np
 import pytest
 import yaml
 
-from fedshot import cli, run_folder
-from fedshot.config import Config
-from fedshot.data import ClassSplit, Dataset, Digits
+from fedshot.cli import main
+from fedshot.config.load import Config
+from fedshot.config.schema import not_honest
+from fedshot.core.errors import CheckpointError, ConfigError, DataError
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
+from fedshot.data.sources.registry import Digits
 from fedshot.deploy.flower.shards import kind_of
-from fedshot.errors import CheckpointError, ConfigError, DataError
-from fedshot.experiment import Experiment
-from fedshot.recipes import load, names, read
+from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import marks
-from fedshot.reports import Row, Run, Series, compare, sights, summary, told
-from fedshot.sections import not_honest
-from fedshot.setting import Setting
-from fedshot.trackers import Tracker, names_of
-from fedshot.trackers import _send as send
-from fedshot.use import TrainedRun
+from fedshot.recipes.reading import read
+from fedshot.reports import figures
+from fedshot.reports.curves import Series
+from fedshot.reports.run_files import Run
+from fedshot.reports.significance import Row, compare, told
+from fedshot.reports.summary import summary
+from fedshot.runs import run_folder
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
+from fedshot.runs.trackers.tracking import Tracker, names_of
+from fedshot.runs.trackers.tracking import _send as send
 from fedshot.use.card import card_facts, card_text
+from fedshot.use.trained import TrainedRun
 
 from .runs import CHOOSING, OWN, SMALL, experiment, finished, merged
 
@@ -68,7 +76,7 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
         held = run_folder.written(folder)
         assert held["data"] == {"name": "memory", "dataset": "negatives", "digest": dataset.digest}
         for command in ("resume", "evaluate"):
-            assert cli.main([command, str(folder)]) == 2
+            assert main.main([command, str(folder)]) == 2
             text = capsys.readouterr().err
             assert "'negatives' was in a program's memory" in text
             assert "with_data(dataset)" in text
@@ -96,16 +104,16 @@ def test_copied_examples_are_told_before_round_1_and_on_the_page(
     }
     config = tmp_path / "noise.yaml"
     config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
-    assert cli.main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
+    assert main.main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
     said = (
         "noise: 240 of 240 examples are identical to another one: 240 to one of their class, 0 to "
         "one of another class, 0 to one of another part"
     )
     told = capsys.readouterr().err
     assert said in told
-    assert cli.main(["report", str(tmp_path / "small")]) == 0
+    assert main.main(["report", str(tmp_path / "small")]) == 0
     assert said in (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
-    assert cli.main(["data", "show", "--config", str(config), "--out", str(tmp_path / "p")]) == 0
+    assert main.main(["data", "show", "--config", str(config), "--out", str(tmp_path / "p")]) == 0
     assert said.removeprefix("noise: ") in capsys.readouterr().out
 
 
@@ -219,7 +227,7 @@ def test_the_command_tells_it_beside_the_number(
     words += ["--split.base", "0-4", "--split.novel", "5-9", "--episode.query", "5"]
     words += ["--model.backbone", "mlp", "--test.episodes", "4", "--test.query", "3"]
     words += ["--run.choose", "best_on_test_classes", "--test.first_client_only", "true"]
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     captured = capsys.readouterr()
     assert all(text in captured.out and text in captured.err for text in TOLD)
     assert "test (NOT HONEST: it chooses the round)" in captured.err
@@ -248,7 +256,7 @@ def test_pages_cards_and_trackers_tell_it(
     series = Series.of_runs("a", [read])
     assert series is not None
     assert series.episodes == "peeked"
-    shown = next(sights.curves([series], [row], {"a": 0}))
+    shown = next(figures.curves([series], [row], {"a": 0}))
     assert "NOT HONEST: accuracy on the test itself" in shown
     assert "validation" not in shown
     sink = Kept(tmp_path)
@@ -263,7 +271,7 @@ def test_pages_cards_and_trackers_tell_it(
 
 def main_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the page of the run without its settings, which a reader may not come to."""
-    assert cli.main(["report", str(tmp_path / "run")]) == 0
+    assert main.main(["report", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     lead = text.partition('class="lead">')[2].partition("</p>")[0]

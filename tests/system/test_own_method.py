@@ -19,21 +19,25 @@ import torch
 
 from conformance.cases import BODY, EPISODE, FLEETS, REFERENCE
 from conformance.own import FILE, FLProtoMomentum
-from fedshot import own, tree
-from fedshot.cli import main
-from fedshot.conformance import CHECKS
+from fedshot.cli.main import main
+from fedshot.conformance.checks import CHECKS
 from fedshot.conformance.federation import Federation
-from fedshot.data import ClientData, EpisodeSpec
-from fedshot.errors import ConfigError, MethodError
-from fedshot.fleets.checks import WorkChecks
-from fedshot.keys import Key
-from fedshot.methods import METHODS, FLProto, register
-from fedshot.nn import Model
-from fedshot.protocol import Clients, ClientWork, Reply, client_work
-from fedshot.recipes import load
-from fedshot.recipes.bench import Bench, Request
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, MethodError
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.fleets.client_checks import WorkChecks
+from fedshot.methods import user_methods
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.methods.registry import METHODS, register
+from fedshot.nn.models.model import Model
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import ClientWork, Reply, client_work
+from fedshot.recipes.index import load
 from fedshot.recipes.reading import joined
 from fedshot.recipes.results import Result, identity, outdated
+from fedshot.recipes.runner import Bench, Request
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 DOUBLE = replace(BODY, dtype="float64")
@@ -76,7 +80,7 @@ def test_its_file_trains_it_in_a_table(tmp_path: Path) -> None:
     assert "`FEDSHOT_METHODS=fl_proto_momentum.py fedshot reproduce digits" in text
     assert re.search(r"fl_proto_momentum\.py [0-9a-f]{12} on ", text)
     alone = subprocess.run(
-        [sys.executable, "-m", "fedshot.cli", *reproduce, "--plan"],
+        [sys.executable, "-m", "fedshot.cli.main", *reproduce, "--plan"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "no method" in alone.stdout
@@ -90,12 +94,12 @@ def test_another_file_is_another_method(tmp_path: Path, monkeypatch: pytest.Monk
     cell = recipe.cells("small", ["mine/iid-1"])[0]
     request = Request(recipe, patterns=("mine/iid-1",), runs=tmp_path, results=tmp_path)
     before = identity(cell, None)
-    assert before["method_file"] == own.fingerprint("fl_proto_momentum")
+    assert before["method_file"] == user_methods.fingerprint("fl_proto_momentum")
     place = Bench(request)._run_of(cell, 0, None)[1]
     assert place == Bench(request)._run_of(cell, 0, None)[1]
     result = Result(recipe.name, "small", "mine", "iid-1", before, {0: {}})
     assert outdated(result, cell, None) is None
-    monkeypatch.setattr(own, "fingerprint", lambda _: "mine.py 00")
+    monkeypatch.setattr(user_methods, "fingerprint", lambda _: "mine.py 00")
     assert "method_file was 'fl_proto_momentum.py " in str(outdated(result, cell, None))
     assert place != Bench(request)._run_of(cell, 0, None)[1]
     theirs = recipe.cells("small", ["local/iid-1"])[0]
@@ -315,7 +319,7 @@ TINY = ["--method.local_steps", "1", "--model.backbone", "mlp", "--model.backbon
 def _unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let no method that a file registers stay."""
     before = dict(METHODS)
-    monkeypatch.setattr(own, "_loaded", set())
+    monkeypatch.setattr(user_methods, "_loaded", set())
     monkeypatch.delitem(sys.modules, FILE.stem)  # an import registers its method anew
     yield
     METHODS.clear()

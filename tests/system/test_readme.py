@@ -12,11 +12,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedshot.cli import main
-from fedshot.config import Config, load
-from fedshot.evaluation import pixel_logits, score
-from fedshot.experiment import Experiment, Setting
-from fedshot.protocol import answer_at_server
+from fedshot.cli.main import main
+from fedshot.config.load import Config, load
+from fedshot.evaluation.episodic_test import pixel_logits, score
+from fedshot.protocol.method import answer_at_server
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

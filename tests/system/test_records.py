@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedshot.cli import main
-from fedshot.errors import FedshotError
+from fedshot.cli.main import main
+from fedshot.core.errors import FedshotError
 
 from .runs import experiment, finished, last_hash
 

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedshot import commands
-from fedshot.checkpoint import Checkpoints
-from fedshot.cli import main
-from fedshot.errors import CheckpointError
-from fedshot.recorder import Record, Recorder
+from fedshot.cli import train
+from fedshot.cli.main import main
+from fedshot.core.errors import CheckpointError
+from fedshot.runs.checkpoint import Checkpoints
+from fedshot.runs.recorder import Record, Recorder
 
 from .runs import SMALL, experiment, finished, merged
 
@@ -291,7 +291,7 @@ def test_a_run_goes_on_only_where_its_clients_hold_what_they_held(
     longer = {"partition": {"name": "dirichlet", "clients": 6}, "run": {"rounds": 2}}
     experiment(tmp_path / "dealt", longer)
     with monkeypatch.context() as patch:
-        patch.setattr("fedshot.setting.Arrangement.deal_digest", "another")
+        patch.setattr("fedshot.runs.prepare.Arrangement.deal_digest", "another")
         with pytest.raises(CheckpointError, match="started with another partition of its data"):
             experiment(tmp_path / "dealt", longer)
     notes = Checkpoints.notes  # of a time before they held the hash
@@ -399,7 +399,7 @@ def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
     def fails(*_: object) -> None:
         raise RuntimeError(said)
 
-    monkeypatch.setattr(commands, "Setting", fails)
+    monkeypatch.setattr(train, "Setting", fails)
     assert main(words) == 75
     assert "the memory of this machine does not suffice" in capsys.readouterr().err
     said = "a mistake of ours"

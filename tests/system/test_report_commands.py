@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 from fedshot import reports
-from fedshot.cli import main
-from fedshot.evaluation import pixel_logits, score
-from fedshot.experiment import Experiment
-from fedshot.protocol import answer_at_server
-from fedshot.reports.looks import Holdings, Map, holdings, look, novel_map
+from fedshot.cli.main import main
+from fedshot.evaluation.episodic_test import pixel_logits, score
+from fedshot.protocol.method import answer_at_server
+from fedshot.reports.data_views import Holdings, Map, holdings, look, novel_map
+from fedshot.runs.experiment import Experiment
 
 from .runs import CHOOSING, SMALL, finished, merged
 
@@ -290,8 +290,8 @@ def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
         "run": {"rounds": 1, "cohort": None},
     }  # fmt: skip
     base = {k: v for k, v in SMALL.items() if k not in ("partition", "model")}
-    from fedshot.config import Config
-    from fedshot.experiment import Setting
+    from fedshot.config.load import Config
+    from fedshot.runs.prepare import Setting
 
     run = Experiment(Setting(Config.of(merged(base, texts))), tmp_path / "texts")
     assert [record.round for record in run.run()] == [0, 1]

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedshot.machine import cores
-from fedshot.recipes import load, provenance
+from fedshot.core.machine import cores
+from fedshot.recipes import provenance
+from fedshot.recipes.index import load
 from fedshot.recipes.jobs import Job, Jobs
 from fedshot.recipes.results import Result, Results
 

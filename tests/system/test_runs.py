@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot.errors import BusyError, CheckpointError, QuorumError
-from fedshot.evaluation import Exam, Look, Score
-from fedshot.experiment import Experiment
-from fedshot.fleets import Unreliable
-from fedshot.fleets.unreliable import Trouble
-from fedshot.keys import Key
-from fedshot.protocol import Clients, Exchange, Fleet
-from fedshot.reports import Run, write_page
-from fedshot.tree import Tree
+from fedshot.core.errors import BusyError, CheckpointError, QuorumError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.evaluation.episodic_test import Exam, Look, Score
+from fedshot.fleets.unreliable import Trouble, Unreliable
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Exchange, Fleet
+from fedshot.reports.page import write_page
+from fedshot.reports.run_files import Run
+from fedshot.runs.experiment import Experiment
 
 from .runs import CHOOSING, experiment, finished, last_hash
 
@@ -275,7 +276,7 @@ def test_a_run_keeps_its_test_where_the_raw_baselines_are_interrupted(
 
     made = finished(tmp_path / "run", {"run": {"rounds": 1, "threads": 2}})
     with monkeypatch.context() as patch:
-        patch.setattr("fedshot.experiment.raw_baselines", interrupted)
+        patch.setattr("fedshot.runs.experiment.raw_baselines", interrupted)
         with pytest.raises(KeyboardInterrupt):
             made.result()
     held = Run.read(tmp_path / "run").result

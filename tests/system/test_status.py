@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fedshot.cli import main
-from fedshot.locks import only_one
-from fedshot.reports import Status, runs_below
+from fedshot.cli.main import main
+from fedshot.core.locks import only_one
+from fedshot.reports.status import Status, runs_below
 
 from .runs import CHOOSING, experiment, finished
 
@@ -99,7 +99,7 @@ def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     with (folder / ".lock").open("rb") as file:  # who looks holds it for an instant
         fcntl.flock(file, fcntl.LOCK_SH)
         assert Status.of(folder).state == "stopped"
-        monkeypatch.setattr("fedshot.locks.time", SimpleNamespace(sleep=lambda _: free(file)))
+        monkeypatch.setattr("fedshot.core.locks.time", SimpleNamespace(sleep=lambda _: free(file)))
         with only_one(folder / ".lock") as held:
             assert held
     monkeypatch.setattr("fedshot.reports.status.in_training", lambda _: None)
@@ -135,9 +135,9 @@ def test_a_clock_that_is_set_back_shortens_no_round(
             return datetime(2026, 1, 1, tzinfo=tz) - timedelta(minutes=cls.asked)
 
     ticks = count()
-    monkeypatch.setattr("fedshot.experiment.datetime", Back)
+    monkeypatch.setattr("fedshot.runs.experiment.datetime", Back)
     clocks = SimpleNamespace(monotonic=lambda: 7.0 * next(ticks), perf_counter=time.perf_counter)
-    monkeypatch.setattr("fedshot.experiment.time", clocks)
+    monkeypatch.setattr("fedshot.runs.experiment.time", clocks)
     folder = begun(tmp_path / "run", 3, {"run": {"rounds": 10}})
     found = Status.of(folder, now=0.0)
     assert (found.pace, found.left, found.ago) == (7, 49, 0)

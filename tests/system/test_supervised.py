@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from fedshot import compiled, records
-from fedshot.cli import main
-from fedshot.experiment import Experiment
-from fedshot.locks import only_one
-from fedshot.recorder import Record
+from fedshot.cli.main import main
+from fedshot.core import kernel_build, records
+from fedshot.core.locks import only_one
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.recorder import Record
 
 from .runs import CHOOSING, SMALL, experiment, finished, last_hash, line, merged
 
@@ -203,12 +203,12 @@ def test_other_arithmetic_than_before_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(words(tmp_path)) == 0
-    monkeypatch.setattr("fedshot.recorder.os.cpu_count", lambda: 77)
+    monkeypatch.setattr("fedshot.runs.recorder.os.cpu_count", lambda: 77)
     assert main(words(tmp_path, {"run": {"rounds": 5}})) == 0
     assert "computed in another way" not in capsys.readouterr().err
-    now = "plain" if compiled.kind() == "compiled" else "compiled"
+    now = "plain" if kernel_build.kind() == "compiled" else "compiled"
     path = tmp_path / "runs" / "small" / "environment.json"
-    path.write_text(path.read_text().replace(f'"{compiled.kind()}"', f'"{now}"'))
+    path.write_text(path.read_text().replace(f'"{kernel_build.kind()}"', f'"{now}"'))
     assert main(words(tmp_path, {"run": {"rounds": 6}})) == 0
     text = capsys.readouterr().err
     assert f"computed in another way than before round 6: kernels was '{now}', is" in text
@@ -221,7 +221,7 @@ def test_a_refused_process_leaves_the_tracker_alone(
         raise AssertionError("the tracker was opened")
 
     finished(tmp_path / "runs" / "small")
-    monkeypatch.setattr("fedshot.commands._tracker", opened)
+    monkeypatch.setattr("fedshot.cli.train._tracker", opened)
     with only_one(tmp_path / "runs" / "small" / ".lock"):
         assert main(words(tmp_path, {"run": {"rounds": 6}})) == 75
 

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot.cli import main
-from fedshot.experiment import Experiment
-from fedshot.reports import Row, Run, look, summary
-from fedshot.reports.looks import Holdings, Map
-from fedshot.tested import Terms, alike
-from fedshot.use import TrainedRun
+from fedshot.cli.main import main
+from fedshot.reports.data_views import Holdings, Map, look
+from fedshot.reports.run_files import Run
+from fedshot.reports.significance import Row
+from fedshot.reports.summary import summary
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.test_protocol import Terms, alike
 from fedshot.use.card import card_facts, card_text
+from fedshot.use.trained import TrainedRun
 
 from .runs import CHOOSING, finished
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedshot import trackers
-from fedshot.cli import main
-from fedshot.errors import ConfigError
+from fedshot.cli.main import main
+from fedshot.core.errors import ConfigError
+from fedshot.runs import trackers
 
 from .runs import CHOOSING, SMALL, experiment, merged
 
@@ -278,7 +278,7 @@ def test_a_tracker_that_fails_on_the_way_does_not_end_the_training(
 
     monkeypatch.setattr(trackers, "check", print)
     monkeypatch.setattr(trackers, "_SINKS", {"mlflow": Broken})
-    monkeypatch.setattr("fedshot.commands.check", print)
+    monkeypatch.setattr("fedshot.cli.train.check", print)
     folder = run(tmp_path, "mlflow")
     err = capsys.readouterr().err
     assert err.count("no connection") == 1

@@ -15,13 +15,14 @@ import torch
 from scipy import stats
 from scipy.optimize import minimize_scalar
 
-from fedshot.data import EpisodeSpec
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.keys import Key
-from fedshot.locks import locked
-from fedshot.protocol import Answer
-from fedshot.use import FewShotClassifier, TrainedRun, measure, store, stored
-from fedshot.use.calibration import FILE, calibration_of
+from fedshot.cli.use import calibration_lines
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.locks import locked
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.protocol.method import Answer
+from fedshot.use.calibration import FILE, calibration_of, store, stored
+from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.confidence import (
     Marked,
     error_interval,
@@ -33,8 +34,8 @@ from fedshot.use.confidence import (
     temperature,
     thresholds,
 )
-from fedshot.use.measuring import _halves, _marked
-from fedshot.use_commands import calibration_lines
+from fedshot.use.measuring import _halves, _marked, measure
+from fedshot.use.trained import TrainedRun
 
 from .runs import OWN, finished
 

@@ -14,11 +14,11 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from covering import slow
-from fedshot.errors import CheckpointError, ConfigError, DataError, InputError
-from fedshot.evaluation import Exam
-from fedshot.experiment import Experiment
-from fedshot.facts import FILE, Facts
-from fedshot.use import FewShotClassifier
+from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.runs.dataset_info import FILE, Facts
+from fedshot.runs.experiment import Experiment
+from fedshot.use.classifier import FewShotClassifier
 
 from .runs import CHOOSING, OWN, finished
 
@@ -116,7 +116,9 @@ def test_nothing_of_the_training_data_is_read(
     run: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = examples(run)
-    monkeypatch.setattr("fedshot.data.sources.Digits.load", lambda *_: pytest.fail("read the data"))
+    monkeypatch.setattr(
+        "fedshot.data.sources.registry.Digits.load", lambda *_: pytest.fail("read the data")
+    )
     assert len(FewShotClassifier.from_run(run.folder).fit(x, y).predict(x)) == len(x)
 
 
@@ -135,7 +137,7 @@ def test_a_run_without_facts_reads_its_data_or_says_so(
         raise DataError("digits are not here.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedshot.data.sources.Digits.load", missing)
+        patch.setattr("fedshot.data.sources.registry.Digits.load", missing)
         with pytest.raises(DataError, match=r"kept no facts of its data.*not here.*fedshot resume"):
             FewShotClassifier.from_run(tmp_path / "run")
     for _ in Experiment(made.setting, tmp_path / "run").run():

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.cli import main
-from fedshot.experiment import Experiment
+from fedshot.cli.main import main
+from fedshot.runs.experiment import Experiment
 
 from .runs import finished
 from .test_use_inputs import texts  # noqa: F401  (a fixture)

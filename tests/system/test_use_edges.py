@@ -15,13 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from fedshot.cli import main
-from fedshot.data.images import FORMATS, SUFFIXES
-from fedshot.errors import ConfigError, InputError
-from fedshot.experiment import Experiment
-from fedshot.reports import Run
+from fedshot.cli.main import main
+from fedshot.core.errors import ConfigError, InputError
+from fedshot.data.files.images import FORMATS, SUFFIXES
 from fedshot.reports.answers import Card, Sheet, write_answers
-from fedshot.use import CalibrationWarning, FewShotClassifier, TrainedRun, export, measure, store
+from fedshot.reports.run_files import Run
+from fedshot.runs.experiment import Experiment
+from fedshot.use.calibration import CalibrationWarning, store
+from fedshot.use.classifier import FewShotClassifier
+from fedshot.use.exporting import export
+from fedshot.use.measuring import measure
+from fedshot.use.trained import TrainedRun
 
 from .runs import finished
 from .test_use_commands import PROTO, folders, predict, run  # noqa: F401  (fixtures)
@@ -274,7 +278,7 @@ def test_numbers_of_nothing_are_refused_and_places_are_checked_first(
     monkeypatch.setattr(
         TrainedRun, "__init__", lambda self, *a, **k: (opened.append(a), first(self, *a, **k))[1]
     )
-    monkeypatch.setattr("fedshot.use_commands.replies", lambda *_: pytest.fail("answered first"))
+    monkeypatch.setattr("fedshot.cli.use.replies", lambda *_: pytest.fail("answered first"))
     assert predict(run, folders, "--to", folders[0] / "missing" / "out.csv") == 2
     assert "missing is no folder. Make it" in capsys.readouterr().err
     assert len(opened) == 1

@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from fedshot.use import FewShotClassifier
+from fedshot.use.classifier import FewShotClassifier
 
 from .runs import finished
 

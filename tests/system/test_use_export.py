@@ -13,19 +13,22 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from covering import slow
-from fedshot import tree
-from fedshot.errors import ConfigError, DataError
-from fedshot.experiment import Experiment
-from fedshot.keys import Key
-from fedshot.kinds import kind_options
-from fedshot.methods import METHODS
-from fedshot.nn import BACKBONES, GRU, BiLSTM, Mode, Model
-from fedshot.nn.learners import Question, question_features
-from fedshot.use import TrainedRun, export
+from fedshot.config.registry import kind_options
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.learners.learner import Question, question_features
+from fedshot.methods.registry import METHODS
+from fedshot.nn.models.backbones import BACKBONES
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.recurrent import GRU, BiLSTM
+from fedshot.runs.experiment import Experiment
 from fedshot.use.card import card_text
 from fedshot.use.encoder import encoder_of
-from fedshot.use.exporting import _earlier
+from fedshot.use.exporting import _earlier, export
 from fedshot.use.plain import encoder_module, example
+from fedshot.use.trained import TrainedRun
 
 from .runs import CHOOSING, OWN, finished, merged
 from .test_use_inputs import texts  # noqa: F401  (a fixture)

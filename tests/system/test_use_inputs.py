@@ -12,14 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from fedshot.data import Dataset, ImageFolder, Omniglot, Tokens
-from fedshot.data.images import decode
-from fedshot.data.inputs import Pictures
-from fedshot.data.tokenizer import tokenize
-from fedshot.errors import DataError, InputError
-from fedshot.experiment import Experiment
-from fedshot.facts import Facts
-from fedshot.use import FewShotClassifier, Inputs
+from fedshot.core.errors import DataError, InputError
+from fedshot.data.dataset import Dataset
+from fedshot.data.example_inputs import Pictures
+from fedshot.data.files.images import decode
+from fedshot.data.sources.folder import ImageFolder
+from fedshot.data.sources.omniglot import Omniglot
+from fedshot.data.sources.tokenizer import tokenize
+from fedshot.data.tokens import Tokens
+from fedshot.runs.dataset_info import Facts
+from fedshot.runs.experiment import Experiment
+from fedshot.use.classifier import FewShotClassifier
+from fedshot.use.inputs import Inputs
 
 from .runs import finished
 
@@ -333,8 +337,8 @@ def test_files_of_text_are_read_as_utf8(
 
 
 def test_headlines_keep_words_that_came_cut() -> None:
-    from fedshot.data.huffpost import HuffPost
-    from fedshot.data.inputs import Sentences
+    from fedshot.data.example_inputs import Sentences
+    from fedshot.data.sources.huffpost import HuffPost
 
     sentences = Sentences({"it": 2, "'s": 3, "late": 4}, 10, "all", HuffPost())
     assert sentences.read("it 's late", 0).tolist() == [2, 3, 4]

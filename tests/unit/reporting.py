@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshot.reports import Run
+from fedshot.reports.run_files import Run
 
 EVIL = "<script>alert('x')</script> & \"$a$\" \x1b[1m"
 

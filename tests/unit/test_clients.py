@@ -14,20 +14,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.errors import DivergenceError, MethodError, QuorumError
-from fedshot.keys import Key
-from fedshot.protocol import (
+from fedshot.core.errors import DivergenceError, MethodError, QuorumError
+from fedshot.core.seeds import Key
+from fedshot.protocol.clients import Clients, reduce_replies
+from fedshot.protocol.exchange import (
     Arrival,
-    Clients,
     ClientWork,
     Exchange,
     Fault,
-    Mean,
     PerClient,
     Reply,
     client_work,
-    reduce_replies,
 )
+from fedshot.protocol.reducers import Mean
 
 ONE = torch.zeros(1, dtype=torch.float64)
 KEY = Key(0)

@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from fedshot import compiled
-from fedshot.errors import BuildError
+from fedshot.core import kernel_build
+from fedshot.core.errors import BuildError
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile little, without optimising: these tests are of the file, not of what it computes."""
-    flags = tuple("-O0" if flag == "-O3" else flag for flag in compiled._FLAGS)
-    monkeypatch.setattr(compiled, "_FLAGS", flags)
-    monkeypatch.setattr(compiled, "_SOURCES", ("lanes.h", "drawing.c"))
+    flags = tuple("-O0" if flag == "-O3" else flag for flag in kernel_build._FLAGS)
+    monkeypatch.setattr(kernel_build, "_FLAGS", flags)
+    monkeypatch.setattr(kernel_build, "_SOURCES", ("lanes.h", "drawing.c"))
     monkeypatch.setattr(
-        compiled, "_SIGNATURES", {"fedshot_draw": compiled._SIGNATURES["fedshot_draw"]}
+        kernel_build, "_SIGNATURES", {"fedshot_draw": kernel_build._SIGNATURES["fedshot_draw"]}
     )
 
 
@@ -56,7 +56,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def fresh() -> ctypes.CDLL | None:
     """Return the library as a new process would."""
-    return compiled.library.__wrapped__()
+    return kernel_build.library.__wrapped__()
 
 
 def kept(cache: Path) -> list[Path]:
@@ -87,7 +87,7 @@ SLOW = pytest.mark.slow  # each compiles
 def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> None:
     """In a process of its own, since loading such a file ends it by SIGBUS."""
     code = (
-        f"compiled._FLAGS, compiled._SOURCES = {compiled._FLAGS}, {compiled._SOURCES}; "
+        f"compiled._FLAGS, compiled._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
         "compiled._SIGNATURES = {'fedshot_draw': compiled._SIGNATURES['fedshot_draw']}; "
         "print(compiled.kind())"
     )
@@ -172,7 +172,7 @@ def test_what_is_loaded_is_what_was_checked(
         return real(name)
 
     monkeypatch.setattr(ctypes, "CDLL", late)
-    assert compiled._loaded(path) is not None
+    assert kernel_build._loaded(path) is not None
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(
@@ -211,11 +211,11 @@ def test_a_person_is_told_when_all_compilers_fail(
     )
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    compiled.library.cache_clear()
+    kernel_build.library.cache_clear()
     try:
-        assert compiled.kind() == compiled.kind() == "plain"
+        assert kernel_build.kind() == kernel_build.kind() == "plain"
     finally:
-        compiled.library.cache_clear()
+        kernel_build.library.cache_clear()
     said = capsys.readouterr().err
     assert said.count("the C kernels cannot be built") == 1
     assert f"{tmp_path}/cc: error: full" in said
@@ -277,7 +277,7 @@ def test_a_compiler_that_was_killed_refuses_the_run(end: str, cache: Path, tmp_p
 def test_a_compiler_that_hangs_refuses_the_run(cache: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setenv("CC", program(tmp_path / "hangs", "exec sleep 600"))
-    monkeypatch.setattr(compiled, "_LIMIT", 0.2)
+    monkeypatch.setattr(kernel_build, "_LIMIT", 0.2)
     with pytest.raises(BuildError, match=r"hangs: it does not end within 0.2 seconds\)"):
         fresh()
 
@@ -285,7 +285,7 @@ def test_a_compiler_that_hangs_refuses_the_run(cache: Path, tmp_path: Path,
 def test_a_person_is_told_of_a_wait_for_another_process_that_compiles(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, real = [], compiled.locked
+    steps, real = [], kernel_build.locked
 
     class Timer(threading.Timer):
         def start(self) -> None:
@@ -296,7 +296,7 @@ def test_a_person_is_told_of_a_wait_for_another_process_that_compiles(
         return real(path)
 
     monkeypatch.setattr(threading, "Timer", Timer)
-    monkeypatch.setattr(compiled, "locked", locked)
+    monkeypatch.setattr(kernel_build, "locked", locked)
     fresh()
     assert steps[1:] == ["lock"]
     assert steps[0].endswith("is at work")
@@ -314,7 +314,7 @@ def test_processors_of_arm_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     def of(**traits: str) -> str:
         text = ARM.format(**{"features": "sve", "maker": "0x41", "part": "0xd40"} | traits)
         monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-        return compiled._processor()
+        return kernel_build._processor()
 
     found = {of(), of(features="sve sve2"), of(maker="0xc0"), of(part="0xd0c")}
     assert len(found) == 4

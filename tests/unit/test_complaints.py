@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedshot.complaints import Complaints
-from fedshot.recorder import Record
+from fedshot.cli.fault_report import Complaints
+from fedshot.runs.recorder import Record
 
 FOLDER = Path("runs/x")
 

@@ -13,12 +13,19 @@ import pytest
 import yaml
 
 from covering import slow
-from fedshot.config import Config, difference, load, override
-from fedshot.data import Dataset, Digits, EpisodeSpec, Iid, Npz, Shards
-from fedshot.errors import ConfigError, DataError
-from fedshot.experiment import Experiment, Setting
-from fedshot.methods import METHODS
-from fedshot.nn import MLP, InnerLoop, Model, Proto
+from fedshot.config.load import Config, load, override
+from fedshot.config.registry import difference
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.pooled import Iid, Shards
+from fedshot.data.sources.registry import Digits, Npz
+from fedshot.learners.learner import InnerLoop, Proto
+from fedshot.methods.registry import METHODS
+from fedshot.nn.models.backbones import MLP
+from fedshot.nn.models.model import Model
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 
 def read(tmp_path: Path, text: str) -> dict[str, Any]:

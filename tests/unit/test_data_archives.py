@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from fedshot.data import files
-from fedshot.data.archives import opened
-from fedshot.data.news import messages
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.files import bounded
+from fedshot.data.files.archives import opened
+from fedshot.data.sources.news import messages
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def test_attributes_for_all_members_of_a_tar_are_not_kept_for_each(tmp_path: Pat
 
 
 def test_members_of_a_tar_without_end_are_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("fedshot.data.tars._HEADERS", 100_000)
+    monkeypatch.setattr("fedshot.data.files.tars._HEADERS", 100_000)
     path = tmp_path / "endless.tar.gz"
     path.write_bytes(gzip.compress(b"".join(head(b"0", 0, f"{i}.png") for i in range(300)), 1))
     said = r"endless\.tar\.gz has more than 100000 bytes of headers"
@@ -159,7 +159,7 @@ def test_members_of_a_tar_without_end_are_refused(tmp_path: Path, monkeypatch) -
 def test_a_tar_that_unpacks_to_far_more_than_its_size_is_not_gone_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_FREE", 1 << 20)
+    monkeypatch.setattr(bounded, "_FREE", 1 << 20)
     path = tmp_path / "bomb.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         for name in ("a.bin", "b.png"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedshot.data import ClientData, Digits, EpisodeSpec, Tasks
-from fedshot.data.augment import Augment
-from fedshot.errors import DataError
-from fedshot.keys import Key
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.episodes.augment import Augment
+from fedshot.data.episodes.episode import ClientData, Tasks
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.sources.registry import Digits
 
 X = torch.randint(0, 256, (50, 6, 8, 3), generator=Key(0).torch(), dtype=torch.uint8)
 KEY = Key(1).at("augment")

@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshot import storage
-from fedshot.data import ClassSplit, Dataset, cache
-from fedshot.data.fingerprints import Fingerprints
-from fedshot.errors import DataError
-from fedshot.locks import locked
+from fedshot.core import storage
+from fedshot.core.errors import DataError
+from fedshot.core.locks import locked
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
+from fedshot.data.files import cache
+from fedshot.data.files.fingerprints import Fingerprints
 
 X = np.random.default_rng(0).integers(0, 256, (40, 5, 5, 3), dtype=np.uint8)
 Y = np.arange(40, dtype=np.int64) % 4
@@ -311,14 +313,18 @@ def test_a_hash_is_remembered_from_the_first_load_on(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path / "not" / "yet"))
     source = old(tmp_path / "x.zip", b"one")
     cache.cached("toy", [source], {}, Builder())
-    monkeypatch.setattr("fedshot.data.fingerprints.hash_file", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(
+        "fedshot.data.files.fingerprints.hash_file", lambda *_: pytest.fail("read again")
+    )
     cache.cached("toy", [source], {}, Builder())
 
 
 def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch):
     path = old(tmp_path / "big.zip", b"content")
     sha = Fingerprints(tmp_path / "known.json").of(path)
-    monkeypatch.setattr("fedshot.data.fingerprints.hash_file", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(
+        "fedshot.data.files.fingerprints.hash_file", lambda *_: pytest.fail("read again")
+    )
     assert Fingerprints(tmp_path / "known.json").of(path) == sha
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshot.data import cache
-from fedshot.data.checks import Finding, check
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.files import cache
+from fedshot.data.sources.verification import Finding, check
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedshot.data import Cifar10, Cifar100, pickled
-from fedshot.data.archives import opened
-from fedshot.data.cifar import CIFAR10
-from fedshot.data.splits import packaged
-from fedshot.errors import ConfigError, DataError
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.data.files import pickled
+from fedshot.data.files.archives import opened
+from fedshot.data.sources.cifar import CIFAR10, Cifar10, Cifar100
+from fedshot.data.sources.splits.published import packaged
 
 FINE = tuple(packaged("cifar100")["classes"])
 

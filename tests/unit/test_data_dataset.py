@@ -3,10 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshot.data import ClassSplit, Dataset, Tokens
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
-from fedshot.errors import DataError
-from fedshot.keys import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.tokens import Tokens
 
 
 def made(n: int = 12, classes: int = 4, **changes) -> Dataset:

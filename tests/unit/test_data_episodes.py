@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Tasks, unable
-from fedshot.errors import DataError
-from fedshot.keys import Key
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData, Tasks
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition, unable
 
 
 def numbered(counts: list[int]) -> Dataset:

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fedshot.data.fetch import by_hand, get
-from fedshot.data.publishers import PUBLISHERS, Publisher, Remote
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.sources.fetch import by_hand, get
+from fedshot.data.sources.publishers import PUBLISHERS, Publisher, Remote
 
 BODY = bytes(range(256)) * 4000
 MD5 = f"md5:{hashlib.md5(BODY, usedforsecurity=False).hexdigest()}"

@@ -9,22 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshot.data import (
-    ClientData,
-    Dataset,
-    EpisodeSpec,
-    GatheredTasks,
-    Gathering,
-    Partition,
-    Redealt,
-    Tasks,
-    unable,
-)
-from fedshot.data.episodes import halves
-from fedshot.data.redealt import _bare_together
-from fedshot.errors import ConfigError, DataError
-from fedshot.evaluation import Exam
-from fedshot.keys import Key
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData, Tasks, halves
+from fedshot.data.episodes.group_sampler import GatheredTasks, Gathering
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition, unable
+from fedshot.data.partitions.redealt import Redealt, _bare_together
+from fedshot.evaluation.episodic_test import Exam
 
 CLASSES, EACH = 9, 240
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedshot.data import files
-from fedshot.data.glove import coverage, embed, find_vectors, load_vectors
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.files import bounded
+from fedshot.data.sources.glove import coverage, embed, find_vectors, load_vectors
 
 LINES = b"the 0.5 1.5\n, -1 2e-1\ncat 3 4\nunk 7 8\n"
 
@@ -67,7 +67,7 @@ def test_the_first_word_may_hold_spaces_or_be_a_number(file, first):
 
 
 def test_a_packed_file_is_unpacked_to_a_bounded_multiple_of_its_size(file, monkeypatch):
-    monkeypatch.setattr(files, "_FREE", 1 << 20)
+    monkeypatch.setattr(bounded, "_FREE", 1 << 20)
     file.write_bytes(gzip.compress(b"the 1 2\n" + b"\n" * 30_000_000))
     with pytest.raises(DataError, match=r"vectors\.txt unpacks to more than [0-9]+ bytes"):
         load_vectors(file, {"the"})

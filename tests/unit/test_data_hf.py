@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.data import HF
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.sources.hf import HF
 
 INSTALLED = importlib.util.find_spec("datasets") is not None
 needs_datasets = pytest.mark.skipif(not INSTALLED, reason="needs the extra hf")

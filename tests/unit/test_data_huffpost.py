@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshot.data import HuffPost
-from fedshot.data.huffpost import headlines
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.sources.huffpost import HuffPost, headlines
 
 
 @pytest.fixture

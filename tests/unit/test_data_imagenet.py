@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedshot.data import MiniImageNet, TieredImageNet
-from fedshot.data.mini_imagenet import _rows
-from fedshot.data.splits import PARTS, PUBLISHED, packaged
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.sources.mini_imagenet import MiniImageNet, _rows
+from fedshot.data.sources.splits.published import PARTS, PUBLISHED, packaged
+from fedshot.data.sources.tiered_imagenet import TieredImageNet
 
 MINI = packaged("mini_imagenet")
 TIERED = packaged("tiered_imagenet")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshot.data import ClassSplit, FashionMnist, Mnist
-from fedshot.data.mnist import read_idx
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.sources.mnist import FashionMnist, Mnist, read_idx
 
 X = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
 Y = np.arange(20, dtype=np.uint8) % 10

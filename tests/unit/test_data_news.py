@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshot.data import News20
-from fedshot.data.news import GROUPS, messages, readable_part
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.sources.news import GROUPS, News20, messages, readable_part
 
 MESSAGE = b"From: me@a.org (Some One)\nSubject: Re: a cat\n\tgoes on\nLines: 3\n\nThe dog.\n"
 
@@ -118,7 +117,7 @@ def test_members_that_do_not_belong_are_refused(home, members, said):
 
 
 def test_a_bomb_ends_in_an_error_and_not_in_all_of_memory(home, monkeypatch):
-    monkeypatch.setattr("fedshot.data.news._LARGEST", 100_000)
+    monkeypatch.setattr("fedshot.data.sources.news._LARGEST", 100_000)
     zeros = member("20news-bydate-train/sci.med/1", b"\0" * 200_000)
     packed(archive(home), [zeros])
     with pytest.raises(DataError, match="unpacks to more than 100000 bytes"):

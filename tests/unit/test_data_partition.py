@@ -3,23 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshot.data import (
-    PARTITIONS,
-    Clusters,
-    Dataset,
-    Dirichlet,
-    EpisodeSpec,
-    Iid,
-    Partition,
-    Pathological,
-    Redealt,
-    Shards,
-    Users,
-    WholeClasses,
-    unable,
-)
-from fedshot.errors import DataError
-from fedshot.keys import Key
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.own_classes import Clusters, Pathological
+from fedshot.data.partitions.partition import Partition, unable
+from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
+from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.registry import PARTITIONS
 
 SPEC = EpisodeSpec(2, 1, 1)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshot.data import Dataset, Sent140, split_users
-from fedshot.data.sent140 import tweets
-from fedshot.errors import DataError
-from fedshot.keys import Key
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.sources.sent140 import Sent140, split_users, tweets
 
 ROWS = [
     ("4", "zoe_handle", "@adam_handle a good cat &amp; a dog"),

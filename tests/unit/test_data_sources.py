@@ -11,21 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.data import (
-    SOURCES,
-    ClassSplit,
-    Digits,
-    Glyphs,
-    ImageFolder,
-    Npz,
-    Omniglot,
-    files,
-    find_data_dir,
-    sources,
-)
-from fedshot.data.images import decode, photo
-from fedshot.data.inputs import Pictures
-from fedshot.errors import ConfigError, DataError
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.example_inputs import Pictures
+from fedshot.data.files import bounded
+from fedshot.data.files.images import decode, photo
+from fedshot.data.files.places import find_data_dir
+from fedshot.data.sources import registry
+from fedshot.data.sources.folder import ImageFolder
+from fedshot.data.sources.glyphs import Glyphs
+from fedshot.data.sources.omniglot import Omniglot
+from fedshot.data.sources.registry import SOURCES, Digits, Npz
 
 
 def test_every_source_has_a_name_and_a_one_line_docstring():
@@ -435,8 +431,8 @@ def test_an_npz_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monk
     path = tmp_path / "toy.npz"
     np.savez_compressed(path, x=np.zeros((20, 1000, 1000), np.uint8), y=np.arange(20))
     assert len(Npz(str(path)).load(None)) == 20
-    monkeypatch.setattr(files, "_FREE", 1 << 20)
-    monkeypatch.setattr(sources, "_UNPACKED", 1 << 20)
+    monkeypatch.setattr(bounded, "_FREE", 1 << 20)
+    monkeypatch.setattr(registry, "_UNPACKED", 1 << 20)
     with pytest.raises(DataError, match=r"x\.npy has 20000128 bytes, expected .* np\.savez, which"):
         Npz(str(path)).load(None)
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshot.config import Config
-from fedshot.data import Texts
-from fedshot.errors import ConfigError, DataError
-from fedshot.experiment import Experiment, Setting
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.data.sources.texts import Texts
 from fedshot.reports.inspect import facts, pictures
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
 
 CSV = 'label,text,who\nb,"A cat, a dog",x\na,"two\nlines",y\nb,,x\n'
 ROWS = [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.data.tokenizer import tokenize
+from fedshot.data.sources.tokenizer import tokenize
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedshot.config import ModelOptions
-from fedshot.data import ClassSplit, ClientData, Dataset, EpisodeSpec, Tasks, Tokens
-from fedshot.errors import ConfigError, DataError
-from fedshot.keys import Key
-from fedshot.nn import MLP, Conv4, Model
-from fedshot.nn.backbones import BACKBONES
+from fedshot.config.schema import ModelOptions
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData, Tasks
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.tokens import Tokens
+from fedshot.nn.models.backbones import BACKBONES, MLP, Conv4
+from fedshot.nn.models.model import Model
 
 TABLE = np.array([[0, 0], [0, 0], [1, 2], [3, 4]], dtype=np.float32)
 

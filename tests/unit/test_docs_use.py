@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import fedshot.use
-from fedshot.cli import _parser
+from fedshot.cli.main import _parser
 
 TEXT = (Path(__file__).parents[2] / "docs" / "use.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from fedshot import tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import (
     _TYPES,
     LIMITS,
@@ -24,9 +25,8 @@ from fedshot.deploy.flower.codec import (
     short,
     unpack,
 )
-from fedshot.nn import Question
-from fedshot.protocol import Gather
-from fedshot.tree import Tree
+from fedshot.learners.learner import Question
+from fedshot.protocol.reducers import Gather
 
 TYPES = [
     torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16,
@@ -98,7 +98,7 @@ class Stranger(NamedTuple):
         f"{__name__}:Stranger",
         "fedshot.not_loaded:Thing",
         ":",
-        "fedshot.tree:torch.Size",
+        "fedshot.core.tree:torch.Size",
         "fedshot.nn:Question.__class__",
         "fedshot.nn:Question",
     ],
@@ -117,7 +117,7 @@ def test_no_module_is_asked_to_make_a_class(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(tree, "__getattr__", importing, raising=False)
     with pytest.raises(CodecError, match="no named tuple that is known"):
-        unpack(["fedshot.tree:Later", 0], b"\2\0\0\0\0\0\0\0{}", LIMITS)
+        unpack(["fedshot.core.tree:Later", 0], b"\2\0\0\0\0\0\0\0{}", LIMITS)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2, torch.complex64])

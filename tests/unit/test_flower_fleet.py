@@ -16,18 +16,23 @@ from conformance.cases import BODY, EPISODE
 from conformance.letters import written
 from conformance.patchwork import Patchwork
 from covering import slow
-from fedshot import tree
 from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION
+from fedshot.core import tree
+from fedshot.core.errors import CheckpointError
+from fedshot.core.seeds import Key
+from fedshot.deploy.flower.client_runtime import Member
 from fedshot.deploy.flower.codec import LIMITS, CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.letters import Letter, Mail
-from fedshot.deploy.flower.member import Member
+from fedshot.deploy.flower.messages import Letter, Mail
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import do_work
-from fedshot.errors import CheckpointError
-from fedshot.fleets import Guard, Host, PrivateStore, Sequential, Trouble, Unreliable
-from fedshot.keys import Key
-from fedshot.protocol import Clients, Exchange, Fleet
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.unreliable import Trouble, Unreliable
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Exchange, Fleet
 
 METHOD = Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES)
 KEY, LATER = Key(0), (10**6, 0)

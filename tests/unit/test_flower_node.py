@@ -17,14 +17,14 @@ from flwr.app import Message
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower import node as nodes
 from fedshot.deploy.flower.codec import CodecError, Limits
+from fedshot.deploy.flower.connection import Link, LinkError, UnreadableError
 from fedshot.deploy.flower.keys import Signer, Verifier, make_server_keys, new_key
-from fedshot.deploy.flower.letters import COMMON, Letter, read_letter
-from fedshot.deploy.flower.link import Link, LinkError, UnreadableError
+from fedshot.deploy.flower.messages import COMMON, Letter, read_letter
 from fedshot.deploy.flower.node import serve
 from fedshot.deploy.flower.operator import Operator
-from fedshot.errors import ConfigError
 
 LIMITS = Limits(message=1 << 16, head=1 << 12)
 

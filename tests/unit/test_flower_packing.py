@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshot import storage, tree
-from fedshot.cli import main
-from fedshot.config import Config
-from fedshot.data import ClientData, Dataset, Tokens
-from fedshot.deploy.flower.exams import ExamSetting
+from fedshot.cli.main import main
+from fedshot.config.load import Config
+from fedshot.core import storage, tree
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.packing import Classes, pack_client, pack_tests
+from fedshot.deploy.flower.server_tests import ExamSetting
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import path_of, read_shards, write_shards
-from fedshot.errors import ConfigError, DataError
-from fedshot.keys import Key
-from fedshot.setting import Setting
+from fedshot.runs.prepare import Setting
 from system.runs import SMALL, merged
 
 SPLIT = {
@@ -278,7 +280,7 @@ def test_data_that_do_not_do_are_refused_and_nothing_is_written(tmp_path: Path) 
 def test_the_command_writes_either_and_says_what_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.deploy.flower.commands.require_flower", lambda: None)
+    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
     held = pictures("robin", "wren", "owl", "stork")
     np.savez(tmp_path / "a.npz", x=held.x, y=held.y, class_names=np.array(held.class_names))
     held = pictures("crow", "jay", "owl", "rook", each=6)
@@ -315,7 +317,7 @@ def test_the_command_writes_either_and_says_what_it_left_out(
 def test_hosts_that_read_words_in_other_ways_do_not_train_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.deploy.flower.commands.require_flower", lambda: None)
+    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
     words = [f"w{i}" for i in range(12)]
     vectors = "".join(f"{word} {i} 1.5 {-i}\n" for i, word in enumerate(words)).encode()
     (tmp_path / "same.txt").write_bytes(vectors)

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot.config import Config
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
 from fedshot.deploy.flower.codec import LIMITS
-from fedshot.deploy.flower.letters import COMMON, Letter
+from fedshot.deploy.flower.messages import COMMON, Letter
 from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import read_shards, write_shards
 from fedshot.deploy.flower.worker import Worker, without_paths
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.methods import METHODS
-from fedshot.setting import Setting
+from fedshot.methods.registry import METHODS
+from fedshot.runs.prepare import Setting
 from system.runs import SMALL
 
 METHOD = {"method": {"name": "fedavg_probe", "local_steps": 2, "batch": 4}}

@@ -26,10 +26,11 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedshot.deploy.flower import post as posts
+from fedshot.core.errors import ServerGoneError
+from fedshot.deploy.flower import messaging as posts
 from fedshot.deploy.flower.codec import Limits
-from fedshot.deploy.flower.letters import Letter, Mail, read_letter
-from fedshot.deploy.flower.post import Post, ServerGoneError
+from fedshot.deploy.flower.messages import Letter, Mail, read_letter
+from fedshot.deploy.flower.messaging import Post
 from fedshot.deploy.flower.wire import name_message
 
 LIMITS = Limits(message=1 << 22, head=1 << 16)

@@ -16,18 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_flower_fleet import HOMES, Net, Run, assert_as_alone, joining, on
 
-from fedshot.deploy.flower import roster as rosters
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.deploy.flower import node_registry as rosters
 from fedshot.deploy.flower.admission import Entry, admit, read_entries
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import _BEHIND, FlowerFleet
-from fedshot.deploy.flower.letters import Letter, Mail
+from fedshot.deploy.flower.messages import Letter, Mail
+from fedshot.deploy.flower.node_registry import AGAIN, Roster
 from fedshot.deploy.flower.replies import arrivals
-from fedshot.deploy.flower.roster import AGAIN, Roster
 from fedshot.deploy.flower.setup import Setup
-from fedshot.errors import ConfigError
-from fedshot.fleets import Guard, Meter
-from fedshot.keys import Key
-from fedshot.protocol import Arrival, ClientWork, Exchange, Fault, Gather, Mean, Reply
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.meter import Meter
+from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Reply
+from fedshot.protocol.reducers import Gather, Mean
 
 SETUP = Setup("0" * 32, "", (), 6, {})
 

@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from fedshot import tree
-from fedshot.cli import main
-from fedshot.config import Config
+from fedshot.cli.main import main
+from fedshot.config.load import Config
 from fedshot.conformance.small import CLIENTS, DATASET, PARTITION
-from fedshot.data import ClientData, Dataset, EpisodeSpec, Partition, Redealt, Tokens
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.admission import parse_clients
-from fedshot.deploy.flower.exams import ExamSetting, write_exams
+from fedshot.deploy.flower.server_tests import ExamSetting, write_exams
 from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
-from fedshot.errors import ConfigError, DataError
-from fedshot.experiment import Experiment
-from fedshot.keys import Key
-from fedshot.setting import Arrangement, Setting
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Arrangement, Setting
 from system.runs import CHOOSING, SMALL, merged
 
 SPEC = EpisodeSpec(way=3, shot=1, query=2)
@@ -145,7 +150,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
 def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.deploy.flower.commands.require_flower", lambda: None)
+    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
     words = ["flower", "deal", "--nodes", "2", "--to", str(tmp_path / "dealt")]
     own = ["--data", "digits", "--split.base", "0-9", "--split.validation", "[]"]
     own += ["--split.novel", "[]", "--partition", "pathological", "--partition.clients", "3"]

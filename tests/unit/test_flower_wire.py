@@ -31,13 +31,13 @@ from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedshot import tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.keys import new_key, public_bytes
-from fedshot.deploy.flower.letters import COMMON, Letter, read_letter
+from fedshot.deploy.flower.messages import COMMON, Letter, read_letter
 from fedshot.deploy.flower.superlink import Gate, bounded, is_reply, is_signed
 from fedshot.deploy.flower.wire import bound, fetch, name_message
-from fedshot.tree import Tree
 
 MB = 1 << 20
 

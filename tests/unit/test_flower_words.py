@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from fedshot.cli import main
-from fedshot.config import Config
+from fedshot.cli.main import main
+from fedshot.config.load import Config
+from fedshot.core.errors import AbsentError, ConfigError
 from fedshot.deploy.flower.codec import Limits
-from fedshot.errors import AbsentError, ConfigError
 
 pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
 from fedshot.deploy.flower import local
-from fedshot.deploy.flower.home import (
+from fedshot.deploy.flower.keys import CA_KEY, make_node_key, make_server_keys
+from fedshot.deploy.flower.server_folder import (
     CERTIFICATE,
     KEY,
     Home,
@@ -33,9 +34,8 @@ from fedshot.deploy.flower.home import (
     told_open,
     write_secret,
 )
-from fedshot.deploy.flower.keys import CA_KEY, make_node_key, make_server_keys
 from fedshot.deploy.flower.shards import notes_of
-from fedshot.setting import Setting
+from fedshot.runs.prepare import Setting
 from system.runs import SMALL
 
 
@@ -205,32 +205,36 @@ def test_a_run_that_never_began_leaves_nothing_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else `resume` of a later run on this machine would look for nodes."""
-    from fedshot.deploy.flower import runs
+    from fedshot.deploy.flower import flower_runs
 
-    monkeypatch.setattr(runs, "operator_of", lambda _: Nowhere())
-    setting, folder, place = Setting(Config.of(SMALL)), tmp_path / "run", runs.Place.new("s", 0, 9)
+    monkeypatch.setattr(flower_runs, "operator_of", lambda _: Nowhere())
+    setting, folder, place = (
+        Setting(Config.of(SMALL)),
+        tmp_path / "run",
+        flower_runs.Place.new("s", 0, 9),
+    )
 
-    def opened(place: runs.Place) -> Any:
-        return runs.opened(setting, folder, place, Home(tmp_path), [].append, wait=0.0)
+    def opened(place: flower_runs.Place) -> Any:
+        return flower_runs.opened(setting, folder, place, Home(tmp_path), [].append, wait=0.0)
 
     with pytest.raises(AbsentError, match="no node holds client"), opened(place):
         pass
     assert not (folder / "flower.json").exists()
-    monkeypatch.setattr(runs, "await_clients", lambda *_: None)
+    monkeypatch.setattr(flower_runs, "await_clients", lambda *_: None)
     with opened(place):
-        assert runs.Place.read(folder).life == 1
+        assert flower_runs.Place.read(folder).life == 1
     assert not (folder / "flower.json").exists()
     with opened(place):
         (folder / "config.yaml").write_text("")  # it has begun
-    with opened(runs.Place.read(folder)):
-        assert runs.Place.read(folder).life == 2
-    assert runs.Place.read(folder).life == 2
+    with opened(flower_runs.Place.read(folder)):
+        assert flower_runs.Place.read(folder).life == 2
+    assert flower_runs.Place.read(folder).life == 2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(tmp_path: Path) -> None:
+    from fedshot.deploy.flower.flower_runs import await_clients
     from fedshot.deploy.flower.processes import ChildError, Children
-    from fedshot.deploy.flower.runs import await_clients
 
     class Nobody:
         def missing(self, clients: list[int]) -> list[int]:

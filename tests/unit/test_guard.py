@@ -9,22 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.fleets import Guard, Influence
-from fedshot.keys import Key
-from fedshot.protocol import (
-    Arrival,
-    Clients,
-    ClientWork,
-    Exchange,
-    Fault,
-    Gather,
-    Mean,
-    Reply,
-    Sum,
-    client_work,
-)
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.influence import Influence
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Reply, client_work
+from fedshot.protocol.reducers import Gather, Mean, Sum
 
 LIKE = {"body": {"w": torch.zeros(2, 3)}, "b": torch.zeros(3)}
 GOOD = {"delta": LIKE, "seen": torch.tensor([1, 2])}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.keys import Key, draws
+from fedshot.core.seeds import Key, draws
 
 DRAWS = "b476906ce5d5e9890cb343e5e6bbd9ed"
 PATHS = st.lists(st.one_of(st.text(), st.integers()), max_size=4)

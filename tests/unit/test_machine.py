@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot.config import Config
-from fedshot.experiment import Setting
-from fedshot.fleets import Threads
+from fedshot.config.load import Config
+from fedshot.fleets.threads import Threads
+from fedshot.runs.prepare import Setting
 
 
 @pytest.mark.slow

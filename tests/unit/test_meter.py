@@ -7,12 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshot.data import Dataset, EpisodeSpec, Partition
-from fedshot.fleets import CORRUPT, Guard, Host, Meter, PrivateStore, Sequential, Unreliable
-from fedshot.keys import Key
-from fedshot.methods import FLProto
-from fedshot.nn import Conv4, Model
-from fedshot.protocol import Clients, Fleet
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.unreliable import CORRUPT, Unreliable
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Fleet
 
 K, ROUNDS = 3, 2
 # Conv4 of width 8 on one channel, float32: the first convolution, three more, four norms.

@@ -11,23 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.kinds import difference
-from fedshot.methods import FedFSLMI, FedFSLMIAdv, FedFSLNaive, FedFSLProx
-from fedshot.nn import (
-    GRU,
-    InnerLoop,
-    LinearHead,
-    Model,
-    Optimizer,
-    common_form,
-    common_questions,
-    divergence,
-    kl,
-)
-from fedshot.options import options_of
-from fedshot.protocol import watching
+from fedshot.config.options import options_of
+from fedshot.config.registry import difference
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.learners.learner import InnerLoop
+from fedshot.learners.prediction_drift import common_form, common_questions, divergence
+from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
+from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.losses import kl
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.recurrent import GRU
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.method import watching
 from oracles.fedfsl import Run, options
 
 KINDS = (FedFSLNaive, FedFSLProx, FedFSLMI, FedFSLMIAdv)

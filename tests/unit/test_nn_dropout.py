@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import Mode
-from fedshot.nn.layers import dropout
-from fedshot.nn.mode import grid
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.nn.models.layers import dropout
+from fedshot.nn.models.mode import Mode, grid
 
 N = 200_000
 

@@ -9,27 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import (
-    BACKBONES,
-    HEADS,
-    MLP,
-    Conv4,
-    CosineHead,
-    LinearHead,
-    Mode,
-    Model,
-    Optimizer,
-    ResNet12,
-    TwoLayerHead,
-    count_parameters,
-    cross_entropy,
-    value_and_grad,
-)
-from fedshot.nn.cost import step_flops
-from fedshot.nn.layers import batch_norm, init_norm
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.nn.gradients import value_and_grad
+from fedshot.nn.heads import HEADS, CosineHead, LinearHead, TwoLayerHead
+from fedshot.nn.losses import cross_entropy
+from fedshot.nn.models.backbones import BACKBONES, MLP, Conv4
+from fedshot.nn.models.cost import step_flops
+from fedshot.nn.models.layers import batch_norm, init_norm
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model, count_parameters
+from fedshot.nn.models.resnet import ResNet12
+from fedshot.nn.optim import Optimizer
 
 BATCH = Mode(train=True, norm="batch", seed=Key(0).tensor())
 

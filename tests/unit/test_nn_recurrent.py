@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError, DataError
-from fedshot.keys import Key
-from fedshot.nn import BACKBONES, GRU, Backbone, BiLSTM, Mode, count_parameters
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.nn.models.backbones import BACKBONES, Backbone
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import count_parameters
+from fedshot.nn.models.recurrent import GRU, BiLSTM
 
 D = 5
 LENGTHS = (3, 0, 6, 1, 4)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import compiled
-from fedshot.nn import repeats
-from fedshot.nn.layer_gradients import Gru
+from fedshot.core import kernel_build
+from fedshot.nn.kernels import repeats
+from fedshot.nn.kernels.layer_gradients import Gru
 
-pytestmark = pytest.mark.skipif(compiled.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
 
 
 def texts(n: int = 6, words: int = 9, width: int = 7, vocabulary: int = 10) -> Tensor:
@@ -89,6 +89,6 @@ def test_a_gru_of_repeated_words_is_that_of_any_others(
 
     assert repeats.repeats(x) is not None
     found = run()
-    monkeypatch.setattr("fedshot.nn.layer_gradients.repeats", lambda _: None)
+    monkeypatch.setattr("fedshot.nn.kernels.layer_gradients.repeats", lambda _: None)
     for one, other in zip(found, run(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import BACKBONES, Backbone, LinearHead, Mode, Model, ResNet12, count_parameters
-from fedshot.nn.resnet import drop_block
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import BACKBONES, Backbone
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model, count_parameters
+from fedshot.nn.models.resnet import ResNet12, drop_block
 
 TRAIN = Mode(train=True, norm="batch", seed=Key(0).tensor())
 SMALL = ResNet12((4, 6, 8, 10), dropblock=0.2, dropout=0.2)

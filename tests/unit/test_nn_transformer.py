@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import Mode, SetTransformer, count_parameters
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.methods.f2l.set_transformer import SetTransformer
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import count_parameters
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 D, S, Q = 8, 5, 4

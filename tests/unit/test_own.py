@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from fedshot import own
-from fedshot.cli import main
-from fedshot.errors import ConfigError
-from fedshot.methods import METHODS, FLProto
+from fedshot.cli.main import main
+from fedshot.core.errors import ConfigError
+from fedshot.methods import user_methods
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.methods.registry import METHODS
 
 METHOD = """
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class Mine(FLProto):
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before, modules, path = dict(METHODS), set(sys.modules), list(sys.path)
-    monkeypatch.delenv(own.FILES, raising=False)
-    monkeypatch.setattr(own, "_loaded", set())
+    monkeypatch.delenv(user_methods.FILES, raising=False)
+    monkeypatch.setattr(user_methods, "_loaded", set())
     yield
     METHODS.clear()
     METHODS.update(before)
@@ -50,16 +51,16 @@ def written(path: Path, name: str = "mine", more: str = "") -> Path:
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, *files: Any) -> None:
-    monkeypatch.setenv(own.FILES, os.pathsep.join(map(str, files)))
-    own.load()
+    monkeypatch.setenv(user_methods.FILES, os.pathsep.join(map(str, files)))
+    user_methods.load()
 
 
 def test_a_method_of_the_package_needs_no_file() -> None:
-    assert own.source("fl_proto") is None
-    assert own.source("nobody") is None
-    assert own.fingerprint("fl_proto") == ""
-    assert own.for_children("fl_proto") == {}
-    assert own.program("fl_proto") == ["fedshot"]
+    assert user_methods.source("fl_proto") is None
+    assert user_methods.source("nobody") is None
+    assert user_methods.fingerprint("fl_proto") == ""
+    assert user_methods.for_children("fl_proto") == {}
+    assert user_methods.program("fl_proto") == ["fedshot"]
 
 
 def test_what_a_process_is_told_lets_it_load_the_method(
@@ -68,14 +69,17 @@ def test_what_a_process_is_told_lets_it_load_the_method(
     file = written(tmp_path / "my method.py")
     loaded(monkeypatch, file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert own.source("mine") == file
-    assert own.fingerprint("mine") == f"my method.py {digest}"
-    assert own.program("fl_proto", "mine", "mine") == ["FEDSHOT_METHODS='my method.py'", "fedshot"]
-    told = own.for_children("mine")
+    assert user_methods.source("mine") == file
+    assert user_methods.fingerprint("mine") == f"my method.py {digest}"
+    assert user_methods.program("fl_proto", "mine", "mine") == [
+        "FEDSHOT_METHODS='my method.py'",
+        "fedshot",
+    ]
+    told = user_methods.for_children("mine")
     del METHODS["mine"]
-    own._loaded.clear()  # as in another process
-    monkeypatch.setenv(own.FILES, told[own.FILES])
-    own.load()
+    user_methods._loaded.clear()  # as in another process
+    monkeypatch.setenv(user_methods.FILES, told[user_methods.FILES])
+    user_methods.load()
     assert issubclass(METHODS["mine"], FLProto)
 
 
@@ -85,7 +89,7 @@ def test_what_is_known_already_is_not_loaded_again(
     file = written(tmp_path / "mine.py")
     loaded(monkeypatch, file)
     method = METHODS["mine"]
-    own.load()
+    user_methods.load()
     assert METHODS["mine"] is method
 
 
@@ -99,8 +103,8 @@ def test_several_files_and_what_lies_beside_them(
         (tmp_path / "lab_of_test" / f"{name}.py").write_text("K = 1\n", encoding="utf-8")
     second = written(tmp_path / "lab_of_test" / "second.py", "second", "from .constants import K")
     loaded(monkeypatch, first, second)
-    assert own.source("first") == first
-    assert own.source("second") == second
+    assert user_methods.source("first") == first
+    assert user_methods.source("second") == second
 
 
 def test_what_lies_beside_a_method_is_found_first_as_by_its_own_program(
@@ -121,8 +125,8 @@ def test_names_of_files_stand_in_nobodys_way(
     places = ("v1.2.py", "a/method.py", "b/method.py", "c/torch.py", "lab_of_test/__init__.py")
     files = [written(tmp_path / place, f"mine{i}") for i, place in enumerate(places)]
     loaded(monkeypatch, *files)
-    own.load()
-    assert [own.source(f"mine{i}") for i in range(len(files))] == files
+    user_methods.load()
+    assert [user_methods.source(f"mine{i}") for i in range(len(files))] == files
 
 
 @pytest.mark.parametrize("order", [("base", "variant"), ("variant", "base")])
@@ -132,7 +136,7 @@ def test_a_method_that_builds_on_another_is_loaded_once_beside_it(
     files = {"base": written(tmp_path / "own_base_of_test.py", "base")}
     files["variant"] = written(tmp_path / "variant.py", "variant", "import own_base_of_test")
     loaded(monkeypatch, *(files[name] for name in order))
-    assert {name: own.source(name) for name in files} == files
+    assert {name: user_methods.source(name) for name in files} == files
 
 
 def test_a_package_that_hands_on_a_method_is_loaded_once(
@@ -142,8 +146,8 @@ def test_a_package_that_hands_on_a_method_is_loaded_once(
     front = tmp_path / "lab_of_test" / "__init__.py"
     front.write_text("from .inner import Mine\n", encoding="utf-8")
     loaded(monkeypatch, front)
-    own.load()
-    assert own.source("mine") == tmp_path / "lab_of_test" / "inner.py"
+    user_methods.load()
+    assert user_methods.source("mine") == tmp_path / "lab_of_test" / "inner.py"
 
 
 def test_an_error_in_a_package_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,15 +162,15 @@ def test_a_file_that_changes_under_way_is_another_method(
 ) -> None:
     file = written(tmp_path / "mine.py")
     loaded(monkeypatch, file)
-    before = own.fingerprint("mine")
-    own.check({"mine": before, "fl_proto": ""})
+    before = user_methods.fingerprint("mine")
+    user_methods.check({"mine": before, "fl_proto": ""})
     del METHODS["mine"]
-    own._loaded.clear()
+    user_methods._loaded.clear()
     written(file, more="# other lines")
     sys.modules.pop("mine", None)
-    own.load()
+    user_methods.load()
     with pytest.raises(ConfigError, match="'mine' has changed since the command began"):
-        own.check({"mine": before})
+        user_methods.check({"mine": before})
 
 
 def test_the_hash_is_of_the_lines_that_were_loaded(
@@ -176,10 +180,12 @@ def test_the_hash_is_of_the_lines_that_were_loaded(
     loaded(monkeypatch, file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     file.write_text("raise AssertionError\n", encoding="utf-8")
-    assert own.fingerprint("mine") == f"mine.py {digest}"
+    assert user_methods.fingerprint("mine") == f"mine.py {digest}"
     file.unlink()
-    assert own.fingerprint("mine") == f"mine.py {digest}"
-    assert own.program("mine") == ["FEDSHOT_METHODS=mine.py", "fedshot"], "results can be written"
+    assert user_methods.fingerprint("mine") == f"mine.py {digest}"
+    assert user_methods.program("mine") == ["FEDSHOT_METHODS=mine.py", "fedshot"], (
+        "results can be written"
+    )
 
 
 def test_a_path_that_cannot_be_joined_is_refused(
@@ -189,7 +195,7 @@ def test_a_path_that_cannot_be_joined_is_refused(
     loaded(monkeypatch, file)
     monkeypatch.setattr(os, "pathsep", "m")
     with pytest.raises(ConfigError, match="has a 'm' in its path"):
-        own.for_children("mine")
+        user_methods.for_children("mine")
 
 
 @pytest.mark.parametrize(
@@ -221,8 +227,8 @@ def test_a_method_without_a_file_cannot_go_to_other_processes() -> None:
     module = sys.modules["a_notebook"] = ModuleType("a_notebook")
     exec(METHOD.format(name="mine", more=""), module.__dict__)
     with pytest.raises(ConfigError, match="stands in no file"):
-        own.for_children("mine")
-    assert own.fingerprint("mine") == "", "a run in the notebook itself needs none"
+        user_methods.for_children("mine")
+    assert user_methods.fingerprint("mine") == "", "a run in the notebook itself needs none"
 
 
 def test_a_command_that_needs_no_method_runs_no_file_and_the_others_say_which(
@@ -230,12 +236,12 @@ def test_a_command_that_needs_no_method_runs_no_file_and_the_others_say_which(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    monkeypatch.setenv(own.FILES, str(file))
+    monkeypatch.setenv(user_methods.FILES, str(file))
     assert main(["data", "list"]) == 0
     assert main(["status", str(tmp_path)]) == main(["compare", str(tmp_path)]) == 2, (
         "there are no runs"
     )
-    assert own.FILES not in capsys.readouterr().err
+    assert user_methods.FILES not in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
     assert main(["methods"]) == 2, "it registers none"
     assert f"FEDSHOT_METHODS: {file} is loaded, whose code runs here" in capsys.readouterr().err

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshot.errors import CheckpointError
-from fedshot.fleets import PrivateStore
-from fedshot.tree import Tree
+from fedshot.core.errors import CheckpointError
+from fedshot.core.tree import Tree
+from fedshot.fleets.private import PrivateStore
 
 LATE = (10**6, 0)
 

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshot import tree
-from fedshot.protocol import Gather, Mean, Reducer, Sum
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
+from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
 
 F64 = torch.zeros(3, dtype=torch.float64)
 LIMIT = 2.0**16

@@ -6,26 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from fedshot import reference
-from fedshot.cli import main
-from fedshot.kinds import KINDS, NO_HEAD, all_options
+from fedshot.cli.main import main
+from fedshot.config import option_help
+from fedshot.config.registry import KINDS, NO_HEAD, all_options
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
-EVERY = [part for place in reference.PLACES for part in reference.parts(place)]
+EVERY = [part for place in option_help.PLACES for part in option_help.parts(place)]
 
 
 @pytest.mark.parametrize("part", EVERY, ids=lambda part: f"{part.place}-{part.kind}")
-def test_everything_says_what_it_is(part: reference.Part) -> None:
+def test_everything_says_what_it_is(part: option_help.Part) -> None:
     assert part.summary
     assert [option.place for option, meaning in part.options() if not meaning] == []
 
 
 def test_every_option_of_a_configuration_is_listed() -> None:
-    assert NO_HEAD in {part.kind for part in reference.parts("model.head")}
+    assert NO_HEAD in {part.kind for part in option_help.parts("model.head")}
     listed = {option.place for part in EVERY for option, _ in part.options()}
     for place, (kinds, default) in KINDS.items():
         for kind in kinds:
-            assert kind in {part.kind for part in reference.parts(place)}
+            assert kind in {part.kind for part in option_help.parts(place)}
             names = {at: first for at, (_, first) in KINDS.items()} | {place: kind}
             assert {one.place for one in all_options(names)} <= listed, (place, kind, default)
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from reporting import run, score
 
-from fedshot.reports import Look, Row, Series, write_page
-from fedshot.reports.looks import Holdings, Map
+from fedshot.reports.curves import Series
+from fedshot.reports.data_views import Holdings, Look, Map
+from fedshot.reports.page import write_page
+from fedshot.reports.significance import Row
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,12 @@ import pytest
 from plotly.offline import get_plotlyjs
 from reporting import EVIL, run, score
 
-from fedshot.reports import Look, Row, Run, Series, charts, grouped, write_page
-from fedshot.reports.curves import reported
-from fedshot.reports.looks import Holdings, Map
+from fedshot.reports import charts
+from fedshot.reports.curves import Series, reported
+from fedshot.reports.data_views import Holdings, Look, Map
+from fedshot.reports.page import write_page
+from fedshot.reports.run_files import Run, grouped
+from fedshot.reports.significance import Row
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 LOADS = ("src", "srcset", "data", "action", "poster", "background", "href")

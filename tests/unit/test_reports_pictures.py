@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.data import ClassSplit, Dataset, Partition
-from fedshot.errors import DataError
-from fedshot.reports import class_histogram, contact_sheet, partition_picture
+from fedshot.core.errors import DataError
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
+from fedshot.data.partitions.partition import Partition
+from fedshot.reports.partition_plots import class_histogram, partition_picture
+from fedshot.reports.sheet import contact_sheet
 
 EVIL = "<script>alert('x')</script> & \"$a$\" \x1b[1m"
 

@@ -13,20 +13,13 @@ import yaml
 from rich.console import Console
 from scipy import stats
 
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.evaluation import Score
-from fedshot.reports import (
-    Row,
-    Run,
-    as_json,
-    as_text,
-    compare,
-    comparison,
-    grouped,
-    summary,
-    told,
-)
-from fedshot.words import megabytes, printable, seconds
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.text import megabytes, printable, seconds
+from fedshot.evaluation.episodic_test import Score
+from fedshot.reports.run_files import Run, grouped
+from fedshot.reports.significance import Row, compare, told
+from fedshot.reports.summary import summary
+from fedshot.reports.table import as_json, as_text, comparison
 
 MINUS = "\N{MINUS SIGN}"
 T2 = float(stats.t.ppf(0.975, 2))  # of three episodes

@@ -21,9 +21,9 @@ from hypothesis.extra import numpy as hnp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedshot import records, regular, storage, tree
-from fedshot.errors import CheckpointError
-from fedshot.nn import OptState
+from fedshot.core import records, regular_files, storage, tree
+from fedshot.core.errors import CheckpointError
+from fedshot.nn.optim import OptState
 
 CONTENT = {
     "w": torch.tensor([[1.0, -0.0], [float("nan"), float("inf")]]),
@@ -204,7 +204,7 @@ def test_edited_notes_are_refused(path: Path) -> None:
 
 def test_a_file_of_somebody_else_is_refused(path: Path) -> None:
     save_file({"w": torch.ones(2)}, path)
-    assert "was not written by `fedshot.storage.write`" in damaged(path)
+    assert "was not written by `fedshot.core.storage.write`" in damaged(path)
 
 
 def test_a_pickle_is_never_opened(path: Path) -> None:
@@ -323,9 +323,9 @@ def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) ->
 
 def test_a_regular_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
-    assert regular.read_regular(tmp_path / "a", 5) == b"12345"
+    assert regular_files.read_regular(tmp_path / "a", 5) == b"12345"
     with pytest.raises(OSError, match="it has 5 bytes, more than 4") as error:
-        regular.read_regular(tmp_path / "a", 4)
+        regular_files.read_regular(tmp_path / "a", 4)
     assert error.value.errno == errno.EFBIG
 
 
@@ -334,7 +334,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, code in (("pipe", errno.EINVAL), ("device", errno.EINVAL), (".", errno.EISDIR)):
         with pytest.raises(OSError, match="it is no regular file") as error:
-            regular.open_regular(tmp_path / name)
+            regular_files.open_regular(tmp_path / name)
         assert error.value.errno == code
     with pytest.raises(FileNotFoundError):
-        regular.open_regular(tmp_path / "none")
+        regular_files.open_regular(tmp_path / "none")

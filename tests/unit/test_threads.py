@@ -14,16 +14,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedshot.errors import ConfigError
-from fedshot.fleets import Threads
-from fedshot.keys import Key
-from fedshot.machine import arithmetic, denormals_flushed
-from fedshot.nn import MLP, Conv4, LinearHead, Mode, Model
-from fedshot.nn.cost import _Counter, step_flops
-from fedshot.nn.resnet import ResNet12
-from fedshot.protocol import Arrival, Reply
-from fedshot.sections import RunOptions
-from fedshot.setting import threads_for, workers_for
+from fedshot.config.schema import RunOptions
+from fedshot.core.errors import ConfigError
+from fedshot.core.machine import arithmetic, denormals_flushed
+from fedshot.core.seeds import Key
+from fedshot.fleets.threads import Threads
+from fedshot.nn.heads import LinearHead
+from fedshot.nn.models.backbones import MLP, Conv4
+from fedshot.nn.models.cost import _Counter, step_flops
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.models.resnet import ResNet12
+from fedshot.protocol.exchange import Arrival, Reply
+from fedshot.runs.prepare import threads_for, workers_for
 
 
 class Stub:
@@ -128,7 +131,7 @@ def test_an_error_in_work_of_the_server_ends_the_rest_of_it(
 def test_steps_that_fill_the_machine_get_all_its_cores_by_a_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedshot.setting.cores", lambda: 6)
+    monkeypatch.setattr("fedshot.runs.prepare.cores", lambda: 6)
     conv = step_flops(Model(Conv4(64), None, (84, 84, 3)), 100)
     wide = step_flops(Model(ResNet12(), LinearHead(5), (32, 32, 3)), 80)
     big = step_flops(Model(ResNet12(), LinearHead(5), (84, 84, 3)), 80)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedshot.config import Config
-from fedshot.errors import ConfigError, DataError, FedshotError
-from fedshot.options import told_by_place
-from fedshot.setting import Setting
+from fedshot.config.load import Config
+from fedshot.config.options import told_by_place
+from fedshot.core.errors import ConfigError, DataError, FedshotError
+from fedshot.runs.prepare import Setting
 from system.runs import SMALL, merged
 
 TREE: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fedshot import tree
+from fedshot.core import tree
 
 
 class Pair(NamedTuple):

@@ -10,20 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedshot import tree
-from fedshot.fleets import CORRUPT, Guard, Trouble, Unreliable, by_chance
-from fedshot.keys import Key
-from fedshot.protocol import (
-    Arrival,
-    ClientWork,
-    Exchange,
-    Fault,
-    Gather,
-    Mean,
-    Reply,
-    Sum,
-    client_work,
-)
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.unreliable import CORRUPT, Trouble, Unreliable, by_chance
+from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Reply, client_work
+from fedshot.protocol.reducers import Gather, Mean, Sum
 
 ONES = {"w": torch.ones(2, 3)}
 FLOATS = ({"delta": ONES}, {"delta": Mean(ONES)})

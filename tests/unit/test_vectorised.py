@@ -11,11 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.data import Dataset, Partition
-from fedshot.fleets import Host, Meter, PrivateStore, Sequential, Vectorised
-from fedshot.keys import Key
-from fedshot.protocol import Clients, Gather, PerClient, Reply, client_work
-from fedshot.tree import Tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.vectorised import Vectorised
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import PerClient, Reply, client_work
+from fedshot.protocol.reducers import Gather
 
 N = 10
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedshot import storage, tree
 from fedshot.conformance.federation import (
     COHORT,
     OTHERS,
@@ -32,10 +31,15 @@ from fedshot.conformance.federation import (
     strike,
 )
 from fedshot.conformance.small import CLIENTS, exam
-from fedshot.fleets import CORRUPT, Sequential, Threads, Trouble, Vectorised
-from fedshot.fleets.checks import generators
-from fedshot.protocol import Method, Reply
-from fedshot.tree import Tree
+from fedshot.core import storage, tree
+from fedshot.core.tree import Tree
+from fedshot.fleets.client_checks import generators
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
+from fedshot.fleets.unreliable import CORRUPT, Trouble
+from fedshot.fleets.vectorised import Vectorised
+from fedshot.protocol.exchange import Reply
+from fedshot.protocol.method import Method
 
 REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
 THREADS = FleetCase("threads", lambda home: Threads(home.host, 2), quick=True)

@@ -10,24 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot import tree
 from fedshot.conformance.small import CLIENTS, Home, exam
-from fedshot.evaluation import Exam
-from fedshot.fleets import Guard, Meter, Trouble, Unreliable, checked_round
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.fleets.client_checks import checked_round
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.keys import Key
-from fedshot.protocol import (
-    Answer,
-    Arrival,
-    Clients,
-    Exchange,
-    Fault,
-    Fleet,
-    Method,
-    Outcome,
-    Reply,
-)
-from fedshot.tree import Tree
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Outcome, Reply
+from fedshot.protocol.method import Answer, Method
 
 LATE = (10**6, 0)  # after every version
 

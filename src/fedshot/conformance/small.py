@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from fedshot.data import Dataset, EpisodeSpec, Partition, Tasks
-from fedshot.evaluation import Exam
-from fedshot.fleets import Host, PrivateStore
-from fedshot.keys import Key
-from fedshot.protocol import Method
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import Tasks
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.partition import Partition
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.protocol.method import Method
 
 SHAPE = (8, 8, 1)
 CLASSES, CLIENTS = 6, 6

@@ -10,9 +10,9 @@ from itertools import chain
 
 import numpy as np
 
+from fedshot.core.errors import DataError, nearest
+from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, first_twice
-from fedshot.errors import DataError, nearest
-from fedshot.keys import Key
 
 _MANY = 30  # classes above which an error names only the closest ones
 _FEW = 5  # classes that an error names

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedshot.core.errors import DataError
+from fedshot.core.text import spelt_alike
 from fedshot.data.tokens import Tokens
-from fedshot.errors import DataError
-from fedshot.words import spelt_alike
 
 if TYPE_CHECKING:  # it reads datasets, and is read here in an annotation alone
     from fedshot.data.class_split import ClassSplit

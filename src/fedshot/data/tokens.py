@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
 
 PADDING = 0  # fills up a row after its text; its vector is zero
 UNKNOWN = 1  # a word without a vector of its own
@@ -50,12 +50,12 @@ class Tokens:
         if table.dtype != np.float32 or table.ndim != 2 or len(table) < FIRST_WORD:
             raise DataError(
                 f"word vectors are {table.dtype}{list(table.shape)}; expected float32[V, d], row 0 "
-                "for padding and row 1 for unknown words. Use fedshot.data.glove.load_vectors."
+                "for padding and row 1 for unknown words. Use fedshot.data.sources.glove.load_vectors."
             )
         if table.shape[1] < 1 or table[PADDING].any() or not np.isfinite(table).all():
             raise DataError(
                 "word vectors must be finite, with at least one column and row 0 (padding) all "
-                "zero. Use fedshot.data.glove.load_vectors."
+                "zero. Use fedshot.data.sources.glove.load_vectors."
             )
         if o.dtype != np.int64 or o.ndim != 1 or len(o) < 2 or o[0] != 0 or o[-1] != len(ids):
             raise DataError(
@@ -65,7 +65,7 @@ class Tokens:
         if self.words and len(self.words) != len(table) - FIRST_WORD:
             raise DataError(
                 f"there are {len(self.words)} words for {len(table) - FIRST_WORD} vectors; "
-                "expected one for each row after the first two. Use fedshot.data.glove.embed."
+                "expected one for each row after the first two. Use fedshot.data.sources.glove.embed."
             )
         lengths = np.diff(o)
         if lengths.min() < 0 or not lengths.max() <= self.cut or self.cut < 1:

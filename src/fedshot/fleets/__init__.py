@@ -1,6 +1,6 @@
 """Where clients run, and what can be wrapped around it."""
 
-from fedshot.fleets.checks import checked_round
+from fedshot.fleets.client_checks import checked_round
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.influence import Influence, NormPolicy, check_norms

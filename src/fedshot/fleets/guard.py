@@ -13,7 +13,7 @@ from typing import TypeGuard
 from torch import Tensor
 
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol import Arrival, Exchange, Fault, Reply
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import HEAVIEST, is_plain
 
 _WORDS = 500  # characters of a reason, which may repeat what a client sent

@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedshot import stopping, tree
-from fedshot.data import ClientData, Dataset, Partition
-from fedshot.errors import MethodError
-from fedshot.fleets.checks import WorkChecks
+from fedshot.core import shutdown, tree
+from fedshot.core.errors import MethodError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Dataset
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.partitions.partition import Partition
+from fedshot.fleets.client_checks import WorkChecks
 from fedshot.fleets.private import PrivateStore
-from fedshot.keys import Key
-from fedshot.protocol import Arrival, Exchange, Fault, Method, Reply
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
+from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import NOT_FINITE
-from fedshot.tree import Tree
 
 
 class Visit(NamedTuple):
@@ -90,7 +93,7 @@ class Host:
 
     def finish(self, exchange: Exchange, visit: Visit, reply: Reply) -> Arrival:
         """Keep what stays with the client; return what goes up."""
-        stopping.check()  # the folder may be another process's by now
+        shutdown.check()  # the folder may be another process's by now
         client, private = visit.client, visit.private
         if self.device.type != "cpu":
             up, kept, metrics = (

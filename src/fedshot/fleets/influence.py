@@ -14,12 +14,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from fedshot import tree
-from fedshot.errors import ConfigError, check_word
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.tree import Tree
 from fedshot.fleets.guard import fault
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol import Arrival, Exchange, Fault, Fleet, Mean, Reply
-from fedshot.tree import Tree
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Reply
+from fedshot.protocol.reducers import Mean
 
 NormPolicy = Literal["off", "warn", "clip", "refuse"]
 _FEW = 3  # replies of which a median says nothing, less one

@@ -13,11 +13,11 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from fedshot import tree
+from fedshot.core import tree
+from fedshot.core.records import Whole
+from fedshot.core.tree import Tree
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol import Arrival, Exchange, Fleet
-from fedshot.records import Whole
-from fedshot.tree import Tree
+from fedshot.protocol.exchange import Arrival, Exchange, Fleet
 
 Line = tuple[str, str, str, str]
 

@@ -20,8 +20,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from fedshot import storage
-from fedshot.errors import CheckpointError
+from fedshot.core import storage
+from fedshot.core.errors import CheckpointError
 
 Version = tuple[int, int]  # round, number of the exchange in it
 _NONE = (-1, -1)

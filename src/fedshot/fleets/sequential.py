@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
-from fedshot.protocol import Arrival, Exchange
+from fedshot.protocol.exchange import Arrival, Exchange
 
 T = TypeVar("T")
 R = TypeVar("R")

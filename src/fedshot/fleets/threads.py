@@ -21,11 +21,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from fedshot import stopping
+from fedshot.core import shutdown
+from fedshot.core.machine import begin_thread, denormals_flushed
 from fedshot.fleets.host import Host
 from fedshot.fleets.sequential import Sequential
-from fedshot.machine import begin_thread, denormals_flushed
-from fedshot.protocol import Arrival, Exchange
+from fedshot.protocol.exchange import Arrival, Exchange
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -97,5 +97,5 @@ def _stop(tasks: Collection[Future[Any]]) -> None:
     """Cancel what has not begun, and wait for what has, unless the whole program is to end."""
     for task in tasks:
         task.cancel()
-    if not stopping.asked.is_set():
+    if not shutdown.asked.is_set():
         wait(tasks)

@@ -13,10 +13,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedshot import tree
+from fedshot.core import tree
+from fedshot.core.seeds import Key
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.keys import Key
-from fedshot.protocol import Arrival, Exchange, Fault, Fleet, Reply
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Reply
 
 Trouble = Literal[
     "drop", "delay", "nan", "shape", "missing", "zero_weight", "negative_weight", "overflow"

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedshot import tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
 from fedshot.fleets.host import Host, Visit
 from fedshot.fleets.threads import Threads
-from fedshot.protocol import Arrival, Exchange, PerClient, Reply
-from fedshot.tree import Tree
+from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply
 
 
 class Vectorised(Threads):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from fedshot.protocol import Bank, Exchange, Fleet
+from fedshot.protocol.exchange import Bank, Exchange, Fleet
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,100 +1,32 @@
 """The methods, by the names they have in configurations and tables."""
 
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
-
-from fedshot.errors import ConfigError
-from fedshot.methods.ditto import Ditto
-from fedshot.methods.f2l import F2L
-from fedshot.methods.fedavg import FedAvg
-from fedshot.methods.fedavg_probe import FedAvgProbe
-from fedshot.methods.fedbabu import FedBABU
-from fedshot.methods.fedfomo import FedFomo
-from fedshot.methods.fedfsl_mi import FedFSLMI
-from fedshot.methods.fedfsl_mi_adv import FedFSLMIAdv
-from fedshot.methods.fedfsl_naive import FedFSLNaive
-from fedshot.methods.fedfsl_prox import FedFSLProx
-from fedshot.methods.fedmeta import FedMeta
-from fedshot.methods.fedproto import FedProto
-from fedshot.methods.fedprox import FedProx
-from fedshot.methods.fedrep import FedRep
-from fedshot.methods.fl_proto import FLProto
-from fedshot.methods.frl import FRL
-from fedshot.methods.frl_fedavg import FRLFedAvg
-from fedshot.methods.frl_finetune import FRLFinetune
-from fedshot.methods.frl_frozen import FRLFrozen
-from fedshot.methods.frl_one_shot import FRLOneShot
-from fedshot.methods.frl_personal import FRLPersonal
-from fedshot.methods.fsl_local import FSLLocal
-from fedshot.methods.heur_fedamp import HeurFedAMP
-from fedshot.methods.per_fedavg import PerFedAvg
-from fedshot.methods.pfedfsl import PFedFSL
-from fedshot.methods.pfedme import PFedMe
-
-METHODS: dict[str, type[Any]] = {
-    method.name: method
-    for method in (
-        FedAvgProbe,
-        FedBABU,
-        FedFSLNaive,
-        FedFSLProx,
-        FedFSLMI,
-        FedFSLMIAdv,
-        FedMeta,
-        F2L,
-        FLProto,
-        FRL,
-        FRLFedAvg,
-        FRLFinetune,
-        FRLFrozen,
-        FRLOneShot,
-        FRLPersonal,
-        FSLLocal,
-        FedAvg,
-        FedProx,
-        Ditto,
-        FedFomo,
-        FedProto,
-        FedRep,
-        HeurFedAMP,
-        PerFedAvg,
-        PFedMe,
-        PFedFSL,
-    )
-}
-
-M = TypeVar("M", bound=type[Any])
-
-_OWES = ("init", "init_client", "round", "evaluate", "transductive", "max_way")
-
-
-def register(method: M) -> M:
-    """Let configurations name a method of your own, in this process; a class decorator.
-
-    Raises ConfigError where the class lacks what a `fedshot.protocol.Method` has, or where another
-    method has its name.
-    """
-    name = getattr(method, "name", None)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(
-            f"{method.__name__}.name is {name!r}; expected a ClassVar of letters, digits and '_', "
-            "such as 'my_method', by which configurations choose it."
-        )
-    given = {field.name for field in fields(method)} if is_dataclass(method) else set()
-    if not {"model", "episode"} <= given:
-        raise ConfigError(
-            f"{method.__name__} is to be a dataclass with the fields `model: Model` and "
-            "`episode: EpisodeSpec`; put @dataclass(frozen=True) below @register."
-        )
-    if missing := [owed for owed in _OWES if not hasattr(method, owed)]:
-        raise ConfigError(f"{method.__name__} has no {', '.join(missing)}; a method has all of it.")
-    if METHODS.setdefault(name, method) is not method:
-        raise ConfigError(
-            f"there is a method {name!r} already, {METHODS[name].__qualname__}; choose another "
-            f"`name` for {method.__qualname__}."
-        )
-    return method
-
+from fedshot.methods.base.fedavg_probe import FedAvgProbe
+from fedshot.methods.base.fedbabu import FedBABU
+from fedshot.methods.base.fedmeta import FedMeta
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.methods.base.fsl_local import FSLLocal
+from fedshot.methods.f2l.f2l import F2L
+from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
+from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
+from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
+from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
+from fedshot.methods.frl.frl import FRL
+from fedshot.methods.frl.frl_fedavg import FRLFedAvg
+from fedshot.methods.frl.frl_finetune import FRLFinetune
+from fedshot.methods.frl.frl_frozen import FRLFrozen
+from fedshot.methods.frl.frl_one_shot import FRLOneShot
+from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.methods.personal.ditto import Ditto
+from fedshot.methods.personal.fedavg import FedAvg
+from fedshot.methods.personal.fedfomo import FedFomo
+from fedshot.methods.personal.fedproto import FedProto
+from fedshot.methods.personal.fedprox import FedProx
+from fedshot.methods.personal.fedrep import FedRep
+from fedshot.methods.personal.heur_fedamp import HeurFedAMP
+from fedshot.methods.personal.per_fedavg import PerFedAvg
+from fedshot.methods.personal.pfedfsl import PFedFSL
+from fedshot.methods.personal.pfedme import PFedMe
+from fedshot.methods.registry import METHODS, register
 
 __all__ = [
     "F2L",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot import tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
 from fedshot.nn.stacks import stacked
-from fedshot.tree import Tree
 
 _TWICE = ContextVar("a gradient that is differentiated again", default=False)
 

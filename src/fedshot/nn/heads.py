@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn.layers import init_linear, init_linear_head, linear
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.models.layers import init_linear, init_linear_head, linear
 from fedshot.nn.prototypes import cosine_logits
-from fedshot.tree import Tree
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
-from fedshot.tree import Tree, leaves, sub
+from fedshot.core.tree import Tree, leaves, sub
 
 Clip = Literal["none", "log", "coef"]
 

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.nn.adam import adam_step
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.tree import Tree
+from fedshot.nn.kernels.adam import adam_step
 
 
 class OptState(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshot.nn.contrast import shut
+from fedshot.nn.masking import shut
 
 _TINY = 1e-8  # floor of a squared norm, so that a zero row has a finite gradient
 

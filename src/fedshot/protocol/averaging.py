@@ -12,19 +12,16 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.keys import Key
-from fedshot.nn import (
-    Drawn,
-    Lesson,
-    Optimizer,
-    divergence,
-    local_sgd,
-)
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.learners.learner import Lesson
+from fedshot.learners.local_training import Drawn, local_sgd
+from fedshot.learners.prediction_drift import divergence
+from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Outcome, Reply
 from fedshot.protocol.reducers import Gather, Mean, Reducer
-from fedshot.tree import Tree
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)

@@ -10,20 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal, TypeVar
 
-from fedshot import tree
-from fedshot.errors import DivergenceError, MethodError, QuorumError
-from fedshot.keys import Key
-from fedshot.protocol.exchange import (
-    ClientWork,
-    Exchange,
-    Fault,
-    Fleet,
-    Outcome,
-    PerClient,
-    Reply,
-)
+from fedshot.core import tree
+from fedshot.core.errors import DivergenceError, MethodError, QuorumError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.protocol.exchange import ClientWork, Exchange, Fault, Fleet, Outcome, PerClient, Reply
 from fedshot.protocol.reducers import Reducer
-from fedshot.tree import Tree
 
 T = TypeVar("T")
 R = TypeVar("R")

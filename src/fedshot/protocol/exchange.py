@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedshot.errors import MethodError
-from fedshot.keys import Key
+from fedshot.core.errors import MethodError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
 from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE, Reducer
-from fedshot.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., "Reply"])
 T = TypeVar("T")

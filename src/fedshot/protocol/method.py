@@ -9,14 +9,15 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedshot.errors import check_word
-from fedshot.keys import Key
-from fedshot.machine import give_back_memory
-from fedshot.nn import Gallery, Question, features_of
+from fedshot.core.errors import check_word
+from fedshot.core.machine import give_back_memory
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.learners.feature_cache import Gallery, features_of
+from fedshot.learners.learner import Question
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply
 from fedshot.protocol.reducers import Gather
-from fedshot.tree import Tree
 
 S = TypeVar("S", bound=Tree)
 WATCHES = "watches"  # in the metadata of an option that `watching` makes

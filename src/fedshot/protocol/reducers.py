@@ -21,9 +21,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.nn import kernels
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
+from fedshot.nn.kernels import tensors
 
 NOT_FINITE, TOO_LARGE = "holds a value that is not finite", "that is admitted"
 """The words by which a reply of a training that diverges is told from another one."""
@@ -190,9 +190,9 @@ def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
 
 def _small(leaves: list[Tensor], limit: float) -> bool:
     """Whether no |x| is above the limit, where that can be told of all leaves at once."""
-    if not all(map(is_plain, leaves)) or not kernels.plain_floats(*leaves):
+    if not all(map(is_plain, leaves)) or not tensors.plain_floats(*leaves):
         return False
-    largest = kernels.largest([leaf.detach() for leaf in leaves])
+    largest = tensors.largest([leaf.detach() for leaf in leaves])
     return math.isfinite(largest) and largest <= limit
 
 
@@ -217,7 +217,7 @@ class _FixedPoint:
         quick: list[tuple[Tensor, Tensor]] = []
 
         def take(total: Tensor, leaf: Tensor) -> None:
-            if kernels.plain_floats(leaf):
+            if tensors.plain_floats(leaf):
                 quick.append((total, leaf.detach()))
             elif leaf.is_floating_point():
                 total += (leaf.detach().double() * scale).round_().long()
@@ -226,7 +226,7 @@ class _FixedPoint:
 
         tree.map(take, self.total, part)
         if quick:  # the same bits, five times sooner
-            kernels.take(quick, scale)
+            tensors.take(quick, scale)
         self.weight += Fraction(weight)
 
     def merge(self, other: Accumulator) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.methods import METHODS
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.text import printable
+from fedshot.methods.registry import METHODS
 from fedshot.recipes import tuning
-from fedshot.recipes.bench import State
 from fedshot.recipes.recipe import Cell, Recipe
 from fedshot.recipes.results import Result, outdated, split
-from fedshot.words import printable
+from fedshot.recipes.runner import State
 
 
 def current(

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from fedshot import own
-from fedshot.machine import cores
+from fedshot.core.machine import cores
+from fedshot.methods import user_methods
 
 _ENDS = ("done", "refused", "failed")
 _SPARE = 1.25  # of the most memory that a worker has held so far, free before another starts
@@ -59,7 +59,7 @@ class Job:
         """Return the line that tells a worker what to do."""
         order = {
             "do": self.do, "settings": self.settings,
-            "own": {name: own.fingerprint(name) for name in self.methods},
+            "own": {name: user_methods.fingerprint(name) for name in self.methods},
             "folder": str(self.folder), "data_dir": self.data_dir, "keep_looks": self.keep_looks,
         }  # fmt: skip
         if self.lead is not None:
@@ -149,13 +149,18 @@ class Jobs:
         # A file for what goes wrong: a pipe that nobody reads would stop the worker when full.
         errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedshot.recipes.worker"],  # -P: no modules of the folder
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "fedshot.recipes.cell_worker",
+            ],  # -P: no modules of the folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             start_new_session=True,  # Ctrl-C is for the parent, which ends the workers
-            env=os.environ | own.for_children(*job.methods),
+            env=os.environ | user_methods.for_children(*job.methods),
         )
         assert process.stdin is not None
         process.stdin.write(job.order() + "\n")

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fedshot import settings as trees
-from fedshot.recipes.bench import State
+from fedshot.config import settings as trees
+from fedshot.config.schema import not_honest
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import mean
-from fedshot.reports.canvas import DASHES, INK, PALETTE, drawing
-from fedshot.sections import not_honest
+from fedshot.recipes.runner import State
+from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
 _PANEL, _LEGEND, _ABREAST = (3.6, 2.8), 0.22, 2  # inches; inches a line; panels in a row
 _LETTER, _KEY = 0.08, 0.6  # inches of a letter of the legend, and of what stands before a label

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedshot.data.checks import published_size
-from fedshot.data.publishers import PUBLISHERS
-from fedshot.machine import cores
-from fedshot.methods import METHODS
+from fedshot.core.machine import cores
+from fedshot.core.text import count
+from fedshot.data.sources.publishers import PUBLISHERS
+from fedshot.data.sources.verification import published_size
+from fedshot.methods.registry import METHODS
 from fedshot.recipes import timing
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Recipe
-from fedshot.words import count
 
 
 @dataclass(frozen=True)

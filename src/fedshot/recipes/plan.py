@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from fedshot import settings as trees
-from fedshot.config import Config
-from fedshot.data import find_data_dir
-from fedshot.data.checks import published_size
-from fedshot.data.publishers import PUBLISHERS
-from fedshot.errors import ConfigError, DataError
-from fedshot.kinds import defaults
-from fedshot.methods import METHODS
-from fedshot.own import FILES
+from fedshot.config import settings as trees
+from fedshot.config.load import Config
+from fedshot.config.registry import defaults
+from fedshot.config.schema import not_honest
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.text import count
+from fedshot.data.files.places import find_data_dir
+from fedshot.data.sources.publishers import PUBLISHERS
+from fedshot.data.sources.verification import published_size
+from fedshot.methods.registry import METHODS
+from fedshot.methods.user_methods import FILES
 from fedshot.recipes.provenance import kinds, versions
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import Result, split
-from fedshot.sections import not_honest
-from fedshot.setting import Setting
-from fedshot.words import count
+from fedshot.runs.prepare import Setting
 
 _SAID_ELSEWHERE = ("name", "seed", "run.rounds", "run.threads", "run.validate_every")
 

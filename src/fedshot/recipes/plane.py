@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedshot.data.episodes import examples
-from fedshot.experiment import Experiment
-from fedshot.nn import LinearHead, Maml, Question
+from fedshot.data.episodes.episode import examples
+from fedshot.learners.learner import Maml, Question
+from fedshot.nn.heads import LinearHead
+from fedshot.runs.experiment import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedshot.recipes.bench import State
     from fedshot.recipes.recipe import Recipe
+    from fedshot.recipes.runner import State
 
 _EACH, _DRAWN = 200, 120  # examples of a class that are kept, and that are in the picture
 _DIGITS = 4  # of a coordinate that is kept
@@ -77,7 +78,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
 
     Empty where no cell has a plane.
     """
-    from fedshot.reports.canvas import drawing
+    from fedshot.reports.figure_export import drawing
 
     held = planar(states)
     if not held:
@@ -102,7 +103,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
 
 def _regions(axes: Axes, seen: dict[str, Any]) -> None:
     """Draw the points of each class, by name, over the region that the classifier gives it."""
-    from fedshot.reports.canvas import INK, PALETTE
+    from fedshot.reports.figure_export import INK, PALETTE
 
     order = np.argsort(seen["classes"])
     points = [np.array(seen["points"][i][:_DRAWN]).reshape(-1, 2) for i in order]
@@ -131,7 +132,7 @@ def _regions(axes: Axes, seen: dict[str, Any]) -> None:
 
 def _confusion(axes: Axes, seeds: Sequence[dict[str, dict[str, int]]]) -> None:
     """Draw the shares of each class that were taken for each."""
-    from fedshot.reports.canvas import INK
+    from fedshot.reports.figure_export import INK
 
     names = sorted({name for one in seeds for name in one})
     counts = np.array(

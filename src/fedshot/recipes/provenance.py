@@ -12,8 +12,11 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from fedshot import __version__, own, recorder, records, storage
-from fedshot.errors import CheckpointError
+from fedshot import __version__
+from fedshot.core import records, storage
+from fedshot.core.errors import CheckpointError
+from fedshot.methods import user_methods
+from fedshot.runs import recorder
 
 
 class _Machine(TypedDict):
@@ -55,7 +58,7 @@ def versions(parts: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _with_file(method: str, name: str) -> str:
-    file, _, digest = own.fingerprint(method).rpartition(" ")
+    file, _, digest = user_methods.fingerprint(method).rpartition(" ")
     return f"{file} {digest[:12]} on {name}" if file else name
 
 

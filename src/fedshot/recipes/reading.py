@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from fedshot import settings as trees
-from fedshot.errors import ConfigError, nearest
-from fedshot.kinds import layered, long, written_out
+from fedshot.config import settings as trees
+from fedshot.config.registry import layered, long, written_out
+from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
-from fedshot import settings as trees
-from fedshot.errors import ConfigError, nearest
-from fedshot.kinds import layered
-from fedshot.sections import RunOptions
-from fedshot.settings import Settings
+from fedshot.config import settings as trees
+from fedshot.config.registry import layered
+from fedshot.config.schema import RunOptions
+from fedshot.config.settings import Settings
+from fedshot.core.errors import ConfigError, nearest
 
 ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """What a row may set: all of it is the method's."""

@@ -16,20 +16,21 @@ from typing import Annotated, Any, NotRequired, TypeAlias
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from fedshot import own, records, storage
-from fedshot.config import Config
-from fedshot.errors import CheckpointError, ConfigError
-from fedshot.evaluation import HalfWidth
-from fedshot.kinds import difference
-from fedshot.locks import locked
-from fedshot.methods import METHODS
+from fedshot.config.load import Config
+from fedshot.config.registry import difference
+from fedshot.config.settings import Settings
+from fedshot.core import records, storage
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.locks import locked
+from fedshot.core.records import Share, Whole
+from fedshot.evaluation.episodic_test import HalfWidth
+from fedshot.methods import user_methods
+from fedshot.methods.registry import METHODS
 from fedshot.recipes.provenance import Part
 from fedshot.recipes.recipe import Cell
-from fedshot.recorder import Round, Seconds
-from fedshot.records import Share, Whole
-from fedshot.reports.verdict import Row, combined
-from fedshot.settings import Settings
-from fedshot.tested import Terms
+from fedshot.reports.significance import Row, combined
+from fedshot.runs.recorder import Round, Seconds
+from fedshot.runs.test_protocol import Terms
 
 _NOT_THE_CELL = ("name", "seed")
 
@@ -166,7 +167,10 @@ class Result:
     def command(self) -> str:
         """Return the command that makes the same numbers again."""
         budget, tuned = split(self.variant)
-        words = [*own.program(self.method), f"reproduce {self.recipe} --cells '{self.key}'"]
+        words = [
+            *user_methods.program(self.method),
+            f"reproduce {self.recipe} --cells '{self.key}'",
+        ]
         words += [f"--budget {budget}", f"--seeds {max(self.seeds) + 1}"]
         return " ".join(words + ([f"--tune {tuned}"] if tuned else []))
 
@@ -238,7 +242,7 @@ def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
     """
     whole = Config.of(cell.settings(0, chosen)).settings
     kept = {key: value for key, value in whole.items() if key not in _NOT_THE_CELL}
-    return kept | own.noted(cell.row.method)
+    return kept | user_methods.noted(cell.row.method)
 
 
 def outdated(result: Result, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedshot.recipes.bench import State
+from fedshot.core.text import percent, printable
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
+from fedshot.recipes.runner import State
 from fedshot.recipes.tuning import SEED
-from fedshot.words import percent, printable
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
 MINUS = "\N{MINUS SIGN}"

@@ -18,17 +18,17 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from fedshot import records, storage
-from fedshot.config import Config
-from fedshot.errors import CheckpointError
-from fedshot.evaluation import ExamOptions
-from fedshot.locks import locked
-from fedshot.methods import METHODS
+from fedshot.config.load import Config
+from fedshot.config.schema import RunOptions
+from fedshot.core import records, storage
+from fedshot.core.errors import CheckpointError
+from fedshot.core.locks import locked
+from fedshot.core.records import Finite, Whole
+from fedshot.evaluation.episodic_test import ExamOptions
+from fedshot.methods.registry import METHODS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Cell
-from fedshot.records import Finite, Whole
-from fedshot.sections import RunOptions
 
 _FILE = "step-times.json"
 

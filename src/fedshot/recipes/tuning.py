@@ -18,13 +18,13 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from fedshot import records, storage
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.locks import locked
+from fedshot.config.schema import not_honest
+from fedshot.core import records, storage
+from fedshot.core.errors import ConfigError
+from fedshot.core.locks import locked
+from fedshot.core.seeds import Key
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import departure, identity
-from fedshot.sections import not_honest
 
 SEED = 1_000  # of the trials: no training that is reported has it
 

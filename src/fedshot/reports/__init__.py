@@ -1,18 +1,18 @@
 """Tables, figures and pages made from runs."""
 
-from fedshot.reports.affinity import affinity_groups, affinity_picture
+from fedshot.reports.affinity_plots import affinity_groups, affinity_picture
 from fedshot.reports.curves import Series
-from fedshot.reports.holdings import class_histogram, partition_picture
+from fedshot.reports.data_views import Look, look
 from fedshot.reports.inspect import facts, pictures
-from fedshot.reports.looks import Look, look
 from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
-from fedshot.reports.runs import Groups, Run, apart, grouped
+from fedshot.reports.partition_plots import class_histogram, partition_picture
+from fedshot.reports.run_files import Groups, Run, apart, grouped
 from fedshot.reports.sheet import contact_sheet
+from fedshot.reports.significance import Row, Verdict, baselines, compare, told
 from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
-from fedshot.reports.verdict import Row, Verdict, baselines, compare, told
 
 __all__ = [
     "Groups",

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from fedshot import __version__, storage
-from fedshot.data.images import FORMATS
+from fedshot import __version__
+from fedshot.core import storage
+from fedshot.core.text import count, printable, shortened
+from fedshot.data.files.images import FORMATS
 from fedshot.reports.page import document
-from fedshot.words import count, printable, shortened
 
 MOST = 600  # cards on a page, so that it opens on a phone
 _SIDE, _SMALL = 160, 72  # pixels of a picture, of one of the support

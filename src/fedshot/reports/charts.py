@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 
-from fedshot.reports.canvas import INK, PALETTE
+from fedshot.core.text import shortened
 from fedshot.reports.curves import Line, Series
-from fedshot.reports.looks import Holdings, Map
-from fedshot.words import shortened
+from fedshot.reports.data_views import Holdings, Map
+from fedshot.reports.figure_export import INK, PALETTE
 
 Figure: TypeAlias = dict[str, Any]
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from fedshot.reports.runs import Groups, Run
-from fedshot.tested import chose_by_test
+from fedshot.reports.run_files import Groups, Run
+from fedshot.runs.test_protocol import chose_by_test
 
 _POINTS = 400  # of a line
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fedshot import storage
-from fedshot.data import Deal
+from fedshot.core import storage
+from fedshot.core.errors import DataError
+from fedshot.core.text import count, joined
 from fedshot.data.dataset import Ints
-from fedshot.errors import DataError
-from fedshot.reports.holdings import class_histogram, one_client_picture, partition_picture
+from fedshot.data.partitions.partition import Deal
+from fedshot.reports.partition_plots import class_histogram, one_client_picture, partition_picture
 from fedshot.reports.sheet import contact_sheet
-from fedshot.setting import Arrangement
-from fedshot.words import count, joined
+from fedshot.runs.prepare import Arrangement
 
 _ROWS = 20  # classes on the contact sheet
 DEVICES = (2, 5, 10, 20, 30)

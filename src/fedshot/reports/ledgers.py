@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedshot.config.settings import flat
+from fedshot.core.text import count, joined, megabytes, printable
 from fedshot.reports.markup import e, folded, pairs, plain, table
-from fedshot.reports.runs import Groups, Run
-from fedshot.reports.verdict import Row
-from fedshot.settings import flat
-from fedshot.words import count, joined, megabytes, printable
+from fedshot.reports.run_files import Groups, Run
+from fedshot.reports.significance import Row
 
 _FAULTS = 100  # lines of faults shown of one run; the others are counted
 _CLIENTS = 5  # named of those whose replies did not count, the most frequent first

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedshot.words import printable
+from fedshot.core.text import printable
 
 
 def e(text: object) -> str:

@@ -10,13 +10,13 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedshot.errors import ConfigError
-from fedshot.experiment import Experiment
-from fedshot.methods import PFedFSL
-from fedshot.nn import question_features
-from fedshot.protocol import Clients
-from fedshot.reports.canvas import PALETTE, Format, drawing
-from fedshot.words import shortened
+from fedshot.core.errors import ConfigError
+from fedshot.core.text import shortened
+from fedshot.learners.learner import question_features
+from fedshot.methods.personal.pfedfsl import PFedFSL
+from fedshot.protocol.clients import Clients
+from fedshot.reports.figure_export import PALETTE, Format, drawing
+from fedshot.runs.experiment import Experiment
 
 Floats = NDArray[np.float64]
 

@@ -16,15 +16,17 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from fedshot import __version__, storage
-from fedshot.reports import ledgers, sights
+from fedshot import __version__
+from fedshot.core import storage
+from fedshot.reports import figures as sights
+from fedshot.reports import ledgers
+from fedshot.reports.comparison_table import standing
 from fedshot.reports.curves import Series
-from fedshot.reports.looks import Look
+from fedshot.reports.data_views import Look
 from fedshot.reports.markup import e, section
-from fedshot.reports.runs import Groups, Run
-from fedshot.reports.standing import standing
+from fedshot.reports.run_files import Groups, Run
+from fedshot.reports.significance import Row
 from fedshot.reports.summary import summary
-from fedshot.reports.verdict import Row
 
 
 def write_page(

@@ -9,10 +9,9 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from fedshot.data import Dataset
-from fedshot.data.dataset import Pixels
-from fedshot.errors import DataError
-from fedshot.words import shortened
+from fedshot.core.errors import DataError
+from fedshot.core.text import shortened
+from fedshot.data.dataset import Dataset, Pixels
 
 _GAP = 4  # pixels between two images
 _TEXT = 13  # height of the names in pixels

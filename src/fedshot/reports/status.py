@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedshot.errors import CheckpointError
-from fedshot.recorder import RECORDS
-from fedshot.reports.runs import Run
-from fedshot.run_folder import begun, in_training
-from fedshot.tested import chose_by_test
-from fedshot.words import duration, printable
+from fedshot.core.errors import CheckpointError
+from fedshot.core.text import duration, printable
+from fedshot.reports.run_files import Run
+from fedshot.runs.recorder import RECORDS
+from fedshot.runs.run_folder import begun, in_training
+from fedshot.runs.test_protocol import chose_by_test
 
 _DEEP = 6  # folders below the one that is named
 _RECENT = 20  # rounds whose pace is told

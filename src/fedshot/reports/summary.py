@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshot.reports.runs import Run
-from fedshot.reports.verdict import Row, Verdict, against_floor, compare, reach
-from fedshot.tested import Terms, alike
-from fedshot.words import count, joined, megabytes, percent, printable
+from fedshot.core.text import count, joined, megabytes, percent, printable
+from fedshot.reports.run_files import Run
+from fedshot.reports.significance import Row, Verdict, against_floor, compare, reach
+from fedshot.runs.test_protocol import Terms, alike
 
 
 def summary(rows: Sequence[Row], runs: Sequence[Run] = ()) -> str:

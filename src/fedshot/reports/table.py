@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedshot.reports.verdict import Row, against_floor
-from fedshot.words import megabytes, percent, printable, seconds
+from fedshot.core.text import megabytes, percent, printable, seconds
+from fedshot.reports.significance import Row, against_floor
 
 __all__ = ["COLUMNS", "Row", "as_json", "as_text", "caption", "cells", "comparison", "remark"]
 

@@ -13,7 +13,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fedshot.nn import Question, Sheet
+from fedshot.learners.feature_cache import Sheet
+from fedshot.learners.learner import Question
 from fedshot.use.inputs import padded
 
 CHUNK = 256  # queries of one question, so that memory does not grow with their number

@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from fedshot import records, storage
-from fedshot.errors import ConfigError
-from fedshot.locks import locked
-from fedshot.records import Finite, Share, Whole
+from fedshot.core import records, storage
+from fedshot.core.errors import ConfigError
+from fedshot.core.locks import locked
+from fedshot.core.records import Finite, Share, Whole
 from fedshot.use.confidence import End, Interval, Signal, Unknown, signals
 from fedshot.use.trained import TrainedRun
 

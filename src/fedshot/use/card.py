@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedshot import __version__, records
-from fedshot.data.inputs import Pictures
-from fedshot.data.licences import LICENCES, UNKNOWN, VECTORS
-from fedshot.run_folder import RESULT
-from fedshot.tested import Result, Terms
+from fedshot import __version__
+from fedshot.core import records
+from fedshot.data.example_inputs import Pictures
+from fedshot.data.sources.licences import LICENCES, UNKNOWN, VECTORS
+from fedshot.runs.run_folder import RESULT
+from fedshot.runs.test_protocol import Result, Terms
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
 

@@ -22,9 +22,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError
 from fedshot.data.dataset import check_spellings
-from fedshot.errors import CheckpointError, ConfigError, DataError, InputError
-from fedshot.protocol import widest_test
+from fedshot.protocol.method import widest_test
 from fedshot.use.asked import Asked
 from fedshot.use.calibration import Calibration, CalibrationWarning, calibration_of
 from fedshot.use.inputs import Inputs, joined

@@ -19,7 +19,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from fedshot.nn import cross_entropy
+from fedshot.nn.losses import cross_entropy
 
 Signal: TypeAlias = Literal["probability", "logit"]
 End: TypeAlias = Literal["", "cold", "hot"]

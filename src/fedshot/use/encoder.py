@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fedshot import tree
-from fedshot.errors import ConfigError
-from fedshot.keys import Key
-from fedshot.nn import Model, OptState
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import OptState
 from fedshot.use.trained import TrainedRun
 
 # Trees of a model's shape that are none: step sizes, sums, others' models, states of optimisers.

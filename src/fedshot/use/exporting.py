@@ -22,9 +22,16 @@ from safetensors.torch import save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from fedshot import records, storage, tree
-from fedshot.errors import CheckpointError, ConfigError, DataError, as_path, check_kind, check_word
-from fedshot.nn.learners import test_modes
+from fedshot.core import records, storage, tree
+from fedshot.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    as_path,
+    check_kind,
+    check_word,
+)
+from fedshot.learners.learner import test_modes
 from fedshot.use.card import CARD, card_text, made_of
 from fedshot.use.encoder import encoder_of
 from fedshot.use.plain import Encoder, TaskEncoder, encoder_module, example

@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedshot.data.hf import HF
-from fedshot.data.images import SUFFIXES
-from fedshot.data.texts import TABLES, Texts, label_of, table_rows, text_of
-from fedshot.errors import DataError
+from fedshot.core.errors import DataError
+from fedshot.data.files.images import SUFFIXES
+from fedshot.data.sources.hf import HF
+from fedshot.data.sources.texts import TABLES, Texts, label_of, table_rows, text_of
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.inputs import Inputs, padded
 

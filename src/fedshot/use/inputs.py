@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedshot.config import Config
-from fedshot.data.inputs import Pictures, Sentences
+from fedshot.config.load import Config
+from fedshot.core.errors import DataError, InputError
+from fedshot.data.example_inputs import Pictures, Sentences
 from fedshot.data.tokens import FIRST_WORD, PADDING
-from fedshot.errors import DataError, InputError
-from fedshot.facts import Facts
+from fedshot.runs.dataset_info import Facts
 
 _PICTURES = "arrays [n, H, W, C] or [n, H, W], paths of picture files, their bytes, or PIL images"
 _ARRAY_DIMS = (3, 4)

@@ -11,8 +11,8 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from fedshot.data.missing import is_missing
-from fedshot.errors import InputError
+from fedshot.core.errors import InputError
+from fedshot.data.sources.missing import is_missing
 from fedshot.use.inputs import array_of
 
 Labels: TypeAlias = np.ndarray[Any, Any]

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshot.data import Dataset, EpisodeSpec, Tasks
-from fedshot.data.dataset import Ints
-from fedshot.errors import CheckpointError, ConfigError, check_kind
-from fedshot.evaluation import Exam
-from fedshot.keys import Key
-from fedshot.nn import cross_entropy
-from fedshot.protocol import Answer, widest_test
+from fedshot.core.errors import CheckpointError, ConfigError, check_kind
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.episode import Tasks
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.evaluation.episodic_test import Exam
+from fedshot.nn.losses import cross_entropy
+from fedshot.protocol.method import Answer, widest_test
 from fedshot.use.calibration import Calibration
 from fedshot.use.confidence import (
     Marked,

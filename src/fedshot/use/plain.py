@@ -11,10 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fedshot import tree
-from fedshot.nn import Mode, Model
-from fedshot.nn.learners import test_modes
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
+from fedshot.learners.learner import test_modes
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
 
 
 class Encoder(nn.Module):

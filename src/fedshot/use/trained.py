@@ -16,21 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot import run_folder, tree
-from fedshot.config import Config
-from fedshot.data import ClientData
-from fedshot.errors import CheckpointError, ConfigError, DataError, as_path
-from fedshot.experiment import fleet_for
-from fedshot.facts import Facts
-from fedshot.fleets import Guard, Host, PrivateStore
-from fedshot.keys import Key
-from fedshot.machine import arithmetic
-from fedshot.nn import Question
-from fedshot.nn.cost import step_flops
-from fedshot.opened import check_here, on_this_machine
-from fedshot.protocol import Answer, Clients
-from fedshot.setting import Arrangement, threads_for, workers_for
-from fedshot.tree import Tree
+from fedshot.config.load import Config
+from fedshot.core import tree
+from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.private import PrivateStore
+from fedshot.learners.learner import Question
+from fedshot.nn.models.cost import step_flops
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.method import Answer
+from fedshot.runs import run_folder
+from fedshot.runs.dataset_info import Facts
+from fedshot.runs.experiment import fleet_for
+from fedshot.runs.prepare import Arrangement, threads_for, workers_for
+from fedshot.runs.relocate import check_here, on_this_machine
 
 _BEFORE = 0  # the round before training
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from fedshot.errors import ConfigError
+from fedshot.core.errors import ConfigError
 
 CHECKED = ("1.41.0",)
 _LIKE = ("1.41.", "1.42.")

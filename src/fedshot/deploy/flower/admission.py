@@ -18,8 +18,8 @@ from typing import Annotated, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from fedshot import records, storage
-from fedshot.errors import CheckpointError, ConfigError
+from fedshot.core import records, storage
+from fedshot.core.errors import CheckpointError, ConfigError
 
 _MOST = 1 << 20  # clients, and examples of one
 

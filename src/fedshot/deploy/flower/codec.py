@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedshot import tree
-from fedshot.tree import Tree
+from fedshot.core import tree
+from fedshot.core.tree import Tree
 
 Form: TypeAlias = Any
 _MB = 1 << 20

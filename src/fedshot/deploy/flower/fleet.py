@@ -15,12 +15,13 @@ from typing import Annotated, Any, NotRequired
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from fedshot import records
+from fedshot.core import records
+from fedshot.core.errors import CheckpointError
+from fedshot.core.records import Whole
 from fedshot.deploy.flower.admission import Entry
 from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.letters import COMMON, Letter, Mail
-from fedshot.deploy.flower.replies import arrivals
-from fedshot.deploy.flower.roster import (
+from fedshot.deploy.flower.messages import COMMON, Letter, Mail
+from fedshot.deploy.flower.node_registry import (
     HELLO,
     NO_SEAL,
     Carrier,
@@ -29,11 +30,10 @@ from fedshot.deploy.flower.roster import (
     Seal,
     checked_seal,
 )
+from fedshot.deploy.flower.replies import arrivals
 from fedshot.deploy.flower.setup import Setup
-from fedshot.errors import CheckpointError
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol import Arrival, Exchange, Fault, Fleet, PerClient
-from fedshot.records import Whole
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient
 
 _BEHIND = 200  # orders that a node may have left unanswered and still get work
 

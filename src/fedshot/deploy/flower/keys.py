@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower.codec import CodecError
-from fedshot.deploy.flower.home import CA, CERTIFICATE, KEY, own_folder, write_secret
-from fedshot.errors import ConfigError
+from fedshot.deploy.flower.server_folder import CA, CERTIFICATE, KEY, own_folder, write_secret
 
 CA_KEY = "ca.key"
 _CURVE = ec.SECP256R1()  # a node signs every request, and P-256 is a tenth of the work of P-384

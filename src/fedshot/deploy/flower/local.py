@@ -14,17 +14,10 @@ from pathlib import Path
 
 import httpx
 
-from fedshot.console import tell
+from fedshot.core.console import tell
+from fedshot.core.errors import ConfigError, FedshotError
 from fedshot.deploy.flower.admission import admit
 from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.home import (
-    CERTIFICATE,
-    Home,
-    check_free,
-    free_port,
-    joined,
-    own_folder,
-)
 from fedshot.deploy.flower.keys import (
     authority,
     load_node_key,
@@ -35,12 +28,19 @@ from fedshot.deploy.flower.keys import (
 )
 from fedshot.deploy.flower.operator import Operator
 from fedshot.deploy.flower.processes import Child, Children
+from fedshot.deploy.flower.server_folder import (
+    CERTIFICATE,
+    Home,
+    check_free,
+    free_port,
+    joined,
+    own_folder,
+)
 from fedshot.deploy.flower.shards import write_shards
 from fedshot.deploy.flower.superlink import TOKEN
-from fedshot.errors import ConfigError, FedshotError
-from fedshot.setting import Setting
+from fedshot.runs.prepare import Setting
 
-PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli"]  # -P: no modules of the folder
+PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli.main"]  # -P: no modules of the folder
 _START = 120.0  # seconds for a process to begin its work
 
 

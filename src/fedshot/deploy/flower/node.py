@@ -8,11 +8,11 @@ from collections.abc import Callable
 import httpx
 from flwr.app import Message
 
+from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower.codec import CodecError, Limits
-from fedshot.deploy.flower.letters import Letter, read_letter
-from fedshot.deploy.flower.link import Link, LinkError, UnreadableError
+from fedshot.deploy.flower.connection import Link, LinkError, UnreadableError
+from fedshot.deploy.flower.messages import Letter, read_letter
 from fedshot.deploy.flower.worker import Worker
-from fedshot.errors import ConfigError
 
 _SOON, _SELDOM = 0.03, 1.0  # seconds between two looks: right after a message, and after a while
 _PATIENCE = 0.05  # of the time since the last message

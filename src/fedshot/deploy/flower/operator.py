@@ -35,11 +35,11 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from fedshot.core.errors import ConfigError, ServerGoneError
 from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.home import split
+from fedshot.deploy.flower.server_folder import split
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import be_quiet, bound, direct, tls_error
-from fedshot.errors import ConfigError, ServerGoneError
 
 _PATIENCE = 60.0  # seconds for which a server that does not answer may come back
 _BUSY = (502, 503, 504)  # what a server, or what stands before it, says when it may be well soon

@@ -17,14 +17,16 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fedshot.config import Config
-from fedshot.data import Dataset, Partition, Rows, Tokens, unable
-from fedshot.data.dataset import first_twice
-from fedshot.deploy.flower.exams import ExamSetting, write_tests
-from fedshot.deploy.flower.home import own_folder
+from fedshot.config.load import Config
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.text import count
+from fedshot.data.dataset import Dataset, first_twice
+from fedshot.data.episodes.row_split import Rows
+from fedshot.data.partitions.partition import Partition, unable
+from fedshot.data.tokens import Tokens
+from fedshot.deploy.flower.server_folder import own_folder
+from fedshot.deploy.flower.server_tests import ExamSetting, write_tests
 from fedshot.deploy.flower.shards import kind_of, write_client
-from fedshot.errors import ConfigError, DataError
-from fedshot.words import count
 
 _RANGE = re.compile(r"[0-9]{1,9}-[0-9]{1,9}")
 _PARTS = ("base", "validation", "novel")

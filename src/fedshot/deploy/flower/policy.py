@@ -25,12 +25,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedshot import settings as trees
-from fedshot import tree
-from fedshot.config import Config
+from fedshot.config import settings as trees
+from fedshot.config.load import Config
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import short
-from fedshot.errors import ConfigError
-from fedshot.tree import Tree
 
 _MB = 1 << 20
 _OPTIONS = {  # of methods, which a line bounds

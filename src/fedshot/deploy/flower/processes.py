@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from fedshot.core.errors import FedshotError
 from fedshot.deploy.flower.wire import QUIET
-from fedshot.errors import FedshotError
 
 LEASH = "FEDSHOT_LEASH"
 _GRACE = 10.0  # seconds to end by itself

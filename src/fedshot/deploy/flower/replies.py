@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot import tree
+from fedshot.core import tree
 from fedshot.deploy.flower.codec import CodecError, Limits, short
-from fedshot.deploy.flower.letters import Letter, Mail
-from fedshot.protocol import Arrival, Exchange, Fault, Mean, Reply
-from fedshot.protocol.reducers import NOT_FINITE
+from fedshot.deploy.flower.messages import Letter, Mail
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
+from fedshot.protocol.reducers import NOT_FINITE, Mean
 
 _METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
 _STRANGE = 200  # characters of the names of parts that nobody asked for

@@ -16,17 +16,17 @@ import torch
 import yaml
 
 from fedshot import __version__
-from fedshot import settings as trees
-from fedshot.config import Config
+from fedshot.config import settings as trees
+from fedshot.config.load import Config
+from fedshot.config.registry import is_text
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key, draws
 from fedshot.deploy.flower.codec import CodecError
-from fedshot.deploy.flower.exams import ExamSetting
+from fedshot.deploy.flower.server_tests import ExamSetting
 from fedshot.deploy.flower.shards import Holdings, notes_of
-from fedshot.errors import ConfigError
-from fedshot.keys import Key, draws
-from fedshot.kinds import is_text
-from fedshot.own import FILES, fingerprint
-from fedshot.protocol import Method
-from fedshot.setting import Setting
+from fedshot.methods.user_methods import FILES, fingerprint
+from fedshot.protocol.method import Method
+from fedshot.runs.prepare import Setting
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _MOST = 1 << 18  # characters of a configuration

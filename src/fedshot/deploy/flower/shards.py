@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshot import storage
-from fedshot.data import Dataset, Partition, Tokens
-from fedshot.data.dataset import Ints
-from fedshot.data.redealt import Pool
-from fedshot.data.tokens import PADDING, Table, Words
-from fedshot.errors import ConfigError, DataError
+from fedshot.core import storage
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.partitions.partition import Partition
+from fedshot.data.partitions.redealt import Pool
+from fedshot.data.tokens import PADDING, Table, Tokens, Words
 
 _NAME = re.compile(r"client-(\d{6,})\.safetensors")
 

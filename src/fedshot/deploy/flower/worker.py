@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedshot.core.errors import FedshotError
+from fedshot.core.tree import Tree
+from fedshot.deploy.flower.client_runtime import Member
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits, short
-from fedshot.deploy.flower.letters import COMMON, Letter
-from fedshot.deploy.flower.member import Member
+from fedshot.deploy.flower.messages import COMMON, Letter
 from fedshot.deploy.flower.policy import Policy, PolicyError, note
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import Holdings
-from fedshot.errors import FedshotError
-from fedshot.protocol import Arrival
-from fedshot.recorder import environment
-from fedshot.tree import Tree
+from fedshot.protocol.exchange import Arrival
+from fedshot.runs.recorder import environment
 
 # What begins with a root, or with a drive, up to the last separator.
 _FOLDERS = re.compile(r"(?<![\w.~/\\-])(?:~?/|[A-Za-z]:[/\\])(?:[^\s'\"/\\]+[/\\])*")

@@ -1,0 +1,63 @@
+"""The command that checks a method of one's own against what fedshot promises of every method."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fedshot import conformance
+from fedshot.config import load
+from fedshot.config.load import Config
+from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
+from fedshot.core.console import say, tell
+from fedshot.core.errors import ConfigError, FedshotError
+from fedshot.core.machine import arithmetic
+from fedshot.core.text import count
+from fedshot.methods import user_methods
+from fedshot.protocol.method import Method
+
+FAILED = 1
+_SMALL: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "episode": {"way": 3, "shot": 1, "query": 2},
+    "model": {"backbone": {"name": "conv4", "width": 16, "dropout": 0.1}},
+}
+
+
+def check(options: argparse.Namespace) -> int:
+    """Check the methods of a file, a line for each promise; return 1 where one is not kept."""
+    names = user_methods.load_file(str(options.file), "fedshot check")
+    if not names:
+        raise ConfigError(f"{options.file} registers no method. Put @register above its class.")
+    methods = [_made(name, options.settings) for name in names]
+    failed = sum(_check(method, Path(options.file).resolve()) for method in methods)
+    tell(f"{count(failed, 'check')} failed" if failed else "all checks passed")
+    return FAILED if failed else 0
+
+
+def _made(name: str, words: list[str]) -> Method[Any]:
+    """Return the method with these settings, for the small data set that the checks run on."""
+    settings, _ = load.override(_SMALL | {"method": {"name": name}}, words)
+    chosen = Config.of(settings)
+    return chosen.method(chosen.model.of(SHAPE, None), tuple(range(CLASSES)), CLIENTS)
+
+
+def _check(method: Method[Any], file: Path) -> int:
+    """Print what each check of a method came to; return how many failed."""
+
+    def explain(error: BaseException) -> str:
+        kind, text = type(error).__name__, str(error)
+        said = text if text and isinstance(error, FedshotError) else f"{kind}: {text}".rstrip(": ")
+        line = user_methods.where(error, file)
+        return f"{said}{f' ({file.name}{line})' if line else ''}"
+
+    failed = 0
+    with tempfile.TemporaryDirectory() as place, arithmetic(1):
+        outcomes = conformance.check(method, lambda: Path(tempfile.mkdtemp(dir=place)), explain)
+        for name, reason in outcomes:
+            failed += bool(reason)
+            say(f"{method.name}: {'fail' if reason else 'pass'}: {name}"
+                + (f": {reason}" if reason else ""))  # fmt: skip
+    return failed

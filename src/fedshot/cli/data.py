@@ -1,0 +1,135 @@
+"""The commands about data: each takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from fedshot import reports
+from fedshot.cli.train import chosen_config
+from fedshot.core.console import say, tell
+from fedshot.core.errors import DataError
+from fedshot.data.files.places import default_data_dir
+from fedshot.data.sources import fetch, verification
+from fedshot.data.sources.in_memory import InMemory
+from fedshot.data.sources.publishers import PUBLISHERS
+from fedshot.data.sources.registry import SOURCES, Source
+from fedshot.runs.prepare import Arrangement
+
+PROBLEM = 2
+_VECTORS = "Word vectors for the texts of other sources."
+
+
+def list_sources(options: argparse.Namespace) -> int:
+    """List the sources: name, whether the files are there, and a line about it."""
+    folder = _folder(options)
+    rows = [(name, _there(name, cls, folder), _first_line(cls)) for name, cls in SOURCES.items()]
+    rows += [(name, _published(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    for name, there, text in sorted(rows):
+        say(f"{name:<{widths[0]}}  {there:<{widths[1]}}  {text}")
+    say(f"folder of datasets: {folder}")
+    return 0
+
+
+def get(options: argparse.Namespace) -> int:
+    """Fetch a dataset from its publisher."""
+    if options.name in SOURCES and options.name not in PUBLISHERS:
+        raise DataError(f"{options.name} needs no download: {_first_line(SOURCES[options.name])}")
+    with _progress() as progress:
+        files = fetch.get(options.name, _folder(options), progress)
+    for file in files:
+        what = "already there" if file.already else "fetched"
+        sure = "checksum as published" if file.verified else "not verified: no checksum is known"
+        say(f"{what}, {file.size / 1e6:.1f} MB, {sure}: {file.path}")
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Compare a dataset with what its publisher has."""
+    findings = verification.check(options.name, _folder(options))
+    for finding in findings:
+        say(str(finding))
+    problems = sum(finding.level == "problem" for finding in findings)
+    say(f"{options.name}: {problems} problem{'' if problems == 1 else 's'}")
+    return PROBLEM if problems else 0
+
+
+def show(options: argparse.Namespace) -> int:
+    """Draw a source and how it is dealt."""
+    words: list[str] = options.settings
+    if words and not words[0].startswith("--"):
+        options.settings = ["--data.name", *words]
+    arrangement = Arrangement(chosen_config(options), options.data_dir)
+    for line in reports.facts(arrangement):
+        say(line)
+    written = reports.pictures(arrangement, options.out)
+    say(f"wrote into {options.out.resolve()} (--out names another folder):")
+    for path, shows in written.items():
+        say(f"  {path.name}: {shows}")
+    return 0
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    text = options.data_dir or os.environ.get("FEDSHOT_DATA")
+    return Path(text).expanduser() if text else default_data_dir()
+
+
+def _there(name: str, source: type[Source], folder: Path) -> str:
+    if name in PUBLISHERS:
+        return _published(name, folder)
+    if source is InMemory:
+        return "of a program"
+    needs_path = any(field.default is MISSING for field in fields(source))  # type: ignore[arg-type]
+    return "your files" if needs_path else "comes along"
+
+
+def _published(name: str, folder: Path) -> str:
+    place = folder / PUBLISHERS[name].folder
+    if place.is_dir() and any(place.iterdir()):
+        return "here"
+    return "not here: data get" if PUBLISHERS[name].files else "not here: by hand"
+
+
+def _first_line(source: type[Source]) -> str:
+    return (source.__doc__ or "").splitlines()[0]
+
+
+@contextmanager
+def _progress() -> Iterator[fetch.Progress]:
+    """Give a bar for each file on a terminal, and a line every ten megabytes in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        told: dict[str, int] = {}
+
+        def line(name: str, done: int, total: int | None) -> None:
+            tens = done // 10_000_000
+            if told.setdefault(name, 0) != tens:
+                told[name] = tens
+                whole = f" of {total / 1e6:.0f}" if total else ""
+                tell(f"{name}: {10 * tens}{whole} MB")
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        tasks = {}
+
+        def update(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done, total=total)
+
+        yield update

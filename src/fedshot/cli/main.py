@@ -1,0 +1,435 @@
+"""The command line. Heavy imports wait until a command needs them, so `--help` is instant."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedshot import __version__
+from fedshot.cli.flower_arguments import add_flower, add_resume
+from fedshot.core import shutdown
+from fedshot.core.console import print_in_any_encoding, tell
+from fedshot.core.errors import ConfigError, FedshotError, nearest
+from fedshot.core.text import long_names
+
+REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
+_SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+# What may be gone at another try, as a disk that comes back or that somebody makes room on.
+_PASSING = {
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
+    errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN,
+}  # fmt: skip
+_FIXES = {
+    errno.ENOSPC: "Free some space on that disk",
+    errno.EDQUOT: "Free some of your quota on that disk",
+    errno.EACCES: "Choose a place where you may write, or ask for the right to",
+    errno.EPERM: "Choose a place where you may write, or ask for the right to",
+    errno.EROFS: "Choose a place where you may write",
+    errno.ENOTDIR: "A file is where a folder is expected; move it or choose another folder",
+    errno.EEXIST: "A file is where a folder is expected; move it or choose another folder",
+    errno.EISDIR: "A folder is where a file is expected; name a file",
+    errno.ENOENT: "Correct the path",
+    errno.ENAMETOOLONG: "Choose a shorter name",
+}
+
+_WITHOUT_METHODS = {
+    ("data", "list"), ("data", "get"), ("data", "check"), ("flower", "keys"), ("flower", "server"),
+    ("status", None), ("compare", None),
+}  # fmt: skip
+"""Commands and actions that need no method, and so run no file of one."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code.
+
+    0; 2 for a refused request, 75 for one that may be met later, 130 when stopped. Without
+    arguments the command is what the process is there for: when stopped, it ends at once.
+    """
+    shutdown.asked.clear()
+    print_in_any_encoding()
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        if shutdown.asked.is_set() and arguments is None:
+            shutdown.leave(code)
+        return code
+    finally:
+        shutdown.asked.clear()
+
+
+def _run(words: list[str]) -> int:
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
+        tell(f"fedshot: error: {words[0]} stands before the command; write it behind, as in "
+             f"`fedshot run {words[0]}`.")  # fmt: skip
+        return REFUSED
+    options, rest = _parser().parse_known_args(words)
+    options.run_folder = None  # set by the commands that can be gone on with
+    try:
+        for number, usual in _SIGNALS.items():
+            _replace_handler(number, usual, shutdown.stop)
+        if rest and not options.takes_settings:
+            raise ConfigError(_not_taken(options, rest))
+        options.settings = rest
+        files = os.environ.get("FEDSHOT_METHODS")
+        asked = options.command, getattr(options, "action", None)
+        if (files or "fedshot.methods.registry" in sys.modules) and asked not in _WITHOUT_METHODS:
+            if files and not getattr(options, "quiet", False):
+                tell(f"FEDSHOT_METHODS: {files} is loaded, whose code runs here")
+            importlib.import_module("fedshot.methods.user_methods").load()
+        if options.command == "resume" and _on_nodes(options.folder):
+            options.module = "flower"
+        module = importlib.import_module(f"fedshot.cli.{options.module}")
+        command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
+        return command(options)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or shutdown.asked.is_set():
+            way_on = _way_on(options)
+            tell(f"\nstopped{'; ' if way_on else ''}{way_on}")
+            return INTERRUPTED
+        said = _words(error, options)
+        if said is None:
+            raise
+        tell(f"fedshot: error: {said}")
+        return AGAIN if _is_passing(error) else REFUSED
+    finally:
+        for number, usual in _SIGNALS.items():
+            _replace_handler(number, shutdown.stop, usual)
+
+
+def _on_nodes(folder: Path) -> bool:
+    from fedshot.runs.run_folder import NODES
+
+    return (folder / NODES).exists()
+
+
+def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
+    """Say that a command does not take some words, and which of its options is meant."""
+    known = long_names(options.parser.format_help())
+    hint = nearest(_first_option(rest), known)
+    return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
+
+
+def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
+    """Return the first word that is an option, and none of those known; "" without one."""
+    names = (word.partition("=")[0] for word in takewhile(lambda word: word != "--", words))
+    return next((name for name in names if name.startswith("--") and name not in known), "")
+
+
+def _words(error: BaseException, options: argparse.Namespace) -> str | None:
+    """Say what is wrong and how to go on; None of an error that is fedshot's own fault."""
+    if isinstance(error, FedshotError):
+        return str(error)
+    if isinstance(error, OSError):
+        return _sentences(f"{_os_words(error)}.", _way_on(options))
+    if isinstance(error, MemoryError | RuntimeError) and _is_memory(error):
+        told = (
+            "the memory of this machine does not suffice. Choose a smaller model, smaller episodes "
+            "or fewer of them."
+        )
+        return _sentences(told, _way_on(options))
+    return None
+
+
+def _sentences(told: str, way_on: str) -> str:
+    return f"{told} {way_on[0].upper()}{way_on[1:]}." if way_on else told
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the reason of what `_words` said may be gone at another try."""
+    if isinstance(error, FedshotError):
+        return error.passing
+    return not isinstance(error, OSError) or error.errno in _PASSING
+
+
+def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if on_main_thread and signal.getsignal(number) == old:
+        signal.signal(number, new)
+
+
+def _way_on(options: argparse.Namespace) -> str:
+    """Say how to go on, when a run or a recipe has begun."""
+    if options.command == "reproduce" and options.name not in ("list", "results"):
+        return "the same command goes on with what is not finished"
+    folder: Path | None = options.run_folder
+    if folder is None or not _can_go_on(folder):
+        return ""
+    data = getattr(options, "data_dir", None)  # a run does not note where its data lay
+    words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
+    return f"go on with `{shlex.join(words)}`"
+
+
+def _can_go_on(folder: Path) -> bool:
+    from fedshot.runs.run_folder import CONFIG
+
+    try:
+        return (folder / CONFIG).exists()
+    except OSError:
+        return False
+
+
+def _os_words(error: OSError) -> str:
+    places = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    fix = _FIXES.get(error.errno or 0, "Try again, or use another disk")
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in (errno.EACCES, errno.EPERM) and places and _is_unreadable(places[0]):
+        fix = "Ask for the right to read it"
+    return f"{' and '.join(places)}{': ' if places else ''}{reason}. {fix}"
+
+
+def _is_unreadable(place: str) -> bool:
+    """Whether a path is there and may not be read."""
+    try:
+        return Path(place).exists() and not os.access(place, os.R_OK)
+    except OSError:  # nor may the folder that it is in
+        return True
+
+
+def _is_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says which word is a slip where an option that it needs is not given."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._asked = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if "arguments are required" in message and not self.get_default("takes_settings"):
+            known = long_names(self.format_help())
+            slip = _first_option(self._asked, known)
+            message += f". There is no {slip}. {nearest(slip, known)}" if slip else ""
+        super().error(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = _Parser(
+        "fedshot",
+        description="Federated few-shot learning: train across clients, recognise new classes "
+        "from a few examples.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"fedshot {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = _add(commands, "run", "train a method, then test it on the novel classes", settings=True)
+    run.add_argument("--config", type=Path, help="YAML file of settings")
+    run.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
+    add_resume(run)
+    resume = _add(commands, "resume", "go on with a run that was stopped, at any instant")
+    resume.add_argument("folder", type=Path, help="folder of the run, such as runs/digits")
+    evaluate = _add(commands, "evaluate", "test the chosen round of a run, in any shape of episode")
+    evaluate.add_argument("folder", type=Path, help="folder of the run")
+    for name in ("way", "shot", "query", "episodes", "seed"):
+        evaluate.add_argument(f"--{name}", help="as in the run's test, if not given")
+    evaluate.add_argument(
+        "--rounds", help="rounds that the clients of a question learn for, if not the method's"
+    )
+    for command in (run, resume, evaluate):
+        _add_data_dir(command)
+        command.add_argument("--quiet", action="store_true", help="print the result alone")
+        command.add_argument("--json", action="store_true", help="print JSON, one record a line")
+    for command in (run, resume):
+        _add_tracker(command)
+    _add_status(commands)
+    _add_report(commands)
+    options = _add(commands, "options", "list all options of a configuration, by their places")
+    options.add_argument("place", nargs="?", help="a section, as run, or a place, as model.head")
+    options.add_argument("kind", nargs="?", metavar="name", help="one of those that fit there")
+    options.add_argument("--markdown", action="store_true", help="print the page of all of them")
+    methods = _add(commands, "methods", "list the methods, or the options of one")
+    methods.add_argument("method", nargs="?", help="a method's name")
+    text = "check a method of your own against what fedshot promises of every method"
+    check = _add(commands, "check", text, "check", settings=True)
+    check.add_argument("file", type=Path, help="the file that registers it")
+    _add_use(commands)
+    _add_data(commands)
+    _add_reproduce(commands)
+    add_flower(commands, _add, _add_data_dir, _add_tracker)
+    return parser
+
+
+def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    status = _add(commands, "status", "tell how runs are getting on", "report")
+    status.add_argument(
+        "folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER",
+        help="of a run, or of some; those below it are looked for (runs)",
+    )  # fmt: skip
+    status.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "print runs, or cells of recipes, side by side, paired over episodes"
+    compare = _add(commands, "compare", text, "report")
+    compare.add_argument("--json", action="store_true", help="print JSON")
+    report = _add(commands, "report", "write one HTML page about runs", "report")
+    report.add_argument("--to", type=Path, help="the file (report.html, in the folder of one run)")
+    report.add_argument("--title", help="of the page")
+    report.add_argument(
+        "--without-data",
+        action="store_true",
+        help="do not load data and models: no picture of who holds what, no map of new classes",
+    )
+    _add_data_dir(report)
+    seeds = "those that differ in the seed alone become one row"
+    files = "; or files of cells below results/"
+    for command, more in ((compare, files), (report, "")):
+        command.add_argument(
+            "folders", nargs="+", type=Path, metavar="RUN", help=f"folders of runs; {seeds}{more}"
+        )
+
+
+def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "answer a folder of files from a few labelled ones, with the chosen round of a run"
+    predict = _add(commands, "predict", text, "use")
+    predict.add_argument(
+        "--support",
+        type=Path,
+        required=True,
+        help="folder with one for each class; of texts also a table or JSON lines with labels",
+    )
+    predict.add_argument(
+        "--query", type=Path, required=True, help="folder of files, or table of texts, to answer"
+    )
+    predict.add_argument("--to", type=Path, help="file to write; without it, stdout")
+    predict.add_argument("--json", action="store_true", help="JSON lines instead of CSV")
+    predict.add_argument("--page", type=Path, help="HTML page to write, with every picture")
+    predict.add_argument(
+        "--none-of-these", metavar="SHARE",
+        help="turn away what is none of the classes, accepting this share of such files, as 0.05",
+    )  # fmt: skip
+    text = "measure how far a run's confidence can be trusted, on its validation classes"
+    calibrate = _add(commands, "calibrate", text, "use")
+    calibrate.add_argument("folder", type=Path, help="folder of the run")
+    for name in ("way", "shot"):
+        calibrate.add_argument(f"--{name}", help="as in the run's test, if not given")
+    calibrate.add_argument("--episodes", help="half to fit, half to measure (400)")
+    calibrate.add_argument("--json", action="store_true", help="print JSON")
+    text = "write the encoder of a run for other programs, with a model card"
+    export = _add(commands, "export", text, "use")
+    export.add_argument(
+        "--to", required=True, choices=("safetensors", "torch-export", "onnx"), help="format"
+    )
+    export.add_argument("--out", type=Path, help="folder to write (RUN/export)")
+    export.add_argument("--licence", help="licence of the training data, for the card")
+    for command in (predict, export):
+        command.add_argument("--run", type=Path, required=True, help="folder of the run")
+    for command in (predict, calibrate, export):
+        command.add_argument("--client", help="whose model, where the method leaves them there")
+        _add_data_dir(command)
+    for command in (predict, calibrate):
+        command.add_argument("--quiet", action="store_true", help="print the result alone")
+
+
+def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    made = _add(
+        commands,
+        "reproduce",
+        "train the cells of a published table or figure; `list` tells which there are, `results` "
+        "writes a page of what is finished",
+        "reproduce",
+    )
+    made.add_argument("name", help="a recipe's name, `list` or `results`")
+    made.add_argument(
+        "--cells", nargs="+", default=[], metavar="ROW/COLUMN", help="these alone; * for anything"
+    )
+    made.add_argument("--budget", metavar="BUDGET", help="small, paper, or another of the recipe's")
+    made.add_argument("--seeds", type=int, default=3, help="trainings of each cell (3)")
+    made.add_argument("--tune", type=int, default=0, metavar="N", help="N trials for every method")
+    made.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
+    made.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
+    made.add_argument(
+        "--results", type=Path, default=Path("results"), help="folder of finished cells (results)"
+    )
+    made.add_argument("--to", type=Path, help="with `results`: the file to write")
+    made.add_argument("--plan", action="store_true", help="show the table and train nothing")
+    made.add_argument("--measure", action="store_true", help="with `list`: time what has no time")
+    _add_data_dir(made)
+    made.add_argument("--quiet", action="store_true", help="print the table alone")
+    made.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "list, fetch, check or show the sources of data"
+    data = commands.add_parser("data", help=text, description=f"{text.capitalize()}.")
+    actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
+    found = _add(actions, "list", "list the sources, and whether their files are there", "data")
+    get = _add(actions, "get", "fetch a dataset from its publisher", "data")
+    check = _add(actions, "check", "compare a dataset with what its publisher has", "data")
+    for command in (get, check):
+        command.add_argument("name", help="a dataset's name, as `fedshot data list` has it")
+    show = _add(
+        actions,
+        "show",
+        "draw a source and how it is dealt to clients; `show NAME` is short for `--data.name NAME`",
+        "data",
+        settings=True,
+    )
+    show.add_argument("--config", type=Path, help="YAML file of settings")
+    show.add_argument("--out", type=Path, default=Path(), help="folder for the pictures (.)")
+    for command in (found, get, check, show):
+        _add_data_dir(command)
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    module: str = "",
+    *,
+    settings: bool = False,
+) -> argparse.ArgumentParser:
+    made = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=_SETTINGS if settings else None,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.set_defaults(
+        module=module or "train",
+        function=_FUNCTIONS.get(name, name),
+        takes_settings=settings,
+        parser=made,
+    )
+    return made
+
+
+def _add_tracker(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--tracker",
+        choices=("tensorboard", "wandb", "mlflow"),
+        help="send the records there, too (pip install 'fedshot[tracking]')",
+    )
+
+
+def _add_data_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data-dir", help="folder of datasets ($FEDSHOT_DATA, else ~/.local/share/fedshot)"
+    )
+
+
+# `list` is a word of Python, and `export` that of what the command calls.
+_FUNCTIONS = {"list": "list_sources", "export": "export_run"}
+_SETTINGS = """\
+Any setting can be given as --section.key VALUE, and wins over the file:
+  fedshot run --data.name digits --method.name fl_proto --method.local_steps 5
+Sections: name, seed, data, split, partition, episode, model, method, run, test.
+`fedshot options` lists them all, `fedshot methods NAME` those of a method.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

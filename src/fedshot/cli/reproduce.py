@@ -1,0 +1,204 @@
+"""The command `reproduce`: takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedshot import reports
+from fedshot.config.load import Config
+from fedshot.config.registry import long
+from fedshot.core import storage
+from fedshot.core.console import say, tell
+from fedshot.core.errors import ConfigError, DataError, nearest
+from fedshot.data.files.places import find_data_dir
+from fedshot.methods.registry import METHODS
+from fedshot.recipes import plots, results_page, tables, timing
+from fedshot.recipes.cell_timing import measure
+from fedshot.recipes.index import load, names
+from fedshot.recipes.jobs import Event
+from fedshot.recipes.overview import overview, overview_json, overview_text
+from fedshot.recipes.recipe import Recipe
+from fedshot.recipes.results import Results, split
+from fedshot.recipes.runner import Bench, Request
+from fedshot.runs.prepare import Arrangement
+
+BROKE_OFF = 1
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Train a recipe's cells, list the recipes, or write the page of results."""
+    if options.name == "list":
+        return _list(options)
+    if options.name == "results":
+        return _results(options)
+    recipe = load(options.name, options.results)
+    options.budget = options.budget or _budget(recipe, options)
+    if recipe.kind == "picture":
+        return _picture(recipe, options)
+    bench = Bench(_request(recipe, options))
+    bench.check()
+    variant = bench.request.variant
+    if not options.plan:
+        for _ in _shown(bench, options):
+            pass
+        for drawn in plots.write(options.results, recipe, variant):
+            if not options.quiet:
+                tell(f"wrote {drawn}")
+    states = list(bench.states.values())
+    say(tables.as_json(states) if options.json else tables.as_text(recipe, variant, states))
+    named = [state for state in states if state.obstacle and options.cells]
+    return BROKE_OFF if named or any(state.failed for state in states) else 0
+
+
+def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
+    """Return the budget where none is asked for: one on other data if the recipe's are not here."""
+    usual = recipe.usual
+    others = [b for b in recipe.budgets.values() if b.name != usual]
+    others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]
+    if not others or not recipe.rows:
+        return usual
+    stand_in, folder = others[0], find_data_dir(options.data_dir)
+    try:
+        Config.of(recipe.cells(usual)[0].settings()).data.load(folder)
+    except DataError as error:
+        other = Config.of(recipe.cells(stand_in.name)[0].settings()).settings["data"]["name"]
+        tell(f"{error}\nWithout it, {other} takes its place (--budget {stand_in.name}).")
+        return stand_in.name
+    return usual
+
+
+def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
+    return Request(
+        recipe,
+        options.budget or recipe.usual,
+        tuple(options.cells),
+        options.seeds,
+        options.tune,
+        options.jobs,
+        options.out,
+        options.results,
+        options.data_dir,
+    )
+
+
+def _shown(bench: Bench, options: argparse.Namespace) -> Iterator[Event]:
+    """Yield the events, with a live table on a terminal and lines in a pipe."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    request = bench.request
+    if options.quiet or options.json or not console.is_terminal:
+        for event in bench.run():
+            if not (options.quiet or options.json):
+                _tell(event)
+            yield event
+        return
+
+    def now() -> object:
+        return tables.table(request.recipe, request.variant, list(bench.states.values()))
+
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        for event in bench.run():
+            live.update(now())  # type: ignore[arg-type]
+            yield event
+
+
+def _tell(event: Event) -> None:
+    what = " ".join(event.job.key.split(" ")[:3])
+    facts = event.facts
+    if event.kind == "round":
+        seen = facts["validation"]
+        if seen is not None:
+            tell(f"{what}: round {facts['round']}/{facts['rounds']}, validation {100 * seen:.2f} %")
+    elif event.kind == "done" and "test" in facts:
+        test = facts["test"]
+        tell(f"{what}: {100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} %")
+    elif event.kind in ("refused", "failed"):
+        tell(f"{what}: {event.kind}: {facts['reason']}")
+        for line in facts.get("log", []):
+            tell(f"    {line}")
+
+
+def _list(options: argparse.Namespace) -> int:
+    """List the recipes: data, methods, and the time they will take."""
+    recipes = list(_readable(options.results))
+    _request(recipes[0], options)  # refuses numbers that cannot be
+    if options.budget:
+        had = dict.fromkeys(name for recipe in recipes for name in recipe.budgets)
+        if options.budget not in had:
+            raise ConfigError(
+                f"no recipe has a budget {options.budget!r}. {nearest(options.budget, had)}"
+            )
+        recipes = [recipe for recipe in recipes if options.budget in recipe.budgets]
+    if options.measure:
+        _measure(recipes, options)
+    lines = []
+    for recipe in recipes:
+        budget = options.budget or recipe.usual
+        lines.append(overview(recipe, budget, options.seeds, options.data_dir, options.jobs))
+    say(overview_json(lines) if options.json else overview_text(lines, options))
+    return 0
+
+
+def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
+    """Time two short rounds of everything that can be trained and has not been timed here."""
+    folder = options.data_dir
+    cells = [
+        cell
+        for recipe in recipes
+        for cell in (recipe.cells(options.budget or recipe.usual) if recipe.rows else [])
+        if cell.row.method in METHODS
+    ]
+    wanted = timing.unknown(cells, folder)
+    for i, cell in enumerate(wanted, start=1):  # one at a time, or they would slow each other
+        found = measure(cell, folder)
+        timing.keep(cell, found)
+        told = (
+            f"{found['step']:.3f} s a step" if "step" in found else f"refused: {found['refused']}"
+        )
+        if not options.quiet:
+            tell(f"{i}/{len(wanted)} {cell.settings()['name']}: {told}")
+
+
+def _readable(results: Path) -> Iterator[Recipe]:
+    """Yield all recipes that can be read; what is wrong with the others is told."""
+    for name in names(results):
+        try:
+            yield load(name, results)
+        except ConfigError as error:
+            tell(f"{name} is left out: {error}")
+
+
+def _results(options: argparse.Namespace) -> int:
+    """Write the page of everything that is finished, and draw its figures beside the files."""
+    every = Results(options.results).every()
+    held = {result.recipe for result in every} & {*names(options.results)}
+    recipes = {name: load(name, options.results) for name in held}
+    start = (options.to or Path("page.md")).resolve().parent
+    drawn_in = Path(os.path.relpath(options.results.resolve(), start)).as_posix()
+    text = results_page.markdown(every, recipes, drawn_in)
+    if options.to is None:
+        say(text)
+        return 0
+    options.to.parent.mkdir(parents=True, exist_ok=True)
+    storage.deliver(options.to, text.encode())
+    tell(f"wrote {options.to}")
+    for name, variant in sorted({(result.recipe, result.variant) for result in every}):
+        if name in recipes and split(variant)[0] in recipes[name].budgets:
+            for drawn in plots.write(options.results, recipes[name], variant):
+                tell(f"wrote {drawn}")
+    return 0
+
+
+def _picture(recipe: Recipe, options: argparse.Namespace) -> int:
+    """Draw what a recipe without cells shows."""
+    arrangement = Arrangement(Config.of(recipe.settings), options.data_dir)
+    folder: Path = options.results / recipe.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reports.pictures(arrangement, folder):
+        say(f"wrote {path}")
+    return 0

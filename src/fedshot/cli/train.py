@@ -1,0 +1,158 @@
+"""The commands that train and test: each takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedshot.cli.printing import say_score, shown
+from fedshot.config import load, option_help
+from fedshot.config.load import Config
+from fedshot.config.options import Option, settled
+from fedshot.config.registry import KINDS, SECTIONS
+from fedshot.config.settings import parse
+from fedshot.core.console import say, tell
+from fedshot.core.errors import ConfigError
+from fedshot.core.text import long_names
+from fedshot.runs import run_folder
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Setting
+from fedshot.runs.trackers.tracking import Tracker, check
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train a method, then test it."""
+    if options.tracker:
+        check(options.tracker)
+    chosen = chosen_config(options)
+    folder = options.out / chosen.name
+    if run_folder.begun(folder):
+        chosen = going_on(options, folder, chosen)
+        if (folder / run_folder.NODES).exists():
+            raise ConfigError(
+                f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
+                "choose another --name."
+            )
+    options.run_folder = folder
+    experiment = Experiment(Setting(chosen, options.data_dir), folder)
+    if options.resume and not options.quiet:
+        rounds = f"goes on after round {experiment.round}" if experiment.begun else "is a new run"
+        tell(f"{folder} {rounds}")
+    return finish(experiment, options)
+
+
+def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
+    """Return the configuration to go on by with a run that is there, if --resume allows it.
+
+    Raises ConfigError where it does not. Whether it is the run's is asked before training.
+    """
+    if not options.resume:
+        raise ConfigError(
+            f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or `--resume`; "
+            "or choose another --name."
+        )
+    checkpoints = run_folder.checkpoints(folder)
+    rounds = checkpoints.rounds()
+    if chosen.run.threads is not None or not rounds:
+        return chosen
+    held = checkpoints.notes(rounds[-1])["config"]["run"]["threads"]
+    return chosen.with_threads(held)  # its bits are those of so many
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Go on with a run."""
+    if options.tracker:
+        check(options.tracker)
+    options.run_folder = options.folder
+    held = run_folder.configuration(options.folder)
+    return finish(Experiment(Setting(held, options.data_dir), options.folder), options)
+
+
+def finish(experiment: Experiment, options: argparse.Namespace) -> int:
+    """Train the rounds that are left, test, and print what came of it."""
+    with experiment.alone() as lock:  # or a tracker hears that what another process trains failed
+        if not lock.held:
+            tell(f"{experiment.folder} has no locks: see to it that no other process trains there")
+    for text in experiment.notices():
+        tell(text)
+    tracker = _tracker(experiment, options)
+    try:
+        for record in shown(experiment, options):
+            if options.json:
+                say(json.dumps(record.to_json()))
+            tracker.record(record)
+        score = experiment.result()
+        tracker.result(score, experiment.best_round)
+    finally:
+        tracker.close()
+    say_score(score, options, experiment, experiment.baselines)
+    return 0
+
+
+def _tracker(experiment: Experiment, options: argparse.Namespace) -> Tracker:
+    chosen = experiment.config
+    return Tracker(options.tracker, experiment.folder, chosen.name, chosen.settings, tell)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Test the chosen round of a run."""
+    held = run_folder.configuration(options.folder)
+    given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
+    words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
+    asked = Config.of(load.override(held.settings, words)[0]).test
+    experiment = Experiment(Setting(held, options.data_dir), options.folder)
+    if experiment.round < held.run.rounds:
+        tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
+    if options.rounds is not None:
+        experiment.method = _for_rounds(experiment.method, options.rounds)
+    test = experiment.setting.exam(asked)
+    say_score(experiment.answer(test), options, experiment, experiment.raw_baselines(test))
+    return 0
+
+
+def _for_rounds(method: Any, text: str) -> Any:
+    """Return the method with another number of rounds at test."""
+    known = [field.name for field in fields(method)]
+    if "test_rounds" not in known:
+        raise ConfigError(
+            f"--rounds is {text}, and {method.name} learns in no rounds at test. Leave it out."
+        )
+    value = parse(text, lambda _: False, origin="the value of --rounds")
+    return replace(method, test_rounds=settled(Option("--rounds", int), value))
+
+
+def methods(options: argparse.Namespace) -> int:
+    """List the methods, or the options of one."""
+    say(option_help.text("method", options.method))
+    return 0
+
+
+def options(chosen: argparse.Namespace) -> int:
+    """List the places of options, or the options at one; or write the page of all."""
+    if chosen.markdown and chosen.place:
+        raise ConfigError("--markdown is the page of all places. Leave out the place.")
+    if chosen.markdown:
+        say(option_help.markdown().rstrip("\n"))
+    else:
+        say(option_help.text(chosen.place, chosen.kind) if chosen.place else option_help.overview())
+    return 0
+
+
+def chosen_config(options: argparse.Namespace) -> Config:
+    """Return the configuration of the file and of the command line, which wins."""
+    known = long_names(options.parser.format_help())
+    for option in (word.partition("=")[0] for word in options.settings):
+        place = option.removeprefix("--")
+        if place == option or "." in place or place in {"name", "seed", *SECTIONS, *KINDS}:
+            continue  # a value, or a setting
+        if near := difflib.get_close_matches(option, known, 1, 0.75):
+            raise ConfigError(f"there is no option {option}. Did you mean {near[0]}?")
+    settings: Any = load.load(options.config) if options.config else {}
+    settings, notices = load.override(settings, options.settings)
+    for text in notices:
+        tell(text)
+    return Config.of(settings)

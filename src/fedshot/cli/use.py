@@ -1,0 +1,286 @@
+"""The commands that use a run: each takes the parsed options and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from fedshot.core import storage
+from fedshot.core.console import say, tell
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.text import count, other_kinds
+from fedshot.reports.answers import Card, Sheet, write_answers
+from fedshot.use.calibration import Calibration, store
+from fedshot.use.card import card_facts
+from fedshot.use.classifier import FewShotClassifier
+from fedshot.use.exporting import export
+from fedshot.use.folders import WRITERS, Reply, Skipped, Support, learn, replies
+from fedshot.use.measuring import measure
+from fedshot.use.trained import TrainedRun
+
+_TOLD = 20  # skipped files that are named on the terminal
+_ENDS = {
+    "": "",
+    "cold": ": not changed. Every answer to fit it on is right, which leaves it no lower end",
+    "hot": ": not changed. Answers are no better than chance, which leaves it no upper end",
+}
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Answer a folder of files from a folder of labelled examples."""
+    classifier = FewShotClassifier.from_run(
+        options.run,
+        client=whole("client", options.client),
+        accept_unknown=share("none-of-these", options.none_of_these),
+        data_dir=options.data_dir,
+    )
+    _check_writable("to", options.to)
+    _check_writable("page", options.page, makes_folder=True)
+    run, inputs = classifier.opened, classifier.inputs
+    is_text = run.facts.is_text
+    with warnings.catch_warnings(record=True) as noted, _in_words_of_the_shell():
+        warnings.simplefilter("always")
+        support, skipped = learn(classifier, options.support, inputs, is_text)
+    for one in noted:
+        tell(f"warning: {one.message}")
+    unread = sum(not one.passed for one in skipped)
+    if classifier.calibration_ is None and not options.quiet:
+        tell(
+            f"{options.run} is not calibrated: probabilities are the model's own, usually too sure "
+            f"or too unsure. `fedshot calibrate {options.run}` measures them."
+        )
+    elif not options.quiet:
+        tell(_trust(classifier))
+    found = list(replies(classifier, options.query, inputs, is_text, skipped))
+    _tell_skipped(skipped, quiet=options.quiet)
+    if not found:
+        raise DataError(
+            f"{options.query} holds no {'text' if is_text else 'picture'} that can be read"
+            f"{_passed(skipped)}. Add some, or correct the path."
+        )
+    classes = [str(name) for name in classifier.classes_.tolist()]
+    text = WRITERS["json" if options.json else "csv"](found, classes)
+    text = text.encode("utf-8", "replace").decode()  # a file's name may be no text
+    if options.to:
+        storage.deliver(options.to, text.encode())
+    else:
+        say(text.rstrip("\n"))
+    if options.page:
+        write_answers(options.page, _sheet(options, run, classifier, support, found, skipped))
+    if not options.quiet:
+        made = [str(place) for place in (options.to, options.page) if place]
+        unused = sum(not one.passed for one in skipped)
+        left = (f", {unused} skipped" if unused else "") + _passed(skipped)
+        tell(
+            f"{count(len(found), _noun(options.query))} answered{left}; learnt from "
+            f"{count(len(support.paths), _noun(options.support))} of {len(classes)} classes"
+            + (f" ({unread} of the examples skipped)" if unread else "")
+            + (f"; wrote {' and '.join(made)}" if made else "")
+        )
+    return 0
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Measure a run's confidence on its validation classes, and store it with the run."""
+    run = TrainedRun(options.folder, options.data_dir)
+    episodes = whole("episodes", options.episodes)
+    found = measure(
+        run,
+        way=whole("way", options.way),
+        shot=whole("shot", options.shot),
+        episodes=400 if episodes is None else episodes,
+        client=whole("client", options.client),
+    )
+    path = store(run.folder, found)
+    if options.json:
+        say(json.dumps(asdict(found)))
+        return 0
+    for line in calibration_lines(found):
+        say(line)
+    if not options.quiet:
+        tell(f"wrote {path}")
+    return 0
+
+
+def calibration_lines(found: Calibration) -> list[str]:
+    """Return a measurement in words."""
+    images = "other images" if found.apart else "the same images, for want of more"
+    lines = [
+        f"{found.way}-way {found.shot}-shot, {found.episodes} episodes of the validation classes, "
+        f"half to fit and half to measure on {images}: accuracy {100 * found.accuracy:.2f} %",
+        f"temperature {found.temperature:.4g}{_ENDS[found.end]}",
+        f"expected calibration error {100 * found.ece_before:.2f} % before, "
+        f"{100 * found.ece_after:.2f} % after{_between(found.ece_interval)}",
+    ]
+    if found.auroc is not None:
+        lines.append(
+            f"what is none of these shows by its largest {found.signal}: the classes' examples "
+            f"have more of it in {100 * found.auroc:.1f} % of pairs"
+        )
+    lines += [
+        f"none of these at {100 * one.asked:g} %: accepts {100 * one.false_accept:.1f} % of "
+        f"examples of other classes{_between(one.interval)}, turns away "
+        f"{100 * one.false_reject:.1f} % of these classes'"
+        for one in found.unknown
+    ]
+    if not found.unknown:
+        lines.append(
+            "none of these: not measured, there is no validation class beside the episode's"
+        )
+    elif found.unknown[0].interval is not None:
+        lines.append(
+            "intervals: the middle 95 % of bootstraps over episodes; of 0 or 100 %, exact binomial"
+        )
+    return lines
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+
+
+def export_run(options: argparse.Namespace) -> int:
+    """Write the encoder of a run for other programs, with a model card."""
+    run = TrainedRun(options.run, options.data_dir)
+    client = whole("client", options.client)
+    folder = options.out or Path(options.run) / "export"
+    if options.to != "safetensors":
+        tell(f"{options.run}: tracing the encoder for {options.to} and comparing what it gives")
+    for path in export(run, options.to, folder, client=client, licence=options.licence):
+        say(str(path))
+    return 0
+
+
+def whole(option: str, text: str | None) -> int | None:
+    """Return a whole number from 0 on, None where none was given."""
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 9:
+        raise ConfigError(f"--{option} is {text!r}; expected a whole number from 0.")
+    return int(text)
+
+
+def share(option: str, text: str | None) -> float | None:
+    """Return a number between 0 and 1, None where none was given."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise ConfigError(
+            f"--{option} is {text!r}; expected a share between 0 and 1, such as 0.05."
+        )
+    return value
+
+
+@contextmanager
+def _in_words_of_the_shell() -> Iterator[None]:
+    """Let what is refused of the threshold name the option of the command line."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("accept_unknown is", "--none-of-these is")) from None
+
+
+def _check_writable(option: str, path: Path | None, *, makes_folder: bool = False) -> None:
+    """Refuse a place that cannot be written to before anything is answered."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"--{option} is {path}, which is a folder. Name a file in it.")
+    if not makes_folder and not path.parent.is_dir():
+        raise ConfigError(
+            f"--{option} is {path}, and {path.parent} is no folder. Make it, or correct the path."
+        )
+
+
+def _passed(skipped: Sequence[Skipped]) -> str:
+    """Return how many files of other kinds or places, and linked folders, were passed over."""
+    kinds = other_kinds((s.path for s in skipped if s.passed == "other kind"), "left out")
+    beside = sum(one.passed == "beside" for one in skipped)
+    links = sum(one.passed == "linked folder" for one in skipped)
+    said = f", {kinds}" if kinds else ""
+    said += f", {count(beside, 'file')} beside the class folders left out" if beside else ""
+    return said + (f", {count(links, 'linked folder')} not followed" if links else "")
+
+
+def _tell_skipped(skipped: Sequence[Skipped], *, quiet: bool) -> None:
+    skipped = [one for one in skipped if not one.passed]
+    if quiet and skipped:
+        tell(f"{count(len(skipped), 'file')} skipped")
+        return
+    for one in skipped[:_TOLD]:
+        tell(f"skipped: {one.reason}")
+    if len(skipped) > _TOLD:
+        tell(f"and {len(skipped) - _TOLD} more skipped")
+
+
+def _sheet(
+    options: argparse.Namespace,
+    run: TrainedRun,
+    classifier: FewShotClassifier,
+    support: Support,
+    found: Sequence[Reply],
+    skipped: Sequence[Skipped],
+) -> Sheet:
+    by_class: dict[str, list[Path | str]] = {}
+    for path, label, text in zip(support.paths, support.labels, support.texts, strict=True):
+        by_class.setdefault(label, []).append(text or _shown(path, run.facts.is_text))
+    cards = [
+        Card(
+            one.name,
+            one.label,
+            one.confidence,
+            one.nearest,
+            one.turned_away,
+            one.text or _shown(one.path, run.facts.is_text),
+        )
+        for one in found
+    ]
+    facts = card_facts(run) | {"confidence": _trust(classifier)}
+    places = (options.query.resolve(), options.support.resolve())
+    roots = [place.parent if place.is_file() else place for place in places]
+    unread = [(_below(str(s.path), roots), _below(s.reason, roots)) for s in skipped]
+    title = f"{options.query.resolve().name}, answered by {facts['run']}"
+    return Sheet(title, facts, by_class, cards, unread)
+
+
+def _noun(place: Path) -> str:
+    return "text" if place.is_file() else "file"
+
+
+def _below(text: str, roots: Sequence[Path]) -> str:
+    """Return a text with places below these folders as seen from them: pages are passed on."""
+    for root in roots:
+        text = text.replace(f"{root}{os.sep}", "")
+    return text
+
+
+def _shown(path: Path, is_text: bool) -> Path | str:
+    return path.read_text(encoding="utf-8-sig")[:1000] if is_text else path
+
+
+def _trust(classifier: FewShotClassifier) -> str:
+    found = classifier.calibration_
+    if found is None:
+        return "not calibrated: the model's own probabilities"
+    text = (
+        f"temperature {found.temperature:.3g}, from {found.way}-way {found.shot}-shot episodes of "
+        f"the validation classes; expected calibration error there {100 * found.ece_after:.1f} % "
+        f"(before: {100 * found.ece_before:.1f} %)"
+    )
+    if classifier.accept_unknown is not None:
+        line = found.at(classifier.accept_unknown)
+        text += (
+            f". Answers whose largest {found.signal} is below {line.threshold:.4g} are turned "
+            f"away, which there accepted {100 * line.false_accept:.1f} % of examples of other "
+            f"classes and turned away {100 * line.false_reject:.1f} % of those of these"
+        )
+    return text

@@ -1,0 +1,1 @@
+"""One configuration: its sections, the registry of kinds, reading and checking, and option help."""

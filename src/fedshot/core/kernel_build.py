@@ -1,0 +1,299 @@
+"""The C kernels of this package, built once with a compiler that is there.
+
+Without a compiler, on another system than Linux or macOS, or with FEDSHOT_KERNELS=off, `library()`
+is None and callers use plain torch operations. The library lies in a folder of this user's own in
+the cache, under a hash of its source, the compiler and the processor, and the hash of its content:
+what is stale, cut short, or could have been written by somebody else is not loaded but built anew.
+
+A build on a busy machine is waited for, up to half an hour. Then the run is refused: it must not
+compute one part with these kernels and another without them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import platform
+import secrets
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from fedshot.core import storage
+from fedshot.core.errors import BuildError
+from fedshot.core.locks import locked
+
+# No fast-math: NaN must stay NaN, and sums keep the order that the source gives them.
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
+_SOURCES = (
+    "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
+    "stem.c", "winograd.c", "products.c", "tiles.c", "drawing.c", "prototypes.c",
+)  # fmt: skip
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
+_FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
+_SIGNATURES = {
+    "fedshot_moments": [_POINTER, *[_SIZE] * 4, _FLOAT, *[_POINTER] * 2],
+    "fedshot_fold": [*[_POINTER] * 3, *[_SIZE] * 3, _FLOAT, _POINTER],
+    "fedshot_keep": [*[_POINTER] * 5, *[_SIZE] * 2, _DOUBLE, _POINTER],
+    "fedshot_tilt": [*[_POINTER] * 4, *[_SIZE] * 3, _POINTER],
+    "fedshot_pool": [*[_POINTER] * 3, *[_SIZE] * 5, *[_FLOAT] * 2, _POINTER],
+    "fedshot_sums": [*[_POINTER] * 5, *[_SIZE] * 5, *[_FLOAT] * 2, *[_POINTER] * 2],
+    "fedshot_grad": [*[_POINTER] * 7, *[_SIZE] * 5, *[_FLOAT] * 2, _POINTER],
+    "fedshot_twice_sums": [*[_POINTER] * 6, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 3],
+    "fedshot_twice_grad": [*[_POINTER] * 11, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 2],
+    "fedshot_leaky": [*[_POINTER] * 3, *[_SIZE] * 4, _FLOAT, _POINTER],
+    "fedshot_leaky_sums": [*[_POINTER] * 5, *[_SIZE] * 4, _FLOAT, *[_POINTER] * 2],
+    "fedshot_leaky_grad": [*[_POINTER] * 7, *[_SIZE] * 4, _FLOAT, _POINTER],
+    "fedshot_join": [*[_POINTER] * 5, *[_SIZE] * 5, _FLOAT, _POINTER],
+    "fedshot_join_sums": [*[_POINTER] * 8, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 3],
+    "fedshot_join_grad": [*[_POINTER] * 12, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 2],
+    "fedshot_rim": [_POINTER, *[_SIZE] * 5, _POINTER],
+    "fedshot_patches": [_POINTER, *[_SIZE] * 5, *[_POINTER] * 2],
+    "fedshot_stem_norm": [*[_POINTER] * 4, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 8],
+    "fedshot_stem": [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2],
+    "fedshot_stem_sums": [*[_POINTER] * 3, *[_SIZE] * 7, _POINTER],
+    "fedshot_stem_grad": [*[_POINTER] * 7, *[_SIZE] * 3, *[_POINTER] * 3],
+    "fedshot_winograd_in": [_POINTER, *[_SIZE] * 8, _POINTER],
+    "fedshot_winograd_out": [*[_POINTER] * 2, *[_SIZE] * 8, _POINTER],
+    "fedshot_winograd_back": [_POINTER, *[_SIZE] * 7, _POINTER],
+    "fedshot_winograd_filters": [_POINTER, *[_SIZE] * 3, _POINTER],
+    "fedshot_winograd_unfold": [_POINTER, *[_SIZE] * 3, _POINTER],
+    "fedshot_products_wanted": [_POINTER],
+    "fedshot_products": [*[_POINTER] * 2, *[_SIZE] * 7, _POINTER],
+    "fedshot_products_over": [*[_POINTER] * 2, *[_SIZE] * 8, _POINTER],
+    "fedshot_products_pack": [_POINTER, *[_SIZE] * 6, _POINTER],
+    "fedshot_tiles": [*[_POINTER] * 3, *[_SIZE] * 8, *[_POINTER] * 2],
+    "fedshot_tiles_by_filters": [*[_POINTER] * 2, *[_SIZE] * 8, *[_POINTER] * 2],
+    "fedshot_adam": [*[_POINTER] * 2, *[_SIZE] * 2, *[_FLOAT] * 5],
+    "fedshot_take": [*[_POINTER] * 2, *[_SIZE] * 2, _DOUBLE],
+    "fedshot_kept": [*[_SIZE] * 2, *[_WORD] * 3, _FLOAT, _POINTER],
+    "fedshot_gru_gates": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 3],
+    "fedshot_gru_back": [*[_POINTER] * 4, *[_SIZE] * 5, *[_POINTER] * 3],
+    "fedshot_lstm": [*[_POINTER] * 4, *[_SIZE] * 7, *[_POINTER] * 5],
+    "fedshot_lstm_back": [*[_POINTER] * 7, *[_SIZE] * 9, *[_POINTER] * 2],
+    "fedshot_same_rows": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
+    "fedshot_add_rows": [*[_POINTER] * 2, *[_SIZE] * 4, _POINTER],
+    "fedshot_prototypes": [*[_POINTER] * 2, *[_SIZE] * 6, *[_POINTER] * 5],
+    "fedshot_few_round": [*[_POINTER] * 4, *[_SIZE] * 4, _WORD, _FLOAT, *[_POINTER] * 7],
+    "fedshot_few_round_answers": [*[_POINTER] * 4, *[_SIZE] * 4, *[_POINTER] * 6],
+    "fedshot_draw": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
+    "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
+}
+# Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.
+_TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
+_SLOW = 30.0  # seconds after which a person is told what is waited for
+_LIMIT = 1800.0  # seconds after which a compiler is taken to hang; it needs some twenty
+# What a machine lacks for a while, by number and in a compiler's words.
+_PASSING = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+_PASSING_WORDS = (
+    "killed", "terminated program", "no space left", "cannot allocate", "out of memory",
+    "memory exhausted",
+)  # fmt: skip
+_OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the kernels, building them the first time; None where they cannot be had.
+
+    Says on stderr why not, where there is a compiler. Raises BuildError where the compiler was
+    killed, or memory, disk or time did not suffice: another try may have the kernels.
+    """
+    if os.environ.get("FEDSHOT_KERNELS", "").lower() in ("off", "0", "no", "false"):
+        return None
+    if sys.platform not in ("linux", "darwin"):
+        return None
+    why = []
+    for compiler in _compilers():
+        try:
+            with _notice(compiler[0]):
+                return _built(compiler)
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            why.append(f"{shlex.join(compiler)}: {_reason(error)}")
+            if _may_pass(error):
+                raise BuildError(
+                    f"the C kernels cannot be built for now ({why[-1]}). Try again with more "
+                    "memory or disk free, or set FEDSHOT_KERNELS=off to run without them, which "
+                    "differs in the last digits."
+                ) from error
+    if why:
+        print(
+            f"fedshot: the C kernels cannot be built ({'; '.join(why)}). Plain torch operations "
+            "take their place, which are slower and differ in the last digits. "
+            "FEDSHOT_KERNELS=off chooses them without this notice.",
+            file=sys.stderr,
+        )
+    return None
+
+
+def kind() -> str:
+    """Return "compiled" or "plain": results of the two differ in their last digits."""
+    return "plain" if library() is None else "compiled"
+
+
+def _compilers() -> Iterator[list[str]]:
+    """Yield the commands to try: $CC with its options and wrappers, then the usual names."""
+    try:
+        own = shlex.split(os.environ.get("CC", ""))
+    except ValueError:  # a quotation that does not end
+        own = []
+    for command in filter(None, (own, ["cc"], ["gcc"], ["clang"])):
+        path = shutil.which(command[0])
+        if path:
+            yield [path, *command[1:]]
+
+
+def _built(compiler: list[str]) -> ctypes.CDLL:
+    """Return the library from the cache, put there first if need be.
+
+    In a cache that others may write to, each user has a folder. Of processes that find none, one
+    compiles and the others wait. A cache that cannot be used costs this process some seconds: it
+    compiles for itself.
+    """
+    place = resources.files("fedshot.nn.kernels") / "c"
+    source = b"".join(place.joinpath(name).read_bytes() for name in _SOURCES)
+    version = _run([*compiler, "--version"], b"")
+    parts = (source, version, shlex.join([*compiler, *_FLAGS]).encode(), _processor().encode())
+    name = "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    folder = storage.cache_folder() / f"kernels-{os.geteuid()}"
+    if (found := _found(folder, name)) is not None:
+        return found
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stack.enter_context(locked(folder / f"{name}.lock"))
+            if (found := _found(folder, name)) is not None:
+                return found
+        library = _compiled(compiler, source)
+        try:
+            return _loaded(_kept(library, folder, name))
+        except OSError:
+            with tempfile.TemporaryDirectory(prefix="fedshot-") as private:
+                return _loaded(_kept(library, Path(private), name))
+
+
+def _found(folder: Path, name: str) -> ctypes.CDLL | None:
+    """Return the library that lies in the cache, or None."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        with suppress(OSError, AttributeError):
+            return _loaded(path)
+    return None
+
+
+def _compiled(compiler: list[str], source: bytes) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="fedshot-") as folder:
+        made = Path(folder, "fused.so")
+        _run([*compiler, *_FLAGS, "-x", "c", "-", "-o", str(made), "-lm"], source)
+        return made.read_bytes()
+
+
+def _kept(library: bytes, folder: Path, name: str) -> Path:
+    """Write the library; it appears whole or not at all, and its name holds its hash."""
+    path = folder / f"{name}-{hashlib.sha256(library).hexdigest()}.so"
+    partial = folder / f".{secrets.token_hex(8)}"
+    try:
+        with os.fdopen(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "wb") as file:
+            file.write(library)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        storage.flush(folder)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    """Load a library that is whole and that nobody but this user or root can have written.
+
+    A file that was cut short would otherwise end the process by a signal when it is read.
+    """
+    _check(path.parent.lstat(), path.parent)
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        _check(os.fstat(handle), path)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            if hashlib.sha256(file.read()).hexdigest() != path.stem.rpartition("-")[2]:
+                raise OSError(f"{path} is damaged")
+        # By the descriptor that was checked: somebody may have put another folder in the place of
+        # this one. It stays open, as the loader takes two libraries of one name for the same.
+        same = Path(f"/proc/self/fd/{handle}")
+        found = ctypes.CDLL(str(same if os.access(same, os.R_OK) else path))
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(found, name)
+            function.argtypes, function.restype = arguments, None
+    except BaseException:
+        os.close(handle)
+        raise
+    return found
+
+
+def _check(about: os.stat_result, path: Path) -> None:
+    if about.st_uid not in (0, os.geteuid()):
+        raise OSError(f"{path} belongs to another user")
+    if about.st_mode & _OPEN_TO_OTHERS or stat.S_ISLNK(about.st_mode):
+        raise OSError(f"others could write to {path}")
+
+
+@contextmanager
+def _notice(compiler: str) -> Iterator[None]:
+    """Tell a person what is waited for, here or in the process that compiles, if it takes long."""
+    notice = threading.Timer(
+        _SLOW, print, [f"fedshot: waits for the C kernels: {compiler} is at work"],
+        {"file": sys.stderr},
+    )  # fmt: skip
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
+def _run(command: list[str], given: bytes) -> bytes:
+    return subprocess.run(
+        command, input=given, capture_output=True, check=True, timeout=_LIMIT
+    ).stdout
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a build that failed may succeed at another try."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr.decode(errors="replace").lower()
+        return error.returncode < 0 or any(words in said for words in _PASSING_WORDS)
+    if isinstance(error, subprocess.TimeoutExpired):
+        return True
+    return isinstance(error, OSError) and error.errno in _PASSING
+
+
+def _reason(error: Exception) -> str:
+    """Return one line: the compiler's first about an error, if it is a compiler that failed."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it does not end within {error.timeout:,g} seconds"
+    if not isinstance(error, subprocess.CalledProcessError):
+        return str(error)
+    said = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+    wrong = [line for line in said if "error" in line.lower()]
+    return next(iter(wrong + said), f"exit status {error.returncode}")
+
+
+def _processor() -> str:
+    """Return what `-march=native` stands for here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    else:
+        lines = sorted({line for line in lines if line.startswith(_TRAITS)})
+    return "\n".join([platform.machine(), *lines])

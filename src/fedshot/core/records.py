@@ -1,0 +1,206 @@
+"""The records that runs, recipes and nodes keep as JSON: read within bounds, checked key by key.
+
+A record may come from another machine, or be damaged, so nothing in it is trusted: neither its
+size, nor its depth, nor what stands at a key. A schema is a type, most often a `TypedDict`, that
+says what a reader relies on; keys that it does not name may hold anything. `read` returns what JSON
+holds, unchanged, or raises CheckpointError with the file, the key and the line.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import reprlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedshot.core.errors import CheckpointError
+from fedshot.core.regular_files import read_regular
+
+COPY = "Restore it from a copy"
+LARGEST = 2**64
+"""Whole numbers in a record are below this, and above its negative."""
+DEEPEST = 32
+"""Lists and objects that may lie in one another."""
+
+_MOST_BYTES = 64 << 20
+_MOST_VALUES = 5_000_000  # a list of empty lists takes thirty times the room of its text
+_MOST_LINES = 2 << 30  # bytes of a file with a record in each line
+_FIND_LINE = 256 << 10  # bytes of a text in which the line of a key is looked for
+
+Whole: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+"""A count, a number of bytes, or the number of a round, a client or an episode."""
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class _DamageError(Exception):
+    """What is wrong in a record: at which key, and in which line where it is known."""
+
+    def __init__(self, why: str, place: tuple[Any, ...] = (), line: int | None = None) -> None:
+        super().__init__(why)
+        self.why, self.place, self.line = why, place, line
+
+
+def content(path: Path, most: int | None = _MOST_BYTES, fix: str = COPY) -> bytes:
+    """Return what a regular file of at most so many bytes holds; of any number for None.
+
+    Raises:
+        CheckpointError: it is a folder, a pipe or a device, or holds more.
+        OSError: it is not there, or cannot be read.
+    """
+    try:
+        return read_regular(path, most)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EISDIR, errno.EFBIG):
+            raise
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}). {fix}.") from None
+
+
+def read(path: Path, schema: Any, fix: str = COPY) -> Any:
+    """Return what a JSON file holds, checked.
+
+    Args:
+        path: the file.
+        schema: the type that its content must have.
+        fix: what to do about a damaged file, a sentence without its full stop.
+
+    Raises CheckpointError and OSError, as `content` does, and CheckpointError for what is not JSON,
+    beyond the bounds, or not of the schema.
+    """
+    return parse(content(path, fix=fix), schema, str(path), fix)
+
+
+def parse(data: bytes, schema: Any, origin: str, fix: str = COPY) -> Any:
+    """Return what a JSON text holds, checked as `read` does; `origin` is what messages call it."""
+    try:
+        return _checked(data, schema)
+    except _DamageError as error:
+        line = error.line or _line(data, error.place)
+        raise _refusal(error, origin, line, fix) from None
+
+
+def read_lines(path: Path, schema: Any, fix: str = COPY) -> list[Any]:
+    """Return the records of a file with one in each line; a last one cut short is left out.
+
+    Arguments and errors are those of `read`.
+    """
+    *lines, _ = content(path, _MOST_LINES, fix).split(b"\n")
+    found = []
+    for n, line in enumerate(lines, 1):
+        if line:
+            try:
+                found.append(_checked(line, schema))
+            except _DamageError as error:
+                raise _refusal(error, str(path), n, fix) from None
+    return found
+
+
+def check(value: Any, schema: Any, path: Path, fix: str = COPY) -> None:
+    """Raise CheckpointError unless what a file was found to hold is of a schema."""
+    try:
+        _check(value, schema)
+    except _DamageError as error:
+        text = content(path) if path.suffix in (".yaml", ".json") else b""
+        raise _refusal(error, str(path), _line(text, error.place), fix) from None
+
+
+def _refusal(error: _DamageError, origin: str, line: int | None, fix: str) -> CheckpointError:
+    key = ".".join(str(part) for part in error.place)[:200]
+    where = f" (line {line})" if line else ""
+    told = f"{key} {error.why}" if key else error.why
+    return CheckpointError(f"{origin} is damaged: {told}{where}. {fix}.")
+
+
+def _checked(data: bytes, schema: Any) -> Any:
+    if len(data) > _MOST_BYTES:
+        raise _DamageError(f"it holds {len(data):,} bytes, expected at most {_MOST_BYTES:,}")
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > _MOST_VALUES:
+        raise _DamageError(f"it holds more than {_MOST_VALUES:,} values")
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except json.JSONDecodeError as error:
+        line = error.lineno if b"\n" in data else None
+        raise _DamageError(
+            f"it is not JSON ({error.msg} at column {error.colno})", line=line
+        ) from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1 if b"\n" in data else None
+        raise _DamageError(f"it is not text in UTF-8 ({error.reason})", line=line) from None
+    except RecursionError:
+        raise _DamageError(f"it is nested deeper than {DEEPEST} lists and objects") from None
+    except ValueError:  # Python reads no number of more than 4300 digits
+        raise _DamageError("it holds a whole number of thousands of digits") from None
+    _check(value, schema)
+    return value
+
+
+def _excesses(value: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield the places that are nested too deeply or hold too large a number, and which it is."""
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, int) and not -LARGEST < value < LARGEST:
+            yield place, f"is a whole number of {value.bit_length()} bits, expected at most 64"
+        if not isinstance(value, dict | list):
+            continue
+        if len(place) >= DEEPEST:
+            yield place, f"is nested deeper than {DEEPEST} lists and objects"
+            continue
+        inside = value.items() if isinstance(value, dict) else enumerate(value)
+        waiting += [((*place, k), v) for k, v in inside if isinstance(v, dict | list | int)]
+
+
+def _check(value: Any, schema: Any) -> None:
+    """Raise _DamageError unless a value is within bounds and of a schema."""
+    for place, why in _excesses(value):
+        raise _DamageError(why, place)
+    try:
+        _adapter(schema).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place, said = first["loc"], first["msg"]
+        if first["type"] == "missing":
+            raise _DamageError(f"has no {place[-1]!r}", place[:-1]) from None
+        raise _DamageError(
+            f"is {reprlib.repr(first['input'])}; {said[:1].lower()}{said[1:]}", _keys(value, place)
+        ) from None
+
+
+@lru_cache(maxsize=64)
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
+
+
+def _keys(value: Any, place: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the part of a place that are keys; pydantic names the kinds of a union there, too."""
+    found: list[Any] = []
+    for part in place:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            continue
+        found.append(part)
+    return tuple(found)
+
+
+def _line(data: bytes, place: tuple[Any, ...]) -> int | None:
+    """Return the line of a key in a JSON text, from 1; None where it is long, or one line."""
+    if b"\n" not in data.strip() or len(data) > _FIND_LINE or not place:
+        return None
+    try:
+        node: Any = yaml.compose(data.decode("utf-8"), Loader=yaml.SafeLoader)  # JSON is YAML
+        for part in place:
+            if isinstance(node, yaml.MappingNode):
+                node = next(inner for key, inner in node.value if key.value == part)
+            else:
+                node = node.value[part]
+        return int(node.start_mark.line) + 1
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, StopIteration,
+            RecursionError):  # fmt: skip
+        return None

@@ -1,0 +1,152 @@
+"""Trees on disk: safetensors, written whole or not at all, with a hash inside.
+
+A file is written under a temporary name, flushed to the disk, and renamed; a reader therefore
+sees the old file, the new one, or none. The SHA-256 of names, types, shapes, values and notes
+stands in the header and is checked on every read. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedshot.core import records, tree
+from fedshot.core.errors import CheckpointError
+from fedshot.core.tree import Tree
+
+PARTIAL = ".partial"
+
+
+def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, sync: bool) -> str:
+    """Write a tree and JSON-able notes to `path`; return the content's hash.
+
+    Args:
+        path: the file; its folder must exist.
+        content: any tree.
+        notes: anything JSON can hold.
+        sync: flush to the disk before renaming. Without it the caller must `flush` the file
+            before anything relies on it.
+    """
+    # A copy of each leaf: leaves may be pieces of one memory, which safetensors refuses.
+    flat = {
+        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, leaf in tree.items(content)
+    }
+    text = json.dumps(dict(notes or {}), sort_keys=True)
+    sha = _hash(flat, text)
+    data = save(flat, metadata={"notes": text, "sha256": sha})
+    write_bytes(path, *_in_one_order(data), sync=sync)
+    return sha
+
+
+def _in_one_order(data: bytes) -> tuple[bytes, memoryview]:
+    """Return a safetensors file, its header's keys in order: of equal content, equal bytes."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the values stay aligned
+    return len(header).to_bytes(8, "little") + header, memoryview(data)[end:]
+
+
+def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
+    """Replace the file at `path` by the pieces of `data` in one step, whoever else is at it."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException as error:  # a full disk, an interrupt
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # which names the partial file, or none
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+    if sync:
+        flush(path.parent)
+
+
+def deliver(path: Path, data: bytes) -> None:
+    """Write `data` to a place that a person has named.
+
+    What is no file, such as a pipe, a device or a standard stream, is written to; a link keeps its
+    name, and what it leads to is replaced.
+    """
+    stream = path.is_absolute() and path.parts[1] in ("dev", "proc")
+    if stream or (path.exists() and not path.is_file() and not path.is_dir()):
+        with path.open("ab") as place:  # after what was written there before
+            place.write(data)
+        return
+    try:
+        write_bytes(path.resolve(), data, sync=False)
+    except RuntimeError:
+        raise OSError(errno.ELOOP, "Links that lead in a circle", str(path)) from None
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Read what `write` wrote: leaves by path, notes, and the content's hash.
+
+    Raises:
+        CheckpointError: the file is missing, cut short, or differs from its hash.
+        OSError: it may not, or cannot, be read.
+    """
+    try:
+        data = records.content(path, None)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    try:
+        # Not by `safe_open`, which keeps two objects for every tensor, for ever. Copied, because
+        # what is computed may depend on where in memory a tensor begins.
+        loaded, header = load(data), _header(data)
+        del data  # and each tensor once it is copied: a file lies in memory twice, not three times
+        flat = {name: loaded.pop(name).clone() for name in list(loaded)}
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    metadata = records.parse(header, dict[str, Any], str(path)).get("__metadata__") or {}
+    text, sha = metadata.get("notes", "{}"), metadata.get("sha256")
+    if sha is None:
+        raise CheckpointError(
+            f"{path} is damaged: it holds no hash of its content, or was not written by "
+            "`fedshot.core.storage.write`"
+        )
+    if _hash(flat, text) != sha:
+        raise CheckpointError(f"{path} is damaged: its content differs from the hash inside it")
+    return flat, records.parse(text.encode(), dict[str, Any], str(path)), sha
+
+
+def _header(data: bytes) -> bytes:
+    """Return the header of a safetensors file, as JSON."""
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]
+
+
+def _hash(flat: Mapping[str, Tensor], notes: str) -> str:
+    return hashlib.sha256((tree.digest_of(flat.items()) + notes).encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return $FEDSHOT_CACHE, else fedshot/ below the user's cache folder."""
+    own = os.environ.get("FEDSHOT_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "fedshot"

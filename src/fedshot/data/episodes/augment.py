@@ -1,0 +1,108 @@
+"""Random crops, flips and colour changes of whole batches of images; off unless asked for.
+
+Each image gets its own crop, flip and colours, all drawn under one key. Crops and flips are exact;
+colours go through float32, so another kind of processor may round a pixel differently by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset
+
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is changed at random in training images.
+
+    Args:
+        crop_padding: black pixels that are added on each side, before the old size is cut out at a
+            random place.
+        flip: whether left and right are mirrored half the time.
+        jitter: in [0, 1): brightness, contrast and saturation, in this order, are scaled, each by a
+            factor uniform in [1 - jitter, 1 + jitter].
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop_padding < 0:
+            raise DataError(f"crop_padding is {self.crop_padding}; expected 0 or more pixels")
+        if not 0 <= self.jitter < 1:
+            raise DataError(f"jitter is {self.jitter}; expected 0 (off) or more, and below 1")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is changed at all."""
+        return self.crop_padding > 0 or self.flip or self.jitter > 0
+
+    def check(self, dataset: Dataset) -> None:
+        """Raise DataError for examples that cannot be changed so."""
+        if not self.active:
+            return
+        if dataset.is_text:
+            raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+        side = min(dataset.shape[:2])
+        if self.crop_padding >= side:
+            raise DataError(
+                f"episode.augment.crop_padding is {self.crop_padding}, and images are {side} "
+                f"pixels: a crop may hold nothing of the picture. Expected less than {side}, such "
+                f"as {max(1, side // 8)}."
+            )
+
+    def apply(self, x: Tensor, key: Key) -> Tensor:
+        """Return uint8 images [n, H, W, C] as changed under `key`; the input stays as it is."""
+        if x.dtype != torch.uint8 or x.ndim != 4:
+            raise DataError(f"images are {x.dtype}{list(x.shape)}; expected uint8 [n, H, W, C]")
+        if not self.active or len(x) == 0:
+            return x
+        if self.crop_padding or self.flip:
+            x = self._moved(x, key)
+        if self.jitter > 0:
+            x = self._coloured(x, key.at("jitter").numpy())
+        return x
+
+    def _moved(self, x: Tensor, key: Key) -> Tensor:
+        """Crop and flip in one gather: which row and column each pixel comes from."""
+        n, h, w, _ = x.shape
+        pad = self.crop_padding
+        rows = torch.arange(h).expand(n, h)
+        columns = torch.arange(w).expand(n, w)
+        if self.flip:
+            mirrored = torch.from_numpy(key.at("flip").numpy().random((n, 1)) < 0.5)
+            columns = torch.where(mirrored, columns.flip(1), columns)
+        if pad:
+            shift = torch.from_numpy(key.at("crop").numpy().integers(-pad, pad + 1, (2, n, 1)))
+            rows, columns = rows + shift[0], columns + shift[1]
+        inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None]
+        images = torch.arange(n)[:, None, None]
+        picked = x[images, rows.clamp(0, h - 1)[:, :, None], columns.clamp(0, w - 1)[:, None]]
+        return picked * inside[..., None]
+
+    def _coloured(self, x: Tensor, rng: np.random.Generator) -> Tensor:
+        n, _, _, c = x.shape
+        draws = torch.from_numpy(rng.random((3, n, 1, 1, 1), dtype=np.float32))
+        factors = 1 + self.jitter * (2 * draws - 1)
+        pixels = x.float() * factors[0]
+        grey = self._grey(pixels).mean(dim=(1, 2), keepdim=True)
+        pixels = grey + factors[1] * (pixels - grey)
+        if c == 3:  # grey images have no saturation
+            grey = self._grey(pixels)
+            pixels = grey + factors[2] * (pixels - grey)
+        return pixels.round().clamp(0, 255).to(torch.uint8)
+
+    @staticmethod
+    def _grey(pixels: Tensor) -> Tensor:
+        if pixels.shape[-1] != 3:
+            return pixels.mean(dim=-1, keepdim=True)
+        return (pixels * torch.tensor(_LUMA)).sum(dim=-1, keepdim=True)

@@ -1,0 +1,1 @@
+"""Files from elsewhere: archives, images, hashes, and bounds on what is read."""

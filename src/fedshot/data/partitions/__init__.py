@@ -1,0 +1,1 @@
+"""Partitions: which client holds which examples."""

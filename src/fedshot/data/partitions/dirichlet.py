@@ -1,0 +1,44 @@
+"""Shares drawn from a Dirichlet distribution, and rows cut by such shares."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedshot.core.errors import DataError
+from fedshot.data.dataset import Ints
+
+_EVEN = 1e12  # above this alpha shares are equal to six digits, and gamma draws near overflow
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise DataError unless alpha is a positive, finite number."""
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise DataError(
+            f"alpha is {alpha}; expected a positive number. Small values (0.1) give uneven "
+            "clients, large ones (100) nearly even ones; for even clients use the iid partition."
+        )
+
+
+def shares(clients: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Return q ~ Dir(alpha 1_K), which sums to 1."""
+    q = rng.dirichlet(np.full(clients, min(alpha, _EVEN)))
+    if not np.isfinite(q).all() or q.sum() <= 0:  # alpha so small that all draws underflow
+        q = np.zeros(clients)
+        q[rng.integers(clients)] = 1.0
+    return q
+
+
+def counts(q: npt.NDArray[np.float64], n: int) -> Ints:
+    """Cut `n` things by the shares `q` and lose none: the method of largest remainders.
+
+    Each share of `n` is rounded down, and what is left goes to the largest fractions, one each.
+    That treats all clients alike: under a symmetric law of `q` each gets the same in the mean.
+    """
+    # 1e-9: a share that misses a whole number only by rounding is that number.
+    whole = np.floor(q * n + 1e-9).astype(np.int64)
+    left = n - int(whole.sum())
+    whole[np.argsort(whole - q * n, kind="stable")[:left]] += 1
+    return whole

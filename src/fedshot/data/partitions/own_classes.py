@@ -1,0 +1,188 @@
+"""Partitions for personalised methods: each client is tested on images of its own classes.
+
+Source: pFedFSL, the "pathological" and the "realistic" setting. Test images are twice the training
+images, class by class. The paper draws without replacement for each client, and does not say that
+clients share no image; that no image goes to two of them is ours, unless `overlap` is set. It sets
+no images aside to choose the round by; `validation` does, so many for each training image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
+from fedshot.data.partitions.partition import (
+    Deal,
+    Partition,
+    check_deal,
+    check_least,
+    shuffled_classes,
+)
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """Each client draws its own few classes, and its own small number of images of each.
+
+    Client i has N_i ~ U{way-1..way+1} classes with K_i ~ U{shot-2..shot+2} training images each
+    (both at least 1) and 2 K_i test images each.
+
+    Args:
+        clients: how many.
+        way: classes of a client, or one more or less, 1 at least.
+        shot: training images of each, or up to two more or less, 1 at least.
+        validation: images that are set aside to choose the round by, for each training image.
+        overlap: whether an image may go to several clients: each draws from all images, so a small
+            class serves any number of clients, and what one is tested on another may train on.
+    """
+
+    clients: int = 30
+    way: int = 5
+    shot: int = 5
+    validation: int = 0
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        check_least(1, clients=self.clients, way=self.way, shot=self.shot)
+        check_least(0, validation=self.validation)
+
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+        """Deal; a class that has too few images is an error, not a smaller client."""
+        del spec
+        check_deal(dataset, indices, self.clients)
+        pool = _Pool(dataset, indices, key.at("pathological", "shuffle"))
+        if self.way + 1 > len(pool.classes):
+            raise DataError(
+                f"way is {self.way}, so a client may draw {self.way + 1} classes; there are "
+                f"{len(pool.classes)}. Lower `way` to {len(pool.classes) - 1} or fewer."
+            )
+        rng = key.at("pathological").numpy()
+        hands, each = _Hands(), 3 + self.validation
+        for i in range(self.clients):
+            n_i = int(rng.integers(max(1, self.way - 1), self.way + 2))
+            k_i = int(rng.integers(max(1, self.shot - 2), self.shot + 3))
+            for c in rng.choice(pool.classes, n_i, replace=False).tolist():
+                if self.overlap:
+                    rows = pool.draw(c, k_i, each, key.at("pathological", "own", i, c))
+                else:
+                    rows = pool.take(c, k_i, each, "`clients`, `way` or `shot`")
+                hands.give(i, rows, k_i)
+        return hands.deal(self.clients, bool(self.validation))
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clients come in clusters that share `way` classes, dealt inside the cluster by Dirichlet.
+
+    A cluster of s clients has shot * s training images of each of its classes. Clusters differ in
+    all classes where there are enough of them; otherwise classes are used again in turn.
+
+    Args:
+        clients: how many.
+        clusters: of clients.
+        way: classes of a cluster.
+        shot: training images of each class, times the clients of the cluster.
+        alpha: concentration of the deal inside a cluster.
+        validation: images that are set aside to choose the round by, for each training image.
+    """
+
+    clients: int = 30
+    clusters: int = 5
+    way: int = 5
+    shot: int = 5
+    alpha: float = 1.0
+    validation: int = 0
+
+    def __post_init__(self) -> None:
+        check_least(1, clients=self.clients, clusters=self.clusters, way=self.way, shot=self.shot)
+        check_least(0, validation=self.validation)
+        check_alpha(self.alpha)
+        if self.clusters > self.clients:
+            raise DataError(
+                f"clusters is {self.clusters}, but there are only {self.clients} clients. Lower "
+                "`clusters`."
+            )
+
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+        """Deal cluster by cluster; neighbouring client numbers are in one cluster."""
+        del spec
+        check_deal(dataset, indices, self.clients)
+        pool = _Pool(dataset, indices, key.at("clusters", "shuffle"))
+        if self.way > len(pool.classes):
+            raise DataError(
+                f"way is {self.way}, but there are only {len(pool.classes)} classes. Lower `way`."
+            )
+        rng = key.at("clusters").numpy()
+        deck = rng.permutation(pool.classes)
+        hands, each = _Hands(), 3 + self.validation
+        for g, members in enumerate(np.array_split(np.arange(self.clients), self.clusters)):
+            for place in range(g * self.way, (g + 1) * self.way):
+                c, n = int(deck[place % len(deck)]), self.shot * len(members)
+                rows = pool.take(c, n, each, "`clients`, `clusters`, `way` or `shot`")
+                got = counts(shares(len(members), self.alpha, rng), n)
+                ends = np.cumsum(each * got)
+                for i, k, end in zip(members.tolist(), got.tolist(), ends.tolist(), strict=True):
+                    hands.give(i, rows[end - each * k : end], k)
+        return hands.deal(self.clients, bool(self.validation))
+
+
+class _Pool:
+    """The images not yet dealt, by class."""
+
+    def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
+        self._names = dataset.class_names
+        self._rows = dict(shuffled_classes(dataset, indices, key.numpy()))
+        self._used = dict.fromkeys(self._rows, 0)
+        self.classes = list(self._rows)
+
+    def take(self, c: int, n_train: int, each: int, fix: str) -> Ints:
+        """Take `each` images of a class for every one to train on."""
+        start, n = self._used[c], each * n_train
+        there = len(self._rows[c]) - start
+        if n > there:
+            raise DataError(
+                f"class {self._names[c]!r} has run out: a client needs {n} more images ({n_train} "
+                f"of them to train) and {there} of {len(self._rows[c])} are left. Lower {fix}."
+            )
+        self._used[c] = start + n
+        return self._rows[c][start : start + n]
+
+    def draw(self, c: int, n_train: int, each: int, key: Key) -> Ints:
+        """Draw `each` images of a class for every one to train on, all different; none is used."""
+        n, rows = each * n_train, self._rows[c]
+        if n > len(rows):
+            raise DataError(
+                f"class {self._names[c]!r} has {len(rows)} images; a client needs {n} of it "
+                f"({n_train} of them to train). Lower `shot`."
+            )
+        return key.numpy().choice(rows, n, replace=False)
+
+
+@dataclass
+class _Hands:
+    """What has been dealt so far."""
+
+    train: list[Ints] = field(default_factory=list)
+    test: list[Ints] = field(default_factory=list)
+    validation: list[Ints] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    def give(self, client: int, rows: Ints, n_train: int) -> None:
+        self.train.append(rows[:n_train])
+        self.test.append(rows[n_train : 3 * n_train])
+        self.validation.append(rows[3 * n_train :])
+        self.owners.append(client)
+
+    def deal(self, clients: int, validated: bool) -> Deal:
+        def partition(parts: list[Ints]) -> Partition:
+            owners = np.repeat(np.array(self.owners), [len(part) for part in parts])
+            return Partition.by_owner(np.concatenate(parts), owners, clients)
+
+        held = partition(self.validation) if validated else None
+        return Deal(partition(self.train), partition(self.test), held)

@@ -1,0 +1,166 @@
+"""Who holds which images: client k's row numbers, for any number of clients.
+
+All clients share two arrays (compressed rows), so ten thousand clients cost no more than the row
+numbers themselves. How images are dealt out is told in `deals.py` and `personal.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedshot.core.errors import DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.sampling import usable
+from fedshot.data.episodes.spec import EpisodeSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Rows `indices[offsets[k]:offsets[k + 1]]` belong to client k."""
+
+    indices: Ints  # [m]
+    offsets: Ints  # [K + 1]
+
+    def __post_init__(self) -> None:
+        o = self.offsets
+        if len(o) == 0 or o[0] != 0 or o[-1] != len(self.indices) or (np.diff(o) < 0).any():
+            raise DataError(
+                f"offsets do not cut {len(self.indices)} rows into clients; expected numbers that "
+                f"rise from 0 to {len(self.indices)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, k: int) -> Ints:
+        if not 0 <= k < len(self):
+            raise IndexError(f"client {k} does not exist; there are {len(self)}, counted from 0")
+        return self.indices[self.offsets[k] : self.offsets[k + 1]]
+
+    def __iter__(self) -> Iterator[Ints]:
+        return (self[k] for k in range(len(self)))
+
+    def data(self, dataset: Dataset, k: int) -> ClientData:
+        """Return what client k holds of a dataset."""
+        return ClientData(dataset, self[k])
+
+    @property
+    def sizes(self) -> Ints:
+        """The number of images of each client."""
+        return np.diff(self.offsets)
+
+    @property
+    def owners(self) -> Ints:
+        """The client of each entry of `indices`."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of who holds which rows, as hex."""
+        sha = hashlib.sha256()
+        for part in (self.offsets, self.indices):
+            sha.update(np.ascontiguousarray(part).data)
+        return sha.hexdigest()
+
+    @classmethod
+    def of(cls, parts: Sequence[Ints]) -> Partition:
+        """Return the partition in which client k holds `parts[k]`."""
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        rows = [np.asarray(part, dtype=np.int64) for part in parts]
+        return cls(np.concatenate(rows) if rows else np.zeros(0, np.int64), offsets)
+
+    @classmethod
+    def by_owner(cls, indices: Ints, owners: Ints, clients: int) -> Partition:
+        """Return the partition in which row `indices[j]` belongs to client `owners[j]`."""
+        order = np.argsort(owners, kind="stable")
+        counts = np.bincount(owners, minlength=clients)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return cls(indices[order], offsets)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What every client trains on and, where a partition provides it, is tested on.
+
+    `validation` chooses the round, where the test is the clients' own.
+    """
+
+    train: Partition
+    test: Partition | None = None
+    validation: Partition | None = None
+
+
+class Dealer(Protocol):
+    """A way of dealing images to clients; its fields are its options."""
+
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+        """Deal the rows `indices` under `key`; `spec` is what clients should be able to form."""
+
+
+def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
+    """Return, for every client, how many classes it holds at least `needed` images of.
+
+    Where images come in groups, those count that an episode can keep apart.
+    """
+    # Sorting (client, class) pairs keeps memory at O(images); a table of clients by classes would
+    # not be.
+    pairs = partition.owners * dataset.n_classes + dataset.y[partition.indices]
+    groups = None if dataset.groups is None else dataset.groups[partition.indices]
+    found, counts = usable(pairs, groups)
+    owners = found[counts >= needed] // dataset.n_classes
+    return np.bincount(owners, minlength=len(partition)).astype(np.int64, copy=False)
+
+
+def unable(
+    dataset: Dataset, partition: Partition, spec: EpisodeSpec, *, divides: bool = False
+) -> dict[int, str]:
+    """Return the clients that cannot form every episode of `spec`, each with the reason.
+
+    With `divides` each divides all that it holds, and needs a support at least.
+    """
+    able = able_classes(dataset, partition, spec.needed)
+    found = {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.fewest)}
+    if divides:
+        bare = np.flatnonzero(able_classes(dataset, partition, spec.divided) == 0)
+        reason = f"has no support when its images are divided {spec.shot} to {spec.query}"
+        found |= {int(k): f"{reason}, class by class" for k in bare}
+    return found
+
+
+def shuffled_classes(
+    dataset: Dataset, indices: Ints, rng: np.random.Generator
+) -> list[tuple[int, Ints]]:
+    """Return (class number, its rows in random order), by class number."""
+    rows = rng.permutation(indices)
+    rows = rows[np.argsort(dataset.y[rows], kind="stable")]
+    classes, starts = np.unique(dataset.y[rows], return_index=True)
+    return list(zip(classes.tolist(), np.split(rows, starts[1:]), strict=True))
+
+
+def check_deal(dataset: Dataset, indices: Ints, clients: int) -> None:
+    """Raise DataError unless there is at least one row for each client, and every row exists."""
+    if len(indices) < clients:
+        raise DataError(
+            f"cannot deal {len(indices)} images to {clients} clients; each needs at least one. "
+            "Lower `clients`."
+        )
+    if indices.min() < 0 or indices.max() >= len(dataset):
+        raise DataError(
+            f"row numbers run from {indices.min()} to {indices.max()}; {dataset.name} has "
+            f"{len(dataset)} images, 0..{len(dataset) - 1}"
+        )
+
+
+def check_least(least: int, **options: int | None) -> None:
+    """Raise DataError when an option that is given is smaller than `least`."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise DataError(f"{name} is {value}; expected {least} or more")

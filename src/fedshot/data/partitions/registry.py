@@ -1,0 +1,17 @@
+"""The partitions, by the names they have in configurations."""
+
+from fedshot.data.partitions.own_classes import Clusters, Pathological
+from fedshot.data.partitions.partition import Dealer
+from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
+from fedshot.data.partitions.redealt import Redealt
+
+PARTITIONS: dict[str, type[Dealer]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "pathological": Pathological,
+    "clusters": Clusters,
+    "users": Users,
+    "classes": WholeClasses,
+    "redealt": Redealt,
+}

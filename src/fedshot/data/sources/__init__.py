@@ -1,0 +1,1 @@
+"""Datasets by name: their publishers, files, class splits, and loading."""

@@ -1,0 +1,289 @@
+"""Frozen word vectors: GloVe's text format, and texts told in its words.
+
+Source: Pennington et al. 2014. A line is `word v1 ... vd`, without a header. A few words of
+glove.840B hold spaces, such as `. . .`: the last d parts of a line are its numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from array import array
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from fedshot.core.errors import DataError
+from fedshot.data.files.bounded import (
+    DAMAGE,
+    Stream,
+    check_member,
+    most_unpacked,
+    opened_zip,
+    unzipped,
+)
+from fedshot.data.files.places import OPTION
+from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Ints, Numbers, Table, Tokens
+
+Keep: TypeAlias = Literal["all", "known"]
+Unknown: TypeAlias = Literal["zeros", "unk"]
+
+_LONGEST = 1 << 16  # bytes of a line; 300 numbers have about 3,000
+_LARGEST = 1 << 34  # bytes of a file, unpacked; the largest GloVe file has 5.6e9
+_RATIO = 10  # bytes for each one packed; real vectors have about 3
+_BLOCK = 1 << 20
+_UNK = "unk"
+
+
+def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
+    """Return the file of word vectors that the options `vectors` and `dim` mean.
+
+    `vectors` is a file, here or below `<data_dir>/glove`. Without it, that folder is searched for
+    GloVe 6B of `dim` columns; of several files the one with the shortest name is taken.
+    """
+    folder = None if data_dir is None else data_dir / "glove"
+    if vectors is not None:
+        places = [Path(vectors).expanduser(), *([folder / vectors] if folder else [])]
+    elif folder is None:
+        raise DataError(
+            f"texts need word vectors, and there is no data folder to look in. Set $FEDSHOT_DATA, "
+            f"or {OPTION}, to the folder that holds glove/glove.6B.{dim}d.txt; or set `vectors` to "
+            "a file."
+        )
+    else:
+        found = chain.from_iterable(
+            folder.glob(f"glove.6B.{dim}d*.txt{end}") for end in ("", ".gz", ".zip")
+        )
+        places = [*sorted(found, key=lambda p: (len(p.name), p.name)), folder / "glove.6B.zip"]
+    for place in places:
+        if place.is_file():
+            return place
+    raise DataError(
+        f"there is no file of word vectors at {' or '.join(map(str, places))}. Put "
+        f"glove.6B.{dim}d.txt (or .txt.gz, or glove.6B.zip) there, or set `vectors` or `dim`."
+    )
+
+
+def digest(path: Path, dim: int | None = None) -> str:
+    """Return the SHA-256 of a file of word vectors, the same one whether it is packed or not."""
+    sha = hashlib.sha256()
+    with _damage_told(path), _opened(path, dim) as file:
+        for _ in range(-(-_LARGEST // _BLOCK)):
+            block = file.read(_BLOCK)
+            if not block:
+                return sha.hexdigest()
+            sha.update(block)
+    raise DataError(f"{path}: larger than any file of word vectors. Fetch it again.")
+
+
+def load_vectors(
+    path: Path, words: Container[str], dim: int | None = None, unknown: Unknown = "zeros"
+) -> tuple[dict[str, int], Table]:
+    """Return (row of each word found, table float32 [V, d]) from a .txt file, plain, .gz or .zip.
+
+    Only the vectors of `words` are kept. Row 0 (padding) is zero; row 1 (unknown words) is too, or
+    the vector of "unk". `dim` chooses among the files of a .zip.
+    """
+    found: dict[str, int] = {}
+    numbers = array("f")
+    lines: list[int] = []
+    d = 0
+    unk = -1
+    for n, line in _lines(path, dim):
+        d = d or _columns(line)
+        word, _, rest = line.partition(b" ")
+        columns = rest.count(b" ") + 1 if rest else 0
+        if columns > d >= 2:  # a word with spaces, or too many numbers
+            longer, rest = _split_right(line, d)
+            if not _is_number(longer.rpartition(b" ")[2]):
+                word, columns = longer, d
+        if columns != d or d < 2:
+            hint = " That is the header of word2vec's format; remove it." if d == 1 == n else ""
+            raise DataError(
+                f"{path}, line {n}: {columns} numbers after the word; expected "
+                f"{max(d, 2) if n > 1 else '2 or more'}, as in `the 0.1 -0.2 ...`.{hint} Fetch the "
+                "file again."
+            )
+        name = word.decode("utf-8", "surrogateescape")
+        if name in found or (name not in words and not (name == _UNK and unknown == "unk")):
+            continue
+        try:
+            numbers.extend(map(float, rest.split(b" ")))
+        except ValueError:
+            raise DataError(
+                f"{path}, line {n}: the vector is not all numbers. Fetch the file again."
+            ) from None
+        found[name] = FIRST_WORD + len(found)
+        lines.append(n)
+        unk = found[name] if name == _UNK else unk
+    if d == 0:
+        raise DataError(f"{path} holds no word vectors; expected lines such as `the 0.1 -0.2 ...`")
+    table = np.zeros((FIRST_WORD + len(found), d), dtype=np.float32)
+    table[FIRST_WORD:] = np.frombuffer(numbers, dtype=np.float32).reshape(-1, d)
+    bad = ~np.isfinite(table[FIRST_WORD:]).all(axis=1)
+    if bad.any():
+        raise DataError(
+            f"{path}, line {lines[int(bad.argmax())]}: the vector holds NaN or infinity; expected "
+            "finite numbers. Fetch the file again."
+        )
+    if unknown == "unk":
+        if unk < 0:
+            raise DataError(f"{path} has no word {_UNK!r}. Set `unknown` to 'zeros'.")
+        table[UNKNOWN] = table[unk]
+    return found, table
+
+
+def embed(
+    texts: Iterable[Sequence[str]],
+    vectors: Path,
+    *,
+    name: object,
+    cut: int,
+    dim: int | None = None,
+    keep: Keep = "all",
+    unknown: Unknown = "zeros",
+) -> Tokens:
+    """Return the texts in numbers, with the vectors of their words.
+
+    Args:
+        texts: each a sequence of tokens; gone through once.
+        vectors: the file to read them from.
+        name: where the texts are from, for messages.
+        cut: words of a text that are kept, the first ones.
+        dim: which file of a .zip.
+        keep: "known" drops words without a vector, before the cut.
+        unknown: the vector of words that have none.
+    """
+    if cut < 1:
+        raise DataError(f"cut is {cut}; expected 1 or more words")
+    if keep not in ("all", "known"):
+        raise DataError(f"keep is {keep!r}; expected 'all' or 'known'")
+    if unknown not in ("zeros", "unk"):
+        raise DataError(f"unknown is {unknown!r}; expected 'zeros' or 'unk'")
+    vocabulary = Numbers()
+    raw, ends = array("i"), array("q", [0])
+    for text in texts:
+        raw.extend(map(vocabulary.__getitem__, text))
+        ends.append(len(raw))
+    if len(ends) == 1:
+        raise DataError(f"{name} holds no texts; expected at least one")
+    found, table = load_vectors(vectors, vocabulary, dim, unknown)
+    row = np.full(len(vocabulary), UNKNOWN, dtype=np.int32)
+    for word, r in found.items():
+        if word in vocabulary:
+            row[vocabulary[word]] = r
+    if not (row >= FIRST_WORD).any():
+        raise DataError(
+            f"none of the {len(row)} different words of {name} is in {vectors}. Is it another "
+            "language, or not in lower case? Set `vectors`."
+        )
+    ids, offsets = row[np.frombuffer(raw, dtype=np.int32)], np.frombuffer(ends, dtype=np.int64)
+    dropped = 0
+    if keep == "known":
+        has = ids >= FIRST_WORD
+        before: Ints = np.cumsum(has) - has
+        before -= np.repeat(np.append(before, 0)[offsets[:-1]], np.diff(offsets))
+        dropped = int((~has & (before < cut)).sum())
+        ids, offsets = _kept(ids, offsets, has)
+    place = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
+    ids, offsets = _kept(ids, offsets, place < cut)
+    return Tokens(ids, offsets, table, cut, tuple(found), dropped)
+
+
+class Coverage(NamedTuple):
+    """The shares, in [0, 1], of tokens and of different words that have a vector."""
+
+    tokens: float
+    types: float
+
+
+def coverage(texts: Iterable[Sequence[str]], known: Container[str]) -> Coverage:
+    """Return how much of the texts is known, for a report; `known` as `load_vectors` found it."""
+    counts: dict[str, int] = {}
+    for word in chain.from_iterable(texts):
+        counts[word] = counts.get(word, 0) + 1
+    hits = [n for word, n in counts.items() if word in known]
+    return Coverage(sum(hits) / max(1, sum(counts.values())), len(hits) / max(1, len(counts)))
+
+
+def _kept(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)])
+    return ids[mask], before[offsets]
+
+
+def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line) of all lines that are not empty."""
+    with _damage_told(path), _opened(path, dim) as file:
+        n = read = 0
+        while line := file.readline(_LONGEST):
+            n, read = n + 1, read + len(line)
+            if len(line) == _LONGEST or read > _LARGEST:
+                raise DataError(
+                    f"{path}, line {n}: longer than any file of word vectors. Fetch it again."
+                )
+            line = line.strip(b" \r\n")
+            if line:
+                yield n, line
+
+
+def _split_right(line: bytes, d: int) -> tuple[bytes, bytes]:
+    """Return the word, which may hold spaces, and the d numbers after it."""
+    parts = line.rsplit(b" ", d)
+    return parts[0], b" ".join(parts[1:])
+
+
+def _columns(line: bytes) -> int:
+    """Return how many numbers end a line, after a word that may be a number."""
+    d, parts = 0, line.split(b" ")
+    while d < len(parts) - 1 and _is_number(parts[-d - 1]):
+        d += 1
+    return d
+
+
+def _is_number(part: bytes) -> bool:
+    try:
+        float(part)
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGE as error:
+        raise DataError(
+            f"{path} cannot be read to its end ({error}). It was probably cut off; fetch it again."
+        ) from error
+
+
+@contextmanager
+def _opened(path: Path, dim: int | None) -> Iterator[Stream]:
+    """Open by the first bytes, whatever the name says."""
+    with unzipped(path, _RATIO) as file:
+        is_zip = file.read(2) == b"PK"
+        file.seek(0)
+        if not is_zip:
+            yield file
+            return
+    with opened_zip(path) as archive:
+        member = archive.getinfo(_member(path, archive, dim))
+        check_member(path, member, most_unpacked(path, _RATIO))
+        with archive.open(member) as text:
+            yield text
+
+
+def _member(path: Path, archive: zipfile.ZipFile, dim: int | None) -> str:
+    names = [name for name in archive.namelist() if name.endswith(".txt")]
+    fit = [name for name in names if f".{dim}d." in name] if len(names) > 1 else names
+    if len(fit) != 1:
+        raise DataError(
+            f"{path} holds {names[:8]}; expected one .txt file, or one with '.{dim}d.' in its "
+            "name. Set `dim`, or unpack it and set `vectors`."
+        )
+    return fit[0]

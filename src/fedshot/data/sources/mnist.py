@@ -1,0 +1,165 @@
+"""MNIST and Fashion-MNIST: grey pictures of 28 x 28 pixels in the idx format.
+
+Sources: LeCun, Cortes and Burges 1998; Xiao, Rasul and Vollgraf 2017.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedshot.core.errors import DataError
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Pixels, check_classes
+from fedshot.data.files.bounded import DAMAGE, unzipped
+from fedshot.data.files.cache import Labels, Put, cached
+from fedshot.data.files.places import home
+
+HALVES = ("train", "t10k")
+FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_LIMIT = 1 << 28  # bytes that a file may unpack to; the largest has 47,040,016
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """Handwritten digits from `<data_dir>/mnist`, 0 to 4 against 5 to 9.
+
+    Files: `{train,t10k}-images-idx3-ubyte` and `-labels-idx1-ubyte`, with or without `.gz`, there
+    or in `raw/`. Either half will do; `halves` says which are there.
+    """
+
+    folder: ClassVar[str] = "mnist"
+    names: ClassVar[tuple[str, ...]] = tuple("0123456789")
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read the halves that are there, training images first."""
+        folder = self._home(data_dir)
+        files = _files(folder)
+        if not files:
+            raise DataError(
+                f"{self.folder}: {folder} holds no half of the set. Put "
+                f"train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz there, or the two of "
+                f"t10k; `fedshot data get {self._name} --data-dir {folder.parent}` fetches them."
+            )
+        build = partial(_build, files, self.names)
+        dataset = cached(self._name, [path for pair in files.values() for path in pair], {}, build)
+        split = ClassSplit(base=(0, 1, 2, 3, 4), validation=(), novel=(5, 6, 7, 8, 9))
+        return replace(dataset, standard=split)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return classes 0 to 4 against 5 to 9."""
+        return dataset.standard
+
+    def halves(self, data_dir: Path | None) -> tuple[str, ...]:
+        """Return which of `train` and `t10k` are there."""
+        return tuple(_files(self._home(data_dir)))
+
+    @property
+    def _name(self) -> str:
+        return {"mnist": "mnist", "fashionmnist": "fashion_mnist"}[self.folder]
+
+    def _home(self, data_dir: Path | None) -> Path:
+        return home(data_dir, self._name, self.folder, "train-images-idx3-ubyte.gz and so on")
+
+
+@dataclass(frozen=True)
+class FashionMnist(Mnist):
+    """Clothes from `<data_dir>/fashionmnist`, the first five classes against the last five.
+
+    The files are named as MNIST's are.
+    """
+
+    folder: ClassVar[str] = "fashionmnist"
+    names: ClassVar[tuple[str, ...]] = FASHION
+
+
+def _files(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Return (images, labels) of each half that is there."""
+    found: dict[str, tuple[Path, Path]] = {}
+    for half in HALVES:
+        images = _find(folder, f"{half}-images", 3)
+        labels = _find(folder, f"{half}-labels", 1)
+        if (images is None) != (labels is None):
+            lacking, d = (f"{half}-images", 3) if images is None else (f"{half}-labels", 1)
+            raise DataError(
+                f"{folder}: {lacking}-idx{d}-ubyte.gz is missing, though its other file is there. "
+                "Put it beside the other."
+            )
+        if images is not None and labels is not None:
+            found[half] = (images, labels)
+    return found
+
+
+def _find(folder: Path, stem: str, dims: int) -> Path | None:
+    for place in (folder, folder / "raw"):
+        for dot in "-.":  # `.idx` is what some programs make of `-idx`
+            for suffix in (".gz", ""):
+                path = place / f"{stem}{dot}idx{dims}-ubyte{suffix}"
+                if path.is_file():
+                    return path
+    return None
+
+
+def _build(files: dict[str, tuple[Path, Path]], names: tuple[str, ...], put: Put) -> Labels:
+    images, labels = [], []
+    for pictures, classes in files.values():
+        x, own = read_idx(pictures, 3), read_idx(classes, 1)
+        if x.shape[1:] != (28, 28):
+            h, w = x.shape[1:]
+            raise DataError(f"{pictures} has images of {w}x{h}; expected 28x28. Fetch it again.")
+        if len(x) != len(own):
+            raise DataError(
+                f"{classes} has {len(own)} labels for the {len(x)} images of {pictures.name}. "
+                "Fetch both again."
+            )
+        if len(own) and own.max() >= len(names):
+            raise DataError(
+                f"{classes}: label {own.max()} is out of range; expected 0..{len(names) - 1}. "
+                "Fetch it again."
+            )
+        images.append(x[..., None])
+        labels.append(own)
+    y = np.concatenate(labels).astype(np.int64)
+    _, first = next(iter(files.values()))
+    check_classes(first, "labels", y, names, "Fetch it again.")
+    put((len(y), 28, 28, 1), images)
+    return Labels(y, names)
+
+
+def read_idx(path: Path, dims: int) -> Pixels:
+    """Return the uint8 array of that many dimensions in an idx file, gzipped or not."""
+    try:
+        with unzipped(path) as file:
+            head = file.read(4 + 4 * dims)
+            if len(head) < 4 + 4 * dims or head[:4] != bytes((0, 0, 8, dims)):
+                raise DataError(
+                    f"{path} is not an idx file of bytes in {dims} dimensions. Fetch it again."
+                )
+            shape = struct.unpack(f">{dims}I", head[4:])
+            size = math.prod(shape)
+            if size > _LIMIT:
+                raise DataError(f"{path} announces {size} bytes; at most {_LIMIT} are expected.")
+            data = file.read(size + 1)
+    except DAMAGE as error:
+        raise DataError(f"{path} is cut off or damaged ({error}). Fetch it again.") from error
+    if len(data) != size:
+        many = "more than" if len(data) > size else f"{len(data)} instead of"
+        raise DataError(f"{path} holds {many} the {size} bytes it announces. Fetch it again.")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)

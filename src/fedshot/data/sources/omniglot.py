@@ -1,0 +1,152 @@
+"""Omniglot: 1623 handwritten characters of 50 alphabets, 20 drawings of each.
+
+Source: Lake, Salakhutdinov and Tenenbaum, Science 2015. Split: Vinyals et al., 2016, without
+rotations (1028 training, 172 validation and 423 test characters).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedshot.core.errors import DataError
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Pixels
+from fedshot.data.files.archives import Archive, opened
+from fedshot.data.files.cache import Labels, Put, cached
+from fedshot.data.files.images import check_picture, decoded, readable
+from fedshot.data.files.places import home
+from fedshot.data.sources.splits.published import (
+    PARTS,
+    PUBLISHED,
+    beside,
+    packaged,
+    read_text,
+    to_split,
+)
+
+_HALVES = ("images_background", "images_evaluation")
+_MEMBER = re.compile(r"(?:.*/)?([^/]+/character\d+)/\d+_\d+\.png")
+_LARGEST = 1 << 20  # bytes, and pixels; a drawing has a few hundred bytes, 105 x 105 pixels
+_CHARACTERS = 1623
+
+
+@dataclass(frozen=True)
+class Omniglot:
+    """Drawings from `<data_dir>/omniglot`, ink 255 on 0, scaled to `size` by averaging.
+
+    Needs `images_background.zip` and `images_evaluation.zip` as published, or the folders unpacked
+    from them. `splits_vinyals/{train,val,test}.txt` replace the split of Vinyals et al. if there.
+
+    Args:
+        size: pixels a side.
+    """
+
+    size: int = 28
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= 1024:
+            raise DataError(f"size is {self.size}; expected 1 to 1024 (drawings are 105 wide)")
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read both halves, the first time into the cache; nothing is unpacked."""
+        wanted = " and ".join(f"{half}.zip" for half in _HALVES)
+        folder = home(data_dir, "omniglot", "omniglot", wanted)
+        places = [_place(folder, half) for half in _HALVES]
+        own = [folder / "splits_vinyals" / f"{part}.txt" for part in PUBLISHED]
+        lists = None
+        if beside(own):
+            lists = {part: read_text(path).split() for part, path in zip(PARTS, own, strict=True)}
+        build = partial(_build, places, self.size)
+        dataset = cached("omniglot", places, {"size": self.size}, build)
+        if lists is not None:
+            split = to_split(own, lists, dataset.class_names)
+        else:
+            _check_count(folder, dataset)
+            split = to_split("the split of Vinyals et al.", _published(), dataset.class_names)
+        return replace(dataset, standard=split)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return the split of Vinyals et al."""
+        return dataset.standard
+
+
+def _published() -> dict[str, list[str]]:
+    return {
+        part: [f"{alphabet}/character{n:02}" for alphabet, ns in alphabets.items() for n in ns]
+        for part, alphabets in packaged("omniglot").items()
+    }
+
+
+def _check_count(folder: Path, dataset: Dataset) -> None:
+    if dataset.n_classes != _CHARACTERS:
+        raise DataError(
+            f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch both "
+            "halves again, or add a split of your own as splits_vinyals/{train,val,test}.txt."
+        )
+
+
+def _place(folder: Path, half: str) -> Path:
+    """Return the zip file of a half, or the folder unpacked from it."""
+    for path in (folder / f"{half}.zip", folder / half):
+        if path.exists():
+            return path
+    raise DataError(
+        f"omniglot: {folder / half}.zip is missing. Put the file {half}.zip into {folder}, or run "
+        f"`fedshot data get omniglot --data-dir {folder.parent}`."
+    )
+
+
+def _build(places: Sequence[Path], size: int, put: Put) -> Labels:
+    with ExitStack() as stack:
+        halves = [stack.enter_context(opened(place)) for place in places]
+        rows = sorted(chain.from_iterable(_drawings(i, half) for i, half in enumerate(halves)))
+        names = tuple(dict.fromkeys(name for name, _, _ in rows))
+        numbers = {name: c for c, name in enumerate(names)}
+        y = np.array([numbers[name] for name, _, _ in rows], dtype=np.int64)
+        shape = (size, size, 1)
+
+        def blocks() -> Iterator[Pixels]:
+            # One half at a time, as an alphabet lies in one of them: sorted runs stay long.
+            start = 0
+            while start < len(rows):
+                half = rows[start][1]
+                end = start
+                while end < len(rows) and rows[end][1] == half:
+                    end += 1
+                members = [member for _, _, member in rows[start:end]]
+                yield from decoded(halves[half], members, shape, partial(_decode, size=size))
+                start = end
+
+        put((len(rows), *shape), blocks())
+        return Labels(y, names)
+
+
+def _drawings(i: int, archive: Archive) -> list[tuple[str, int, str]]:
+    """Return (class name, half, member name) of one half's drawings."""
+    matches = [_MEMBER.fullmatch(name) for name in archive.names]
+    found = [(match[1], i, match[0]) for match in matches if match]
+    if not found:
+        raise DataError(
+            f"{archive.path} holds no drawings; expected members such as "
+            "images_background/Greek/character01/0394_01.png. Download the file again."
+        )
+    return found
+
+
+def _decode(data: bytes, name: str, size: int) -> Pixels:
+    with readable(name), Image.open(BytesIO(data), formats=["PNG"]) as image:
+        if image.width * image.height > _LARGEST:
+            raise DataError(f"image {name} is {image.size}; drawings are 105 x 105 pixels")
+        check_picture(image, name)
+        paper = image.convert("L").resize((size, size), Image.Resampling.BOX)
+        return 255 - np.asarray(paper)[:, :, None]

@@ -1,0 +1,332 @@
+"""Labelled texts from one file of your own: a table with a header, JSON lines or a JSON array."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fedshot.core.errors import DataError
+from fedshot.core.regular_files import open_regular, read_regular
+from fedshot.core.text import spelling
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset, Pixels, first_twice
+from fedshot.data.sources.embedding import embedded
+from fedshot.data.sources.glove import Keep, Unknown
+from fedshot.data.sources.tokenizer import tokenize
+from fedshot.data.tokens import Numbers, Tokens
+
+_LONGEST = 1 << 24  # bytes, or characters, of a line
+_LARGEST = 1 << 26  # bytes of a JSON document that is read as a whole
+_JSON = (".json", ".jsonl", ".ndjson")
+TABLES = frozenset({".csv", ".tsv", *_JSON})
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts from a table with a header (.csv, .tsv), or from JSON (.jsonl, .json), in UTF-8.
+
+    The cells of a table stand between commas, tabs or semicolons, whichever its header shows. JSON
+    is an object or an array on every line, or one array of them; in arrays, positions are the keys.
+
+    Args:
+        path: the file, relative to the working folder.
+        text: the column, or key, of the text; "0" for the first value of an array.
+        label: that of the class, a word or a number.
+        user: that of who wrote it, if known; only a number from 0 on is kept.
+        vectors: file of word vectors; without it GloVe 6B from the data folder.
+        dim: length of those vectors; a file in `vectors` has its own.
+        cut: words kept of a text.
+        keep: "known" drops words without a vector.
+        unknown: vector of words without one: "zeros", or that of the word "unk".
+    """
+
+    path: str
+    text: str = "text"
+    label: str = "label"
+    user: str | None = None
+    vectors: str | None = None
+    dim: int = 100
+    cut: int = 100
+    keep: Keep = "all"
+    unknown: Unknown = "zeros"
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read, tokenise and number the texts; rows stay in the order of the file."""
+        path = Path(self.path).expanduser()
+        labels: list[str] = []
+        users, names = [], Numbers()
+
+        def texts() -> Iterator[list[str]]:
+            columns = [self.text, self.label, *([] if self.user is None else [self.user])]
+            for where, row in table_rows(path, columns):
+                labels.append(label_of(where, row, self.label))
+                if self.user is not None:
+                    users.append(names[spelling(label_of(where, row, self.user))])
+                yield tokenize(text_of(where, row, self.text))
+
+        tokens = embedded(texts(), self, data_dir, path)
+        return labelled(path.stem, tokens, labels, users if self.user is not None else None)
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return None: such a file tells no split."""
+        return dataset.standard
+
+
+def labelled(
+    name: str, x: Pixels | Tokens, labels: Sequence[str], users: Sequence[int] | None
+) -> Dataset:
+    """Return a dataset whose classes are the different labels, sorted.
+
+    Raises DataError for texts most of which, or most of whose words, have no vector.
+    """
+    if isinstance(x, Tokens):
+        x.check_known(name)
+    classes, y = np.unique(np.array(labels, dtype=object), return_inverse=True)
+    return Dataset(
+        name,
+        x,
+        y.reshape(-1).astype(np.int64, copy=False),
+        tuple(classes.tolist()),
+        None if users is None else np.array(users, dtype=np.int64),
+    )
+
+
+def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file and line, row) of a table with a header, or of JSON.
+
+    Args:
+        path: the file; JSON by its suffix, else a table.
+        columns: those that are wanted, by which it is seen what separates the cells of a table.
+    """
+    if path.suffix.lower() in _JSON:
+        yield from json_rows(path)
+        return
+    headers: dict[str, list[str]] = {}
+    for separator in _SEPARATORS:
+        headers[separator] = next(csv_rows(path, "utf-8-sig", separator), (1, []))[1]
+        if set(columns) <= set(headers[separator]):
+            break
+    separator = max(
+        headers, key=lambda one: (len(set(columns) & set(headers[one])), len(headers[one]))
+    )
+    header, between = headers[separator], _SEPARATORS[separator]
+    for name in columns:
+        if header.count(name) > 1:
+            raise DataError(
+                f"{path}: the header has {header.count(name)} columns {name!r}; expected one. "
+                "Rename the others."
+            )
+    rows = csv_rows(path, "utf-8-sig", separator)
+    next(rows, None)
+    for n, cells in rows:
+        if len(cells) != len(header):
+            raise DataError(
+                f"{path}, line {n}: {len(cells)} cells; expected {len(header)}, as in the header, "
+                f"which has {between} between them. Put cells with {between} or line breaks in "
+                "double quotes."
+            )
+        yield f"{path}, line {n}", dict(zip(header, cells, strict=True))
+
+
+def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file and line, row) of JSON lines, or (file and row, row) of one array of rows.
+
+    A row that is an array has positions as its keys, "0", "1" and so on. Blank lines are passed
+    over.
+    """
+    with _readable(path), open_regular(path) as file:
+        lines = _lines(path, file)
+        n, line = next(lines, (0, b""))
+        if not n:
+            return
+        try:
+            value = _parsed(line)
+            whole = isinstance(value, list) and all(isinstance(row, dict | list) for row in value)
+        except (ValueError, RecursionError):  # it may go on on the next line
+            whole = True
+        if whole:
+            for i, value in enumerate(_document(path, n), start=1):
+                yield f"{path}, row {i}", _row(f"{path}, row {i}", value)
+            return
+        yield f"{path}, line {n}", _row(f"{path}, line {n}", value)
+        for n, line in lines:
+            try:
+                value = _parsed(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, line {n}: {_not_json(error)}") from error
+            yield f"{path}, line {n}", _row(f"{path}, line {n}", value)
+
+
+def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of its first line, cells) of each row; blank lines are passed over."""
+    n, ended = 1, False
+
+    def lines(file: io.TextIOWrapper) -> Iterator[str]:
+        nonlocal ended
+        while line := file.readline(_LONGEST):
+            if len(line) == _LONGEST:
+                raise DataError(f"{path}: a line has more than {_LONGEST} characters. Cut it.")
+            yield line
+        ended = True
+
+    try:
+        with (
+            _readable(path),
+            open_regular(path) as file,
+            io.TextIOWrapper(file, encoding=encoding, newline="") as text,
+        ):
+            reader = csv.reader(lines(text), delimiter=separator)
+            for cells in reader:
+                first, n = n, reader.line_num + 1
+                if ended:  # in the middle of a cell, or no further line had been asked for
+                    opened = first + sum(map(_breaks, cells[:-1]))
+                    raise DataError(
+                        f"{path}, line {opened}: a double quote opens a cell here and is never "
+                        "closed. Close it, or write a quote within a text as two."
+                    )
+                if cells:
+                    yield first, cells
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not text in UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
+        ) from error
+    except (ValueError, csv.Error) as error:
+        if "field limit" in str(error):
+            raise DataError(
+                f"{path}, line {n}: a cell of the row that begins here has more than "
+                f"{csv.field_size_limit():,} characters. Close a double quote that is open, or "
+                "cut the text."
+            ) from error
+        told = error if isinstance(error, csv.Error) else type(error).__name__
+        raise DataError(
+            f"{path}, line {n}: not a csv in {encoding} ({told}). Write it again, cells with "
+            "commas or quotes in double quotes."
+        ) from error
+
+
+def label_of(where: str, row: dict[str, Any], key: str) -> str:
+    """Return a label or a user; its text is not shown in messages, since it may be a name."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise DataError(f"{where}: {_missing(key, row)}")
+    try:
+        name = str(value)
+        name.encode()
+    except ValueError:  # more digits than Python turns into text, or half a character
+        raise DataError(f"{where}: {key!r} cannot be written as text") from None
+    return name
+
+
+def text_of(where: str, row: dict[str, Any], key: str) -> str:
+    """Return the text of a row."""
+    text = row.get(key)
+    if not isinstance(text, str):
+        raise DataError(f"{where}: {_missing(key, row)}")
+    return text
+
+
+def _missing(key: str, row: dict[str, Any]) -> str:
+    if key in row:
+        return f"{key!r} is empty or {type(row[key]).__name__}; expected a text"
+    if "0" in row:
+        return (
+            f"there is no {key!r} in an array of {len(row)} values. Set `text` and `label` to "
+            "their positions, such as '0' and '1'."
+        )
+    # What stands in the first line may be a row of a file without a header, names and all.
+    return (
+        f"there is no {key!r} among its {len(row)} fields. Set `text`, `label` or `user`; a csv "
+        "needs a first line that names its columns."
+    )
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, line) of the lines that are not blank."""
+    n = 0
+    while line := file.readline(_LONGEST):
+        n += 1
+        if len(line) == _LONGEST:
+            raise DataError(f"{path}, line {n}: longer than {_LONGEST} bytes. Cut it.")
+        if line.strip(b"\xef\xbb\xbf \r\n"):
+            yield n, line
+
+
+def _parsed(data: bytes) -> Any:
+    return json.loads(data.decode("utf-8-sig"), object_pairs_hook=keys_once)
+
+
+def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, of which the last of two values of a key would win in silence.
+
+    Raises ValueError for such a key.
+    """
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise _TwiceError(f"the key {first_twice(key for key, _ in pairs)!r} stands twice")
+    return made
+
+
+class _TwiceError(ValueError):
+    pass
+
+
+def _not_json(error: Exception) -> str:
+    told = f" ({error})" if isinstance(error, _TwiceError) else ""
+    return f"not JSON in UTF-8{told}. Write one object on every line."
+
+
+def _document(path: Path, n: int) -> list[Any]:
+    """Return the rows of a file that is one JSON array; its content begins on line n."""
+    if path.stat().st_size > _LARGEST:
+        raise DataError(
+            f"{path}, line {n}: no JSON object, and the file is larger than the {_LARGEST} bytes "
+            "of an array that is read as a whole. Write one object on every line."
+        )
+    try:
+        data = read_regular(path, _LARGEST)
+        value = _parsed(data)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError):
+            n = error.lineno
+        elif isinstance(error, UnicodeDecodeError):
+            n = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {n}: {_not_json(error)}") from error
+    if not isinstance(value, list):
+        raise DataError(
+            f"{path} holds one {type(value).__name__} of {len(value)} values over many lines; "
+            "expected an array of rows, or a row on every line. Write its rows to a file."
+        )
+    return value
+
+
+def _row(where: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        return {str(i): one for i, one in enumerate(value)}
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{where}: {type(value).__name__}; expected an object such as "
+            '{"text": "...", "label": "..."} on every line'
+        )
+    return value
+
+
+def _breaks(cell: str) -> int:
+    """Return how many line ends a cell holds."""
+    return cell.count("\n") + cell.count("\r") - cell.count("\r\n")

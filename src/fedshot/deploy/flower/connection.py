@@ -1,0 +1,258 @@
+"""A node's line to the SuperLink: Flower's Fleet API, its signatures and its TLS.
+
+Flower's own SuperNode starts a process for every message and looks for one every three seconds;
+this line stays in the process that has torch loaded and the data open. It never asks for the app
+(FAB) that belongs to a run: the code of a node is what is installed on it.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedshot.core import records, storage
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.deploy.flower.codec import CodecError, Limits
+from fedshot.deploy.flower.keys import public_bytes
+from fedshot.deploy.flower.server_folder import is_loopback, split
+from fedshot.deploy.flower.wire import bound, direct, fetch, name_message, proxy_to, tls_error
+
+_WHOLE = 60.0  # seconds for a message to arrive whole
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # by OpenSSL's versions
+HEARTBEAT = 10.0  # seconds, the least that Flower takes; a node is gone after twice that
+
+
+class LinkError(Exception):
+    """The server cannot be reached now."""
+
+
+class UnreadableError(CodecError):
+    """A message that came and cannot be taken in; `outline` is what it can be answered by."""
+
+    def __init__(self, error: CodecError, outline: Message) -> None:
+        super().__init__(str(error))
+        self.outline = outline
+
+
+class Link:
+    """A line to one server; by the proxy of the environment, unless it is this machine.
+
+    `proxy` names it, "" for none. Raises ConfigError for a proxy that cannot be used.
+
+    Args:
+        address: host and port.
+        key: the node's own.
+        ca: certificate of the authority that signed the server's; None for plain text.
+        memory: file that keeps the number under which the server knows the node.
+        limits: the most that is taken in.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        key: ec.EllipticCurvePrivateKey,
+        ca: Path | None,
+        memory: Path,
+        limits: Limits,
+    ) -> None:
+        self._public = public_bytes(key.public_key())
+        self._memory, self._limits, self._secure = memory, limits, ca is not None
+        here = is_loopback(host := split(address)[0])
+        self.proxy = "" if here else proxy_to(host, secure=self._secure)
+        try:
+            with direct(host) if here else nullcontext():
+                self._client = FleetHttpClient.from_server_address(
+                    address,
+                    ca is None,
+                    None if ca is None else ca.read_bytes(),
+                    interceptors=[
+                        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                        NodeAuthHttpInterceptor(key, key.public_key()),
+                    ],
+                )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"the environment's proxy {self.proxy or 'settings'} cannot be used: {error} "
+                f"Correct https_proxy and all_proxy, or add {host} to no_proxy."
+            ) from None
+        bound(self._client, limits)
+        self._node = Node()
+        self._stop = threading.Event()
+        self._heart: threading.Thread | None = None
+
+    def open(self) -> int:
+        """Report to the server; return the node's number there.
+
+        Raises:
+            ConfigError: the server does not know the key, or is not the one that it should be.
+            LinkError: it cannot be reached.
+        """
+        if not self._secure:
+            self._introduce()
+        try:
+            reply = self._call(
+                "ActivateNode",
+                ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT),
+            )
+            number = int(reply.node_id)
+        except httpx.HTTPStatusError as error:
+            number = self._remembered()  # known, but thought to be there still after a crash
+            if number == 0 or not self._beat(number):
+                raise ConfigError(
+                    "the server does not know this node's key, or the clocks of both differ by "
+                    "more than some seconds, or a node with this key was there in the last "
+                    "20 seconds. Bring its .pub file to the server's folder of nodes, set the "
+                    f"clocks (NTP), and try again. ({_words(error)})"
+                ) from None
+        self._node = Node(node_id=number)
+        self._memory.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_bytes(self._memory, json.dumps({"node": number}).encode(), sync=True)
+        if self._heart is None:
+            self._heart = threading.Thread(target=self._pulse, daemon=True)
+            self._heart.start()
+        return number
+
+    def pull(self) -> Message | None:
+        """Return the next message, None when there is none.
+
+        Raises LinkError, and UnreadableError for one that is too large, or does not come whole.
+        """
+        got = self._call("PullMessages", PullMessagesRequest(node=self._node))
+        if not got.messages_list:
+            return None
+        outline = message_from_proto(got.messages_list[0])
+        run_id = outline.metadata.run_id
+        pull = make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, run_id)
+        try:
+            message = fetch(outline, got.message_object_trees[0], pull, self._limits, _WHOLE)
+        except CodecError as error:
+            raise UnreadableError(error, outline) from None
+        confirm = ConfirmMessageReceivedRequest(
+            node=self._node, run_id=run_id, message_object_id=outline.metadata.message_id
+        )
+        self._call("ConfirmMessageReceived", confirm)
+        return message
+
+    def push(self, content: RecordDict, to: Message) -> None:
+        """Answer a message. Raises LinkError, and HTTPStatusError when nobody waits for it."""
+        reply = Message(content, reply_to=to)
+        with no_object_id_recompute():
+            name_message(reply)
+            got = self._call(
+                "PushMessages",
+                PushMessagesRequest(
+                    node=self._node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[0.0],
+                ),
+            )
+            push = make_push_object_fn_protobuf(
+                partial(self._call, "PushObject"), self._node, reply.metadata.run_id, got.session_id
+            )
+            try:
+                push_objects(get_all_nested_objects(reply), push,
+                             object_ids_to_push=set(got.objects_to_push))  # fmt: skip
+            except ObjectPushError as error:
+                raise LinkError(str(error)) from None
+
+    def close(self) -> None:
+        """Hang up. The server notices by the missing heartbeats."""
+        self._stop.set()
+        self._client.close()
+
+    def _call(self, name: str, request: Any) -> Any:
+        try:
+            return getattr(self._client, name)(request)
+        except (
+            CodecError,
+            ValueError,
+        ) as error:  # a response that is too large, or none of Flower's
+            if name == "PullObject":
+                raise CodecError(str(error)) from None  # of one message; the server is well
+            raise LinkError(str(error)) from None
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise LinkError(_words(error)) from None
+            raise
+        except httpx.TransportError as error:
+            said = tls_error(error)
+            if isinstance(said, ssl.SSLCertVerificationError):
+                raise ConfigError(
+                    f"the server's certificate is not trusted: {said}. Give --ca the ca.pem of "
+                    "this server, and --server a name that its certificate has."
+                ) from None
+            if said is not None and said.reason in _NO_TLS:
+                raise ConfigError(
+                    "the server does not speak TLS. Start it without --insecure; or, where the "
+                    "network itself is safe, leave out --ca and say --insecure here, too."
+                ) from None
+            if not self._secure and isinstance(error, httpx.RemoteProtocolError):
+                raise ConfigError(
+                    "the server does not speak plain text. Give its ca.pem with --ca."
+                ) from None
+            by = f", by the proxy {self.proxy}" if self.proxy else ""
+            raise LinkError(f"{str(error) or type(error).__name__}{by}") from None
+
+    def _introduce(self) -> None:
+        """Register the key, as a server without node keys lets anybody do."""
+        # Refused where it is known already, or where the server wants keys, and will say so.
+        with suppress(httpx.HTTPStatusError):
+            self._call("RegisterNode", RegisterNodeFleetRequest(public_key=self._public))
+
+    def _beat(self, number: int) -> bool:
+        request = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=HEARTBEAT)
+        try:
+            return bool(self._call("SendNodeHeartbeat", request).success)
+        except httpx.HTTPStatusError:
+            return False
+
+    def _pulse(self) -> None:
+        while not self._stop.wait(HEARTBEAT / 3):
+            try:
+                self._beat(self._node.node_id)
+            except Exception:  # whatever it is: a heart that stops is a node that is gone
+                continue  # the loop of the node says so
+
+    def _remembered(self) -> int:
+        try:
+            return int(records.read(self._memory, dict[str, int])["node"])
+        except (OSError, CheckpointError, KeyError):
+            return 0
+
+
+def _words(error: httpx.HTTPStatusError) -> str:
+    return f"{error.response.status_code}: {' '.join(error.response.text.split())[:200]}"

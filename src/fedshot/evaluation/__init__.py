@@ -1,0 +1,1 @@
+"""Episodic tests with fixed episodes, scores and intervals."""

@@ -1,0 +1,80 @@
+"""Baselines that train no encoder: class means of the raw input, and a linear model of word counts.
+
+They answer the same test episodes as the method, from the support set alone. An accuracy far above
+chance may still be below what they reach, so they stand beside every result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshot.data.dataset import Dataset
+from fedshot.data.tokens import FIRST_WORD, Tokens
+from fedshot.evaluation.episodic_test import Exam, Score, pixel_logits, score
+from fedshot.learners.learner import Question
+from fedshot.learners.probe import logistic
+from fedshot.nn.prototypes import nearest_prototypes
+from fedshot.protocol.method import answer_at_server
+
+PIXELS, WORDS, TF_IDF = "raw pixels", "mean word vectors", "TF-IDF, logistic regression"
+
+
+def raw_baselines(dataset: Dataset, exam: Exam) -> dict[str, Score]:
+    """Return the score of each baseline on a test, by name.
+
+    Images have "raw pixels", texts "mean word vectors" and "TF-IDF, logistic regression". Where a
+    group of clients holds an episode, the baselines see the supports of all of them together.
+    """
+    answers: Mapping[str, Callable[[Question], Tensor]] = {PIXELS: pixel_logits}
+    if isinstance(dataset.x, Tokens):
+        table = torch.from_numpy(dataset.x.table)
+        answers = {WORDS: lambda q: word_vector_logits(q, table), TF_IDF: tf_idf_logits}
+    return {
+        name: score(answer_at_server(logits, exam.questions), exam)
+        for name, logits in answers.items()
+    }
+
+
+def word_vector_logits(question: Question, table: Tensor) -> Tensor:
+    """Return logits [queries, way]: minus the squared distance to the class mean of the texts.
+
+    A text is the mean of its words' vectors, `table` [V, d]; one without words is the zero vector.
+    """
+
+    def mean(ids: Tensor) -> Tensor:
+        words = (ids > 0).sum(1, keepdim=True).clamp(min=1)
+        return table[ids.long()].double().sum(1) / words  # the vector of the padding is zero
+
+    support, query = mean(question.support_x), mean(question.query_x)
+    return nearest_prototypes(support, question.support_y, query, len(question.classes))
+
+
+def tf_idf_logits(question: Question) -> Tensor:
+    """Return logits [queries, way] of scikit-learn's TF-IDF and logistic regression.
+
+    Vocabulary, document frequencies and weights come from the support set alone; words without a
+    vector of their own are left out, as they are for the networks.
+    """
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    support, query = question.support_x.numpy(), question.query_x.numpy()
+    words = np.unique(support[support >= FIRST_WORD])
+    if not len(words):
+        return torch.zeros(len(query), len(question.classes), dtype=torch.float64)
+
+    def counts(ids: np.ndarray) -> np.ndarray:
+        places = np.searchsorted(words, ids).clip(max=len(words) - 1)
+        found = np.zeros((len(ids), len(words)))
+        rows, columns = np.nonzero(words[places] == ids)
+        np.add.at(found, (rows, places[rows, columns]), 1.0)
+        return found
+
+    weigh = TfidfTransformer().fit(counts(support))
+    of_support, of_query = (
+        torch.from_numpy(weigh.transform(counts(ids)).toarray()) for ids in (support, query)
+    )
+    return logistic(of_support, question.support_y, of_query, len(question.classes), 1.0)

@@ -1,0 +1,132 @@
+"""Classification by the average distance to the examples of each class.
+
+p(y = l | x) is the softmax over classes of minus the mean Euclidean distance, not squared, from x
+to the examples of class l: Zhao et al. 2024, pFedFSL, eq. (3). No mean of features is taken, and no
+head is trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshot.core.errors import check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.learners.classification import Batch
+from fedshot.learners.learner import Lesson, Question, check_body, question_features, test_modes
+from fedshot.nn.losses import accuracy
+from fedshot.nn.masking import shut
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.prototypes import members
+
+OwnSample = Literal["with", "without"]
+OWN_SAMPLE = ("with", "without")
+_TINY = 1e-12  # below the root of a squared distance, whose slope at 0 is infinite
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return the Euclidean distances [n, m] of rows of a [n, d] and b [m, d].
+
+    |a|^2 - 2ab + |b|^2 in float64, about the mean of b: the memory of n * m numbers, where the
+    differences themselves would take n * m * d. Rows that coincide are 1e-6 apart and pull at each
+    other with a slope of 0.
+    """
+    centre = b.detach().double().mean(0)
+    a64, b64 = a.double() - centre, b.double() - centre
+    squared = a64.square().sum(1)[:, None] + b64.square().sum(1) - 2 * (a64 @ b64.T)
+    return (squared.clamp_min(0) + _TINY).sqrt().to(a.dtype)
+
+
+def average_distance_logits(query: Tensor, support: Tensor, y: Tensor, way: int) -> Tensor:
+    """Return minus the mean distances [queries, way] to the support of each class, eq. (3).
+
+    A class without support is never the nearest.
+    """
+    member = members(y, way).to(query.dtype)
+    return _negative_means(distances(query, support) @ member.T, member.sum(1))
+
+
+def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
+    """Return minus the mean distances [n, way] of examples h [n, d] to those of each class.
+
+    "with" counts an example among those of its class, at a distance of 0; "without" leaves it out.
+    An example that is alone in its class stays in either way, so its own class is 0 away.
+    """
+    member = members(y, way).to(h.dtype)
+    # The way to itself is no way: exactly 0, and no gradient comes through the root there.
+    itself = torch.eye(len(h), dtype=torch.bool, device=h.device)
+    sums = distances(h, h).masked_fill(itself, 0.0) @ member.T
+    counts = member.sum(1).expand(len(h), way)
+    if own_sample == "without":
+        counts = torch.where(counts > 0, (counts - member.T).clamp_min(1.0), counts)
+    return _negative_means(sums, counts)
+
+
+def _negative_means(sums: Tensor, counts: Tensor) -> Tensor:
+    return shut(-sums / counts.clamp_min(1.0), counts > 0)
+
+
+@dataclass(frozen=True)
+class AverageDistance:
+    """An encoder whose examples are near those of their own class: eqs. (3) to (5).
+
+    Args:
+        model: backbone; a head plays no part.
+        classes: how many classes a label of a batch may name.
+        own_sample: whether an example counts among those of its class in training.
+        alone: an example that is the only one of its class, under "without": "include" it at a
+            distance of 0 from itself, or "drop" it from the mean loss.
+    """
+
+    model: Model
+    classes: int
+    own_sample: OwnSample = "without"
+    alone: Literal["include", "drop"] = "include"
+
+    def __post_init__(self) -> None:
+        check_body(self.model, "average distances")
+        check_word("own_sample", self.own_sample, OWN_SAMPLE)
+        check_word("alone", self.alone, ("include", "drop"))
+
+    @property
+    def max_way(self) -> None:
+        """Any number of classes."""
+        return None
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw the encoder; a head of the model plays no part."""
+        params, stats = self.model.init(key)
+        return {"body": params["body"]}, stats
+
+    def lesson(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+        """Return the mean of -log p(y | x) over the batch, each example against the batch."""
+        h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
+        loss, right = self._loss(h, batch.y)
+        return Lesson(loss, stats, right)
+
+    def loss(self, params: Tree, stats: Tree, batch: Batch) -> Tensor:
+        """Return the loss as at test: no dropout, batch norm by the model's policy, no gradient."""
+        with torch.no_grad():
+            h, _ = self.model.features(params, stats, batch.x, test_modes(self.model)[0])
+            return self._loss(h, batch.y)[0]
+
+    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+        """Return minus the mean distances of the queries to the support of each class."""
+        with torch.no_grad():
+            support, query = question_features(self.model, params, stats, question)
+            y, way = question.support_y, len(question.classes)
+            return average_distance_logits(query, support, y, way)
+
+    def _loss(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = own_logits(h, y, self.classes, self.own_sample)
+        each = -logits.log_softmax(-1).gather(1, y[:, None])[:, 0]
+        right = accuracy(logits.detach(), y)
+        if self.alone == "include" or self.own_sample == "with":
+            return each.mean(), right
+        in_company = ((y[:, None] == y).sum(1) > 1).to(h.dtype)
+        return (each * in_company).sum() / in_company.sum().clamp_min(1.0), right

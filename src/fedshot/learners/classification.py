@@ -1,0 +1,195 @@
+"""Learning to tell all base classes apart: batches of images, and a classifier over the classes.
+
+Episodes ask which of a few classes a query is, and number them anew each time. Here a class has one
+number for good, its place among the base classes in rising order, the same at every client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError, DataError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.augment import Augment
+from fedshot.data.episodes.episode import ClientData
+from fedshot.learners.learner import Lesson, Question, check_body, question_features
+from fedshot.nn.heads import CosineHead, Head, LinearHead, MLPClassifier
+from fedshot.nn.losses import accuracy, cross_entropy
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+
+
+class Batch(NamedTuple):
+    """Some examples and their classes."""
+
+    x: Tensor  # uint8 [n, H, W, C], or int32 [n, L]
+    y: Tensor  # int64 [n], 0..classes-1
+
+
+class Batches(NamedTuple):
+    """The batches of one visit to a client, the seed of noise, and how many examples it holds."""
+
+    steps: tuple[tuple[Batch, ...], ...]
+    seed: Tensor
+    n: Tensor  # int64 scalar
+
+
+def draw_batches(
+    data: ClientData, classes: Sequence[int], size: int, steps: int, augment: Augment, key: Key
+) -> Batches:
+    """Draw a batch of `size` examples for each local step.
+
+    The examples of a batch are distinct where the client has as many. `classes` are the dataset's
+    numbers of the base classes.
+
+    Raises DataError for an example of another class.
+    """
+    rng = key.at("batches").numpy()
+    drawn: list[tuple[Batch, ...]] = []
+    for step in range(steps):
+        x, labels = data.batch(size, rng)
+        x = _augmented(x, data, augment, key.at("augment", step))
+        drawn.append((Batch(x, base_numbers(labels, classes)),))
+    return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
+
+
+def draw_passes(
+    data: ClientData,
+    classes: Sequence[int],
+    passes: int,
+    size: int | None,
+    augment: Augment,
+    key: Key,
+) -> Batches:
+    """Draw passes over all examples of a client: one step each, or several of about `size`.
+
+    A pass of several steps goes through the examples in an order of chance and cuts them evenly.
+    `classes` are the dataset's numbers of the base classes.
+
+    Raises DataError for an example of another class.
+    """
+    rng = key.at("passes").numpy()
+    x, labels = data.all()
+    y = base_numbers(labels, classes)
+    cuts = 1 if size is None else math.ceil(data.n / size)
+    drawn: list[tuple[Batch, ...]] = []
+    for i in range(passes):
+        seen = _augmented(x, data, augment, key.at("augment", i))
+        if cuts == 1:
+            drawn.append((Batch(seen, y),))
+            continue
+        order = torch.from_numpy(rng.permutation(data.n))
+        drawn += [(Batch(seen[rows], y[rows]),) for rows in order.tensor_split(cuts)]
+    return Batches(tuple(drawn), key.at("noise").tensor(), torch.tensor(data.n))
+
+
+def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
+    """Return the places of class numbers among the base classes, in rising order."""
+    known = torch.tensor(sorted(classes), dtype=torch.int64, device=labels.device)
+    y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
+    strange = labels[known[y] != labels]
+    if len(strange):
+        raise DataError(
+            f"the client has an example of class {int(strange[0])}, which is none of the "
+            f"{len(known)} base classes; a classifier over them has no place for it."
+        )
+    return y
+
+
+def _augmented(x: Tensor, data: ClientData, augment: Augment, key: Key) -> Tensor:
+    if not augment.active:
+        return x
+    augment.check(data.dataset)
+    return augment.apply(x, key)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """An encoder under a classifier: the cross-entropy over all classes at once.
+
+    Parameters are `{"body": ..., "classifier": ...}`; the model's own head plays no part.
+
+    Args:
+        model: the encoder.
+        classes: how many classes there are.
+        kind: "linear" has weights and biases, "cosine" a weight row for each class, "mlp" three
+            layers.
+        scale: of the cosines.
+    """
+
+    model: Model
+    classes: int
+    kind: Literal["linear", "cosine", "mlp"] = "linear"
+    scale: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_word("classifier", self.kind, ("linear", "cosine", "mlp"))
+        if self.classes < 2:
+            raise ConfigError(
+                f"the number of base classes is {self.classes}; a classifier needs at least 2. "
+                "Name more in split.base."
+            )
+        check_body(self.model, "a classifier's encoder")
+
+    @property
+    def head(self) -> Head:
+        """The classifier itself."""
+        if self.kind == "cosine":
+            return CosineHead(self.classes, self.scale)
+        if self.kind == "mlp":
+            return MLPClassifier(self.classes)
+        return LinearHead(self.classes)
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw encoder and classifier; the encoder is the one that prototypes start from, too."""
+        params, stats = self.model.init(key)
+        model = self.model
+        row = self.head.init(key.at("classifier"), model.out_features, model.torch_dtype)
+        return {"body": params["body"], "classifier": row}, stats
+
+    def lesson(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+        """Return the cross-entropy of a batch over all classes."""
+        h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
+        logits = self.head.logits(params["classifier"], h)
+        found = accuracy(logits.detach(), batch.y)
+        return Lesson(cross_entropy(logits, batch.y), stats, found)
+
+    def answer_among(
+        self, params: Tree, stats: Tree, question: Question, classes: Sequence[int]
+    ) -> Tensor:
+        """Return the classifier's logits for the classes of a question, by the dataset's numbers.
+
+        `classes` are the base classes; others have no logit. The support says nothing but, under
+        the batch-norm policy "support", its statistics.
+        """
+        _, query = self.encode(params, stats, question)
+        with torch.no_grad():
+            logits = self.head.logits(params["classifier"], query)
+        known = torch.tensor(sorted(classes), device=logits.device)
+        column = torch.searchsorted(known, question.classes).clamp(max=len(known) - 1)
+        there = known[column] == question.classes
+        return torch.where(there, logits[:, column], -torch.inf)
+
+    def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
+        """Return features under running statistics: they do not depend on the rest of the batch."""
+        return self.model.features(params, stats, x, Mode(norm="given"))[0]
+
+    def encode(self, params: Tree, stats: Tree, question: Question) -> tuple[Tensor, Tensor]:
+        """Return the features (support, queries) of a question, without a graph."""
+        with torch.no_grad():
+            return question_features(self.model, params, stats, question)
+
+
+def check_batches(local_steps: int, batch: int) -> None:
+    """Refuse a budget of local work that is not at least one step of one example."""
+    if local_steps < 1 or batch < 1:
+        raise ConfigError(
+            f"local_steps is {local_steps} and batch is {batch}; expected whole numbers from 1."
+        )

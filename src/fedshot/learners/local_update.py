@@ -1,0 +1,55 @@
+"""What a visit counts for in the mean, and what the optimiser remembers until the next one.
+
+FedFSL leaves both open. McMahan et al. 2017 weigh by examples, n_k; FedFSL's |B_k| are episodes.
+The weights that an optimiser's moments belong to are overwritten by the server's at each visit, so
+by default it starts afresh; "kept" moments stay with the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedshot.core.errors import check_word
+from fedshot.core.tree import Tree
+from fedshot.learners.local_training import Lessons
+from fedshot.nn.optim import Optimizer, OptState
+
+Weighing = Literal["episodes", "examples"]
+Moments = Literal["fresh", "kept"]
+
+_PART = "optimizer"
+
+
+def check_visits(weigh_by: str, moments: str) -> None:
+    """Refuse words that mean nothing."""
+    check_word("weigh_by", weigh_by, ("episodes", "examples"))
+    check_word("moments", moments, ("fresh", "kept"))
+
+
+def weight_of(lessons: Lessons, by: Weighing) -> int | Tensor:
+    """Return what a visit counts for: |B_k| or n_k."""
+    return lessons.n_episodes if by == "episodes" else lessons.n
+
+
+def heaviest_of(n_episodes: int, by: Weighing) -> int | None:
+    """Return the largest |B_k|; None where the weight is a number of examples."""
+    return n_episodes if by == "episodes" else None
+
+
+def first_moments(moments: Moments, optimizer: Optimizer, params: Tree) -> dict[str, Any]:
+    """Return what a client keeps before its first visit; of `params` only the form matters."""
+    return {_PART: optimizer.init(params)} if moments == "kept" else {}
+
+
+def moments_of(private: Mapping[str, Any]) -> OptState | None:
+    """Return what the optimiser goes on from; None for afresh."""
+    found: OptState | None = private.get(_PART)
+    return found
+
+
+def keep_moments(private: Mapping[str, Any], state: OptState) -> Tree:
+    """Return what a client keeps after a visit."""
+    return {**private, _PART: state} if _PART in private else private

@@ -1,0 +1,62 @@
+"""Meta-SGD: MAML whose inner step sizes are learned, one for each number that adapts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.data.episodes.spec import Labels
+from fedshot.learners.learner import InnerLoop, Lesson, Maml, Question
+from fedshot.nn.losses import accuracy, cross_entropy
+from fedshot.nn.models.model import Model
+
+
+@dataclass(frozen=True)
+class MetaSgd:
+    """Learn the initialisation and the step sizes of the inner loop with one gradient.
+
+    w' = w - alpha * grad f_S(w), elementwise; the loss of the queries at w' is differentiated by w
+    and by alpha. With `inner.order="first"` the inner gradients count as constants, and the
+    derivative by alpha is what is left: minus their sum times the loss's gradient.
+
+    Source: Li et al. 2017, Meta-SGD, eqs. (3) and (4). Parameters are `{"start", "alpha"}`; alpha
+    starts at `inner.lr` everywhere, where the paper draws it, and may become negative.
+    """
+
+    model: Model
+    inner: InnerLoop
+    labels: Labels = "shuffled"
+
+    @property
+    def maml(self) -> Maml:
+        """The learner whose steps alpha scales."""
+        return Maml(self.model, self.inner, self.labels)
+
+    @property
+    def max_way(self) -> int:
+        """The width of the head."""
+        return self.maml.max_way
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw backbone and head, as MAML does, and the first step sizes."""
+        start, stats = self.maml.init(key)
+        adapts = start if self.inner.adapts == "all" else start["head"]
+        alpha = tree.map(lambda leaf: torch.full_like(leaf, self.inner.lr), adapts)
+        return {"start": start, "alpha": alpha}, stats
+
+    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+        """Return the cross-entropy of the queries after adapting with alpha."""
+        maml, y = self.maml, episode.query_y
+        adapted = maml.adapt(params["start"], stats, episode, seed, params["alpha"])
+        logits, stats = maml.predict(adapted, stats, episode.query_x, episode.classes, seed)
+        return Lesson(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
+
+    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+        """Return the logits of the queries after adapting to the support with alpha."""
+        return self.maml.answer(params["start"], stats, question, params["alpha"])

@@ -1,0 +1,100 @@
+"""How far clients' models have drifted apart in what they predict, on made-up questions.
+
+The server has no data, and a client's images are its own. The questions are therefore synthetic:
+the classes are patterns of chance, an example is its class's pattern with half of the bytes (or
+words) drawn anew. They depend on nothing but the shape of the data, so that everybody draws the
+same and nobody sends any. Predictions on noise say how far the models differ as functions, not how
+far they differ on real images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.learners.learner import Maml, Question
+from fedshot.nn.models.model import Model
+
+WAYS = 5  # of a question, or as many as the head has
+QUERIES = 5  # of each class
+PART = "common_questions"  # in the upload
+
+
+def common_questions(model: Model, n: int) -> tuple[Question, ...]:
+    """Return n questions of one shot, on the CPU."""
+    text = model.table is not None
+    shape = model.shape[:1] if text else model.shape
+    words = 0 if model.table is None else len(model.table)
+    return tuple(_draw(shape, words, _ways(model), u) for u in range(n))
+
+
+def _ways(model: Model) -> int:
+    assert model.head is not None
+    return min(model.head.way, WAYS)
+
+
+@lru_cache(64)
+def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> Question:
+    # By numpy, whose draws are no operations of torch: a client may be one of a stack under vmap.
+    rng = Key(0).at("probe", u).numpy()
+    low, high, dtype = (1, words, np.int32) if words else (0, 256, np.uint8)
+
+    def noise(n: int) -> np.ndarray[Any, Any]:
+        return rng.integers(low, high, (n, *shape)).astype(dtype)
+
+    patterns, examples = noise(way), []
+    for n in (1, QUERIES):
+        x = patterns.repeat(n, 0)
+        keep = rng.random(x.shape) < 0.5
+        examples.append(torch.from_numpy(np.where(keep, x, noise(len(x)))))
+    return Question(examples[0], torch.arange(way), examples[1], torch.arange(way))
+
+
+def common_form(model: Model, n: int) -> dict[str, Tensor]:
+    """Return what a client sends for n questions: float32 [n * queries, way]; `{}` for none."""
+    if n == 0:
+        return {}
+    way = _ways(model)
+    return {PART: torch.empty(n * QUERIES * way, way, device="meta")}
+
+
+def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str, Tensor]:
+    """Answer n questions with a client's model: `{"common_questions": log p}`, float32.
+
+    Whatever an answer comes to, nothing of it can have a client's reply refused: p is 1e-35 at
+    least, and where there is no number stands one that no logarithm of a probability is.
+    """
+    if n == 0:
+        return {}
+    device = tree.leaves(params)[0].device
+    asked = [tree.to(question, device) for question in common_questions(learner.model, n)]
+    logits = torch.cat([learner.answer(params, stats, q).detach().float() for q in asked])
+    log_p = logits.log_softmax(-1).clamp(min=-80.0)
+    return {PART: torch.where(log_p.isnan(), 1.0, log_p)}
+
+
+def divergence(parts: Mapping[str, Any]) -> dict[str, float]:
+    """Return `{"divergence": mean over pairs of clients of (KL(i || j) + KL(j || i)) / 2}`, nats.
+
+    Mean over the queries, too. `{}` where there are no answers, or those of one client; who answers
+    with what is no number is left out.
+
+    The mean over ordered pairs of sum p_i (log p_i - log p_j) is
+    (K sum_i p_i log p_i - sum_i p_i sum_j log p_j) / (K (K - 1)): no loop over pairs.
+    """
+    answers = {c: told for c, told in parts.get(PART, {}).items() if float(told.max()) < 0.5}
+    k = len(answers)
+    if k < 2:
+        return {}
+    log_p = torch.stack([answers[c] for c in sorted(answers)]).double().log_softmax(-1)
+    p = log_p.exp()
+    each = k * (p * log_p).sum((0, 2)) - (p.sum(0) * log_p.sum(0)).sum(-1)
+    return {"divergence": float(each.mean()) / (k * (k - 1))}

@@ -1,0 +1,136 @@
+"""How the features of a support set become an answer, without training the encoder.
+
+Features are scaled to length 1 first. `mean`: the cosine with the mean of each class. `logistic`:
+scikit-learn's logistic regression (Tian et al. 2020, RFS). `ridge`: linear regression on the
+classes as one-hot targets, W = X^T (X X^T + lambda I)^-1 Y (Bertinetto et al. 2019, R2-D2): a
+matrix as large as the support, however long the features. `finetune`: gradient steps on a new
+linear head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.tree import Tree
+from fedshot.nn.gradients import descend
+from fedshot.nn.losses import cross_entropy
+from fedshot.nn.masking import shut
+from fedshot.nn.prototypes import class_means, cosine_logits, members, unit_rows
+
+Probe = Literal["mean", "logistic", "ridge"]
+PROBES = ("mean", "logistic", "ridge")
+
+_LONGEST = 1000  # iterations of the logistic regression's solver
+
+
+@dataclass(frozen=True)
+class Readout:
+    """From support features, their labels, query features and the way to logits.
+
+    Args:
+        probe: "mean", "logistic", "ridge" or "finetune".
+        logistic_c: C of the logistic regression: the larger, the less it is regularised.
+        ridge_lambda: weight of the ridge.
+        finetune_lr: step size of the new head.
+        finetune_steps: gradient steps on it, over the whole support.
+    """
+
+    probe: Literal["mean", "logistic", "ridge", "finetune"] = "mean"
+    logistic_c: float = 1.0
+    ridge_lambda: float = 1.0
+    finetune_lr: float = 0.1
+    finetune_steps: int = 100
+
+    def __post_init__(self) -> None:
+        check_word("probe", self.probe, (*PROBES, "finetune"))
+        for name in ("logistic_c", "ridge_lambda", "finetune_lr"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value}; expected a finite number above 0.")
+        if self.finetune_steps < 1:
+            raise ConfigError(
+                f"finetune_steps is {self.finetune_steps}; expected a whole number from 1."
+            )
+
+    @property
+    def adds_examples(self) -> bool:
+        """Whether more examples only add terms: to the sums of a mean, or of X^T X and X^T Y."""
+        return self.probe in ("mean", "ridge")
+
+    def __call__(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
+        """Return logits [queries, way]; support is [n, d], y int64 [n], query [queries, d].
+
+        A class without support is told apart by nothing and never answered.
+        """
+        held = members(y, way).any(1)
+        if self.adds_examples:  # class by class, so what another lacks does not matter
+            return shut(self._read(support, y, query, way), held)
+        if bool(held.all()):
+            return self._read(support, y, query, way)
+        known = (y >= 0) & (y < way)
+        found = self._read(support[known], (held.cumsum(0) - 1)[y[known]], query, int(held.sum()))
+        spread = found.new_zeros(len(query), way).index_copy(1, held.nonzero()[:, 0], found)
+        return shut(spread, held)
+
+    def _read(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
+        support, query = unit_rows(support), unit_rows(query)
+        if self.probe == "mean":
+            return cosine_logits(query, class_means(support, y, way), 1.0)
+        if self.probe == "ridge":
+            return ridge(support, y, query, way, self.ridge_lambda)
+        if self.probe == "logistic":
+            return logistic(support, y, query, way, self.logistic_c)
+        return finetuned(support, y, query, way, lr=self.finetune_lr, steps=self.finetune_steps)
+
+
+def ridge(support: Tensor, y: Tensor, query: Tensor, way: int, weight: float) -> Tensor:
+    """Return q X^T (X X^T + weight I)^-1 Y, in float64."""
+    x, q = support.double(), query.double()
+    targets = (y[:, None] == torch.arange(way, device=y.device)).double()
+    kernel = x @ x.T + weight * torch.eye(len(x), dtype=x.dtype, device=x.device)
+    weights: Tensor = torch.linalg.solve(kernel, targets)  # one row for each support example
+    return (q @ x.T @ weights).to(query.dtype)
+
+
+def logistic(support: Tensor, y: Tensor, query: Tensor, way: int, c: float) -> Tensor:
+    """Return the logits of scikit-learn's logistic regression, L2 with 1/C, in float64.
+
+    NaN, which counts as wrong, where a feature is not finite.
+    """
+    if way == 1:  # which scikit-learn refuses
+        return query.new_zeros(len(query), 1)
+    if not (support.isfinite().all() and query.isfinite().all()):  # which it refuses, too
+        return query.new_full((len(query), way), torch.nan)
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=c, max_iter=_LONGEST)
+    model.fit(support.detach().double().cpu().numpy(), y.cpu().numpy())
+    found = model.decision_function(query.detach().double().cpu().numpy())
+    if way == 2:  # it gives the second class's lead over the first
+        found = np.stack([np.zeros_like(found), found], axis=1)
+    return torch.from_numpy(found).to(query)
+
+
+def finetuned(
+    support: Tensor, y: Tensor, query: Tensor, way: int, *, lr: float, steps: int
+) -> Tensor:
+    """Return the logits of a linear head after gradient steps on the cross-entropy.
+
+    It starts at zero. The loss is convex, so the start only matters while the steps are few.
+    """
+    head = {"weight": support.new_zeros(way, support.shape[1]), "bias": support.new_zeros(way)}
+    support = support.detach()
+
+    def loss(w: Tree, step: int) -> Tensor:
+        del step
+        return cross_entropy(F.linear(support, w["weight"], w["bias"]), y)
+
+    head = descend(loss, head, lr=lr, steps=steps, second_order=False)
+    return F.linear(query, head["weight"], head["bias"])

@@ -1,0 +1,1 @@
+"""Baselines: prototypes, MAML and classification under federated averaging, and local training."""

@@ -1,0 +1,143 @@
+"""F2L's client-model: a set Transformer and an N-way head on the features of a task.
+
+Source: Wang et al., Federated Few-shot Learning, KDD 2023, section 3.1, eq. (3), eq. (22).
+Symbols: psi its parameters; psi~ after fine-tuning on the support; h features of the server-model,
+g of the client-model, s and q of support and queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.learners.learner import InnerLoop, Question
+from fedshot.methods.f2l.set_transformer import Queries, SetTransformer
+from fedshot.nn.gradients import descend
+from fedshot.nn.losses import cross_entropy
+from fedshot.nn.models.layers import linear
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.prototypes import class_means
+
+HeadStart = Literal["zero", "prototypes"]
+
+
+class Task(NamedTuple):
+    """A task as the client-model sees it."""
+
+    s: Tensor  # [D, d]: features of the support
+    q: Tensor  # [queries, d]: of the queries
+    y: Tensor  # int64 [D], 0..way-1: labels of the support
+    way: int
+
+    def detached(self) -> Task:
+        """Return the task as constants."""
+        return self._replace(s=self.s.detach(), q=self.q.detach())
+
+
+class View(NamedTuple):
+    """What the client-model makes of a task."""
+
+    s: Tensor  # [D, d]: features of the support
+    z_s: Tensor  # [D, way]: their logits
+    z_q: Tensor  # [queries, way]: logits of the queries
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """A set Transformer and a linear head that adapt to a task.
+
+    Args:
+        transformer: the encoder.
+        way: width of the head; a task of fewer classes uses its first outputs.
+        d: length of a feature row.
+        inner: how psi is fine-tuned.
+        queries: what a query attends to.
+        head_start: the head is learned, from "zero", or made of each task's "prototypes" before it
+            is fine-tuned (Proto-MAML, Triantafillou et al. 2020); psi has no head of its own then.
+    """
+
+    transformer: SetTransformer
+    way: int
+    d: int
+    inner: InnerLoop
+    queries: Queries = "support_context"
+    head_start: HeadStart = "zero"
+
+    def init(self, key: Key, dtype: torch.dtype) -> Tree:
+        """Draw psi: {"encoder", "head"}."""
+        psi = {"encoder": self.transformer.init(key.at("encoder"), self.d, dtype)}
+        if self.head_start == "prototypes":
+            return psi
+        zero = torch.zeros(self.way, self.d, dtype=dtype)
+        return psi | {"head": {"weight": zero, "bias": torch.zeros(self.way, dtype=dtype)}}
+
+    def start(self, psi: Tree, task: Task, mode: Mode) -> Tree:
+        """Return psi with the head that fine-tuning starts from.
+
+        That of prototypes c has the logits 2 <c, g> - |c|^2: minus the squared distance, but for
+        what is the same for all classes.
+        """
+        if self.head_start == "zero":
+            return psi
+        c = class_means(self._support(psi, task.s, mode), task.y, task.way)
+        # Views, since fine-tuning differentiates by encoder and head apart, although autograd would
+        # find its way from this head back to the encoder.
+        encoder = tree.map(lambda w: w.view_as(w), psi["encoder"])
+        return {"encoder": encoder, "head": {"weight": 2 * c, "bias": -c.square().sum(-1)}}
+
+    def tune(self, psi: Tree, task: Task, mode: Mode) -> Tree:
+        """Return psi~, eq. (3), in training."""
+        second = self.inner.order == "second"
+        return self._tune(psi, task, mode, self.inner.steps, second)
+
+    def view(self, psi: Tree, task: Task, mode: Mode) -> View:
+        """Return features and logits of a task under psi, which has a head."""
+        g_s, g_q = self.transformer.apply(psi["encoder"], task.s, task.q, mode, self.queries)
+        return View(g_s, self._logits(psi, g_s, task.way), self._logits(psi, g_q, task.way))
+
+    def answer(self, psi: Tree, question: Question, *, fresh_head: bool = False) -> Tensor:
+        """Return the logits of the queries after fine-tuning on the support, without dropout.
+
+        `question` holds features in place of examples. `fresh_head` puts a head of zeros in the
+        place of the learned one, whose outputs have met other labels.
+        """
+        way = len(question.classes)
+        task = Task(question.support_x, question.query_x, question.support_y, way)
+        if fresh_head and self.head_start == "zero":
+            psi = psi | {"head": tree.zeros_like(psi["head"])}
+        tuned = self._tune(psi, task, Mode(), self.inner.test_steps, False)
+        with torch.no_grad():
+            return self.view(tuned, task, Mode()).z_q
+
+    def _tune(self, psi: Tree, task: Task, mode: Mode, steps: int, second: bool) -> Tree:
+        psi = self.start(psi, task, mode.layer(-1))
+        lr = self.inner.lr
+        if self.inner.adapts == "all":
+
+            def loss(w: Tree, step: int) -> Tensor:
+                g = self._support(w, task.s, mode.layer(step))
+                return cross_entropy(self._logits(w, g, task.way), task.y)
+
+            return descend(loss, psi, lr=lr, steps=steps, second_order=second)
+
+        g = self._support(psi, task.s, mode.layer(0))
+        g = g if second else g.detach()
+
+        def head_loss(head: Tree, step: int) -> Tensor:
+            del step
+            return cross_entropy(self._logits({"head": head}, g, task.way), task.y)
+
+        head = descend(head_loss, psi["head"], lr=lr, steps=steps, second_order=second)
+        return psi | {"head": head}
+
+    def _support(self, psi: Tree, h: Tensor, mode: Mode) -> Tensor:
+        return self.transformer.apply(psi["encoder"], h, h[:0], mode, self.queries)[0]
+
+    def _logits(self, psi: Tree, g: Tensor, way: int) -> Tensor:
+        return linear(psi["head"], g)[:, :way]

@@ -1,0 +1,184 @@
+"""How F2L is read: what its paper leaves open or its authors' code does otherwise, by mode.
+
+Source: Wang et al., Federated Few-shot Learning, KDD 2023; the code that its authors published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.learners.learner import InnerLoop
+from fedshot.learners.local_training import check_not_negative
+from fedshot.learners.probe import Probe
+from fedshot.methods.f2l.client_model import HeadStart
+from fedshot.methods.f2l.set_transformer import Queries
+from fedshot.methods.f2l.transfer import Denominator
+from fedshot.nn.optim import Optimizer
+
+F2LMode = Literal["strict", "paper", "official"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class F2LReading:
+    """Every choice made; the defaults are those of `strict`.
+
+    Args:
+        lambda_mi: weight of the transfer from the client-model to the server-model.
+        lambda_kd: weight of the distillation from the server-model to the client-model.
+        weights: a weight l makes (1 - l) CE + l X, "shared", or CE + l X, "added".
+        mi_loss: "confidences", eq. (13), or the authors' contrast of "shots".
+        mi_denominator: b over the support, "all", or over the row's class, "same_class".
+        mi_tau: temperature of b.
+        mi_from: features and confidences of the client-model "tuned" to the task, or before, "psi".
+        mi_gradient: of L_MI, through the "server" features alone, or through the client-model that
+            they pass, too, "both".
+        kd_targets: probabilities of the task's classes, "softmax", or logits over their "sum".
+        kd_squared: whether T_i^2 multiplies the distillation.
+        server_rows: what the server-model learns to classify: the "support", or the queries, too,
+            "both".
+        client_phi: the server-model of the client-model's step: as before this local step, "old",
+            or after it, "new".
+        classifier: of the server-model: "linear", or the "mlp" of the authors' code.
+        queries: what a query attends to in the client-model.
+        head_start: of the client-model: "zero", or each task's "prototypes".
+        test_head: the head that training left, "trained", or one of zeros, "fresh".
+        evaluated: the "client" models, or a probe on the "server" model's features.
+        probe: that of "server".
+        weighting: clients count alike, "uniform", or by their "examples".
+    """
+
+    lambda_mi: float = 0.5
+    lambda_kd: float = 0.5
+    weights: Literal["shared", "added"] = "shared"
+    mi_loss: Literal["confidences", "shots"] = "confidences"
+    mi_denominator: Denominator = "all"
+    mi_tau: float = 0.5
+    mi_from: Literal["tuned", "psi"] = "tuned"
+    mi_gradient: Literal["server", "both"] = "server"
+    kd_targets: Literal["softmax", "sum"] = "softmax"
+    kd_squared: bool = False
+    server_rows: Literal["support", "both"] = "support"
+    client_phi: Literal["old", "new"] = "old"
+    classifier: Literal["linear", "mlp"] = "linear"
+    queries: Queries = "support_context"
+    head_start: HeadStart = "zero"
+    test_head: Literal["trained", "fresh"] = "trained"
+    evaluated: Literal["client", "server"] = "client"
+    probe: Probe = "logistic"
+    weighting: Literal["uniform", "examples"] = "uniform"
+
+    def __post_init__(self) -> None:
+        for name, hint in _HINTS.items():
+            if get_args(hint):
+                check_word(name, getattr(self, name), get_args(hint))
+        check_not_negative(lambda_mi=self.lambda_mi, lambda_kd=self.lambda_kd)
+        if self.weights == "shared" and max(self.lambda_mi, self.lambda_kd) > 1:
+            raise ConfigError(
+                f"lambda_mi is {self.lambda_mi} and lambda_kd is {self.lambda_kd}; expected at "
+                "most 1, since 1 minus it is the weight of the cross-entropy. Or set weights to "
+                "'added'."
+            )
+        if not 0 < self.mi_tau < float("inf"):
+            raise ConfigError(f"mi_tau is {self.mi_tau}; expected a finite number above 0.")
+
+
+_HINTS: dict[str, Any] = get_type_hints(F2LReading)
+
+
+@dataclass(frozen=True)
+class InnerChoice:
+    """`InnerLoop`, where null is what the mode says.
+
+    Args:
+        lr: step size.
+        steps: gradient steps in training.
+        test_steps: gradient steps at test.
+        order: "second" differentiates through the steps, "first" does not.
+        adapts: "all" parameters, or the "head" alone.
+    """
+
+    lr: float | None = None
+    steps: int | None = None
+    test_steps: int | None = None
+    order: Literal["first", "second"] | None = None
+    adapts: Literal["all", "head"] | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerChoice:
+    """`Optimizer`, where null is what the mode says.
+
+    Args:
+        name: "sgd" or "adam".
+        lr: step size.
+        momentum: of SGD; Adam has its own.
+        weight_decay: weight_decay * w is added to the gradient.
+    """
+
+    name: Literal["sgd", "adam"] | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+
+    def over(self, base: Optimizer) -> Optimizer:
+        """Return `base` with what is chosen; of another kind than it, nothing else of it stays."""
+        other = self.name is not None and self.name != base.name
+        return chosen(Optimizer(self.name or base.name) if other else base, self)
+
+
+@dataclass(frozen=True)
+class F2LDefaults:
+    """What a mode says where nothing else does."""
+
+    reading: F2LReading
+    inner: InnerLoop
+    server: Optimizer
+    client: Optimizer | None = None  # None: as the server-model's
+
+
+_ADAM = Optimizer("adam", 1e-3, weight_decay=1e-4)
+_STRICT = F2LDefaults(F2LReading(), InnerLoop(0.01, 1, 1, "first"), _ADAM)
+_CODE = F2LReading(
+    lambda_mi=0.1,
+    lambda_kd=0.1,
+    weights="added",
+    mi_loss="shots",
+    kd_targets="sum",
+    server_rows="both",
+    classifier="mlp",
+    queries="query_set",
+    evaluated="server",
+    weighting="examples",
+)
+
+
+def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
+    """Return what a mode says, for texts or images.
+
+    "paper" differs from "strict" where the paper is plain: b over the row's class at temperature 1,
+    eq. (10); the gradient of eq. (4) by psi, not by psi~; and that of eq. (5) by all of phi, also
+    where phi passes the client-model. Eq. (5) has psi where section 3.2.2 has the fine-tuned one,
+    which both modes follow.
+    """
+    check_word("mode", mode, get_args(F2LMode))
+    if mode == "strict":
+        return _STRICT
+    if mode == "paper":
+        reading = F2LReading(mi_denominator="same_class", mi_tau=1.0, mi_gradient="both")
+        return replace(_STRICT, reading=reading, inner=replace(_STRICT.inner, order="second"))
+    inner = InnerLoop(0.1, 5, 5, "first", "head")
+    if text:
+        reading = replace(_CODE, lambda_kd=0.0)
+        return F2LDefaults(reading, inner, Optimizer("adam", 1e-3), Optimizer("sgd", 5e-3))
+    server = Optimizer("sgd", 0.05, momentum=0.9, weight_decay=1e-5)
+    return F2LDefaults(_CODE, inner, server, Optimizer("sgd", 1e-3))
+
+
+def chosen(base: T, choice: object) -> T:
+    """Return the dataclass `base` with the fields of `choice` that are not None."""
+    found = {f.name: getattr(choice, f.name, None) for f in fields(base)}  # type: ignore[arg-type]
+    said = {name: value for name, value in found.items() if value is not None}
+    return replace(base, **said)  # type: ignore[type-var]

@@ -1,0 +1,146 @@
+"""The set Transformer of F2L's client-model: features that have seen the rest of their task.
+
+Source: Wang et al. 2023 (F2L), eq. (22) and C.1.2, which say that the features of the support pass
+a Transformer (Vaswani et al. 2017) as a set, and C.3, which gives the rate of dropout. All else is
+ours: one encoder layer, 4 heads, 2048 units between, and as in torch.nn.TransformerEncoderLayer
+the norm after the sum and ReLU. No positions, so a permuted set gives permuted outputs. Eq. (22)
+does not cover queries; what they attend to is an option here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.models.layers import (
+    EPS,
+    check_rate,
+    dropout,
+    init_linear_head,
+    init_uniform,
+    linear,
+)
+from fedshot.nn.models.mode import Mode
+
+Queries = Literal["support_context", "query_set", "alone"]
+
+
+@dataclass(frozen=True)
+class SetTransformer:
+    """One encoder layer: x' = norm(x + attention(x)), then norm(x' + W2 relu(W1 x')).
+
+    Runs under `vmap` as it stands. Dropout is where torch's layer has it: on the attention
+    weights, in the feed-forward part, and before both sums.
+
+    Args:
+        heads: number of heads; must divide the number of features.
+        hidden: width of the feed-forward part.
+        dropout: rate of all four.
+    """
+
+    vmappable: ClassVar[bool] = True
+
+    heads: int = 4
+    hidden: int = 2048
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.hidden < 1:
+            raise ConfigError(
+                f"heads is {self.heads} and hidden is {self.hidden}; expected at least 1."
+            )
+        check_rate(self.dropout)
+
+    def check(self, d: int) -> None:
+        """Refuse a number of features that the heads cannot share."""
+        if d % self.heads:
+            raise ConfigError(
+                f"{d} features do not divide by {self.heads} heads; set `heads` to a divisor, or "
+                "change the backbone's width."
+            )
+
+    def init(self, key: Key, d: int, dtype: torch.dtype) -> Tree:
+        """Draw the layer for d features, from the distributions that torch uses."""
+        self.check(d)
+        inward = init_uniform(key.at("qkv"), d, 3 * d, math.sqrt(6.0 / (4 * d)), dtype)
+        outward = init_linear_head(key.at("out"), d, d, dtype)
+        zero = torch.zeros_like
+        return {
+            "qkv": inward | {"bias": zero(inward["bias"])},  # query, key, value
+            "out": outward | {"bias": zero(outward["bias"])},
+            "norm1": _init_layer_norm(d, dtype),
+            "linear1": init_linear_head(key.at("linear1"), d, self.hidden, dtype),
+            "linear2": init_linear_head(key.at("linear2"), self.hidden, d, dtype),
+            "norm2": _init_layer_norm(d, dtype),
+        }
+
+    def apply(
+        self,
+        params: Tree,
+        h_support: Tensor,
+        h_query: Tensor,
+        mode: Mode,
+        queries: Queries = "support_context",
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs of support [s, d] and queries [q, d]; the support never sees queries.
+
+        Args:
+            params: from `init`.
+            h_support: features of the support set, which attends to itself.
+            h_query: features of the queries.
+            mode: for dropout.
+            queries: "support_context" lets a query see the support set and itself, never another
+                query; "query_set" lets the queries see one another and not the support, as F2L's
+                code does in training (transductive); "alone" lets a query see itself only.
+        """
+        check_word("queries", queries, ("support_context", "query_set", "alone"))
+        s, q = self._heads(params, h_support), self._heads(params, h_query)
+        seen = self._attend(s, s, False, mode.layer(0))
+        support = self._finish(params, h_support, seen, mode.layer(0))
+        context = {"support_context": s, "query_set": q, "alone": q[:, :, :0]}[queries]
+        seen = self._attend(q, context, queries != "query_set", mode.layer(1))
+        return support, self._finish(params, h_query, seen, mode.layer(1))
+
+    def _heads(self, p: Tree, h: Tensor) -> Tensor:
+        """Return queries, keys and values [3, heads, n, d / heads] of h [n, d]."""
+        n, d = h.shape
+        return linear(p["qkv"], h).view(n, 3, self.heads, d // self.heads).permute(1, 2, 0, 3)
+
+    def _attend(self, of: Tensor, to: Tensor, itself: bool, mode: Mode) -> Tensor:
+        """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d], with each row's own pair or not."""
+        q, k_own, v_own = of.unbind()
+        _, k, v = to.unbind()
+        m = k.shape[1]
+        scores = q @ k.transpose(1, 2)
+        if itself:  # a column more in place of a mask over all pairs of queries
+            scores = torch.cat([scores, (q * k_own).sum(-1, keepdim=True)], -1)
+        weights = torch.softmax(scores / math.sqrt(q.shape[-1]), -1)
+        weights = dropout(weights, self.dropout, mode, site=0)
+        out = weights[..., :m] @ v
+        if itself:
+            out = out + weights[..., m:] * v_own
+        return out.transpose(0, 1).flatten(1)
+
+    def _finish(self, p: Tree, h: Tensor, seen: Tensor, mode: Mode) -> Tensor:
+        """Return what comes after the attention: projection, feed-forward part, sums and norms."""
+        seen = dropout(linear(p["out"], seen), self.dropout, mode, site=1)
+        h = _layer_norm(p["norm1"], h + seen)
+        z = dropout(F.relu(linear(p["linear1"], h)), self.dropout, mode, site=2)
+        z = dropout(linear(p["linear2"], z), self.dropout, mode, site=3)
+        return _layer_norm(p["norm2"], h + z)
+
+
+def _init_layer_norm(d: int, dtype: torch.dtype) -> Tree:
+    return {"weight": torch.ones(d, dtype=dtype), "bias": torch.zeros(d, dtype=dtype)}
+
+
+def _layer_norm(p: Tree, x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], p["weight"], p["bias"], EPS)

@@ -1,0 +1,141 @@
+"""One episode teaches both models of F2L: the two losses, and what each sees of the other.
+
+Source: Wang et al., Federated Few-shot Learning, KDD 2023, eqs. (3) to (5), (14) and (20); symbols
+as in `fedshot.methods.f2l.f2l`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.learners.classification import Classifier
+from fedshot.learners.learner import Lesson
+from fedshot.methods.f2l.client_model import ClientModel, Task, View
+from fedshot.methods.f2l.readings import F2LReading
+from fedshot.methods.f2l.transfer import (
+    distillation_loss,
+    share_targets_loss,
+    shot_contrast,
+    temperatures,
+    transfer_loss,
+)
+from fedshot.nn.losses import accuracy, cross_entropy
+from fedshot.nn.models.mode import Mode
+
+
+@dataclass(frozen=True)
+class TwoModels:
+    """A server-model and a client-model on one episode, whose classes are those of the server's.
+
+    Args:
+        learner: the server-model, of phi = {"body", "classifier"}.
+        client: the client-model, of psi.
+        reading: how the paper is read.
+    """
+
+    learner: Classifier
+    client: ClientModel
+    reading: F2LReading
+
+    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+        """Return L_phi + L_psi, eqs. (14) and (20), of one episode; of {"phi", "psi"}.
+
+        L_psi sees phi through constants and L_phi sees psi through constants, so the gradient of
+        the sum by either is that of its own loss. (The "official" distillation is no constant.)
+        """
+        phi, noise = params["phi"], Mode(True, "batch", seed=seed)
+        task, stats = self._features(phi, stats, episode, noise.layer(0))
+        plain = task.detached()
+        tuned = self.client.tune(params["psi"], plain, noise.layer(1))
+        view = self.client.view(tuned, plain, noise.layer(2))
+        told = self._told(params["psi"], tuned, task, view, noise)
+        z_q = self._logits(phi, task.q)
+        server, extra = self._server_loss(phi, task, told, episode, z_q)
+        client, more = self._client_loss(z_q, view, episode)
+        found = accuracy(view.z_q.detach(), episode.query_y)
+        return Lesson(server + client, stats, found, extra | more)
+
+    def second_look(
+        self, old: Tree, new: Tree, psi: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> Lesson:
+        """Return L_psi with psi~ tuned under the old phi, and all else under the new one."""
+        noise = Mode(True, "batch", seed=seed)
+        before, _ = self._features(old, stats, episode, noise.layer(0))
+        tuned = self.client.tune(psi, before, noise.layer(1))
+        after, _ = self._features(new, stats, episode, noise.layer(0))
+        view = self.client.view(tuned, after, noise.layer(2))
+        loss, extra = self._client_loss(self._logits(new, after.q), view, episode)
+        return Lesson(loss, stats, accuracy(view.z_q.detach(), episode.query_y), extra)
+
+    def _features(self, phi: Tree, stats: Tree, episode: Episode, noise: Mode) -> tuple[Task, Tree]:
+        """Return the features of an episode, and the running statistics after it."""
+        n, y, way = len(episode.support_y), episode.support_y, len(episode.classes)
+        normless = self.learner.model.norm_policy == "running" and not tree.leaves(stats)
+        constant = self.reading.server_rows == "support" and self.reading.kd_targets == "softmax"
+        if normless and constant:
+            s, _ = self.learner.model.features(phi, stats, episode.support_x, noise.layer(0))
+            fixed = tree.detach(phi)
+            q, _ = self.learner.model.features(fixed, stats, episode.query_x, noise.layer(1))
+            return Task(s, q, y, way), stats
+        x = torch.cat([episode.support_x, episode.query_x])
+        h, stats = self.learner.model.features(phi, stats, x, noise)
+        return Task(h[:n], h[n:], y, way), stats
+
+    def _logits(self, phi: Tree, h: Tensor) -> Tensor:
+        """Return the server-model's logits over all base classes."""
+        return self.learner.head.logits(phi["classifier"], h)
+
+    def _told(self, psi: Tree, tuned: Tree, task: Task, view: View, noise: Mode) -> View:
+        """Return what the client-model tells the server-model of the support."""
+        if self.reading.mi_from == "psi":
+            tuned = self.client.start(psi, task.detached(), noise.layer(1).layer(-1))
+        if self.reading.mi_gradient == "both":
+            return self.client.view(tree.detach(tuned), task, noise.layer(2))
+        if self.reading.mi_from == "psi":
+            view = self.client.view(tuned, task.detached(), noise.layer(2))
+        return view._replace(s=view.s.detach(), z_s=view.z_s.detach())
+
+    def _server_loss(
+        self, phi: Tree, task: Task, told: View, episode: Episode, z_q: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return L_phi, eqs. (14) and (15)."""
+        z, y, read = self._logits(phi, task.s), episode.classes[task.y], self.reading
+        if read.server_rows == "both":
+            z = torch.cat([z, z_q])
+            y = torch.cat([y, episode.classes[episode.query_y]])
+        ce = cross_entropy(z, y)
+        extra = {"base_accuracy": accuracy(z.detach(), y)}
+        if not read.lambda_mi:
+            return ce, extra
+        if read.mi_loss == "shots":
+            mi = shot_contrast(task.s, told.s, task.y, task.way, read.mi_tau)
+        else:
+            mi = transfer_loss(
+                task.s, told.s, told.z_s, task.y, tau=read.mi_tau, denominator=read.mi_denominator
+            )
+        return self._weigh(ce, mi, read.lambda_mi), extra | {"mi": mi}
+
+    def _client_loss(
+        self, z_phi: Tensor, view: View, episode: Episode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return L_psi, eqs. (20) and (21); z_phi are the server-model's logits of the queries."""
+        y, read = episode.query_y, self.reading
+        ce = cross_entropy(view.z_q, y)
+        if not read.lambda_kd:
+            return ce, {}
+        z_phi = z_phi[:, episode.classes]
+        if read.kd_targets == "sum":
+            kd = share_targets_loss(z_phi, view.z_q)
+            return self._weigh(ce, kd, read.lambda_kd), {"kd": kd}
+        kd = distillation_loss(z_phi, view.z_q, y, squared=read.kd_squared)
+        extra = {"kd": kd, "temperature": temperatures(z_phi, y).mean()}
+        return self._weigh(ce, kd, read.lambda_kd), extra
+
+    def _weigh(self, ce: Tensor, term: Tensor, weight: float) -> Tensor:
+        return (1 - weight if self.reading.weights == "shared" else 1) * ce + weight * term

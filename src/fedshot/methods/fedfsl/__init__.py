@@ -1,0 +1,1 @@
+"""The FedFSL family: MAML under federated averaging, and its regularizers."""

@@ -1,0 +1,1 @@
+"""FRL (few-round learning), its baselines, and the rounds inside an episode."""

@@ -1,0 +1,132 @@
+"""FedAvg from a random start: a group of new clients learns from nothing, in a few rounds.
+
+The floor of few-round learning: no preparation, so rounds of training do nothing, and at test the
+clients of a question train a network with a fresh linear head by federated averaging for R rounds.
+
+Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
+(baseline FedAvg); McMahan et al. 2017, algorithm 1.
+Symbols: theta_r the model of round r; alpha inner_lr; E local_steps.
+Departures from the paper: E = 1 is one step on all of a client's supports; it may mean several on
+batches. The paper does not say whether all questions start from the same draw: here they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.learner import Question
+from fedshot.methods.frl.client_share import Share
+from fedshot.methods.frl.group import Group
+from fedshot.methods.frl.group_answers import answer_group
+from fedshot.methods.frl.local_steps import Local
+from fedshot.methods.frl.rounds import Adapted, Asked, Norms, few_rounds, update_reply
+from fedshot.methods.frl.schedule import check_rounds
+from fedshot.nn.models.model import Model
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Answer
+
+
+class Server(NamedTuple):
+    """What the server remembers: the draw that every question starts from."""
+
+    theta: Tree  # {"body", "head"}
+
+
+@dataclass(frozen=True)
+class FRLFedAvg:
+    """Federated averaging from a random start, on the supports of each question.
+
+    Args:
+        model: backbone, and a head as wide as the widest episode.
+        episode: plays no part.
+        test_rounds: R at test.
+        inner_lr: step size of the clients.
+        local_steps: E, passes of a client over its supports in a round.
+        inner_batch: examples of a step; null for all supports, so that a pass is one step.
+    """
+
+    name: ClassVar[str] = "frl_fedavg"
+
+    model: Model
+    episode: EpisodeSpec
+    test_rounds: int = 3
+    inner_lr: float = 0.1
+    local_steps: int = 1
+    inner_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        check_rounds(self.test_rounds)
+        if self.model.norm_policy == "running" and self.model.init(Key(0))[1]:
+            raise ConfigError(
+                "model.norm_policy is 'running', and frl_fedavg never trains running statistics: "
+                "nothing is prepared. Set model.norm_policy to 'group'."
+            )
+        _ = self.local  # which checks the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
+        del options
+        return "group"
+
+    @property
+    def local(self) -> Local:
+        """How a client learns."""
+        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The width of the head."""
+        return self.local.slots(0)
+
+    def init(self, key: Key) -> Server:
+        """Return a random network."""
+        return Server(self.model.init(key)[0])
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    @client_work()
+    def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Take the local steps of a round of a test."""
+        return update_reply(self.local, down, private, drawn)
+
+    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
+        """Do nothing."""
+        del clients, key
+        return server, {}
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let the group of each question train for R rounds, and its model answer."""
+
+        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
+            del question, norms
+            return few_rounds(
+                group,
+                group.ids,
+                (self.update, None),
+                self.local,
+                server.theta,
+                self.local.slots(0),
+                self.test_rounds,
+                key,
+                refresh=False,
+            )
+
+        return answer_group(self.local, {}, learn, questions, clients, key)

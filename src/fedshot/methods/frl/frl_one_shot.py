@@ -1,0 +1,236 @@
+"""Fine-tuning by one-shot FL: of many models those that do well on held-out data are joined.
+
+Base clients train an encoder under a classifier over all base classes, by federated averaging. At
+test more clients than needed fine-tune it; each tells how well its model does on supports that it
+set aside, the server keeps the best and averages them, and this is repeated for R rounds.
+
+Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
+(baseline fine-tuning via one-shot FL); Guha et al. 2019, One-Shot Federated Learning (selection
+by cross-validation; ensembles).
+Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
+Departures from the paper: Guha et al. train to the end and average predictions; for R rounds
+one model is needed, so weights are averaged, and predictions in the last round where `last` says
+so. A class that no client kept in any round holds counts as an error. The preparation is that of
+`frl_finetune`, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.learner import Question
+from fedshot.methods.frl.client_share import Share, in_order, shares_of, spare_shares
+from fedshot.methods.frl.group import Group
+from fedshot.methods.frl.group_answers import GroupNorms, in_group, predict, query_maps
+from fedshot.methods.frl.local_steps import Local, fresh_head
+from fedshot.methods.frl.preparation import Prepared, Prepares, StepBy
+from fedshot.methods.frl.schedule import check_rounds
+from fedshot.nn.losses import accuracy
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.averaging import changes
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Answer
+from fedshot.protocol.reducers import Gather
+
+
+@dataclass(frozen=True)
+class FRLOneShot(Prepares):
+    """A classifier of the base classes, fine-tuned by the best of many clients in a few rounds.
+
+    Args:
+        model: backbone, and a head as wide as the widest test episode.
+        episode: its `augment` is for the batches of the preparation.
+        classes: the dataset's numbers of the base classes.
+        test_rounds: R at test.
+        inner_lr: step size of a question's clients.
+        local_steps: E, passes of a client over its supports in a round of a test.
+        inner_batch: examples of a step; null for all supports, so that a pass is one step.
+        candidates: clients that fine-tune in a round of a test; 0 for those of the group and the
+            spare ones (test.group.spare). With more than the group has, and no spare ones, each
+            client's supports are split among several.
+        keep: of them, those with the best held-out accuracy.
+        holdout: share of a candidate's supports of a class that is set aside to judge it.
+        last: in the last round, "average" the kept models, or their predictions, "ensemble".
+        prepare_by: who takes the optimiser's step in the preparation: the "server", on the mean
+            gradient, or each of the "clients", with a fresh optimiser at every visit.
+        prepare_steps: steps per visit in the preparation; 1 by the server.
+        batch: examples of such a step.
+        optimizer: of the preparation.
+        decay: such a step is multiplied by it after `decay_round` communication rounds.
+        decay_round: 0 for never.
+    """
+
+    name: ClassVar[str] = "frl_one_shot"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    test_rounds: int = 3
+    inner_lr: float = 0.1
+    local_steps: int = 1
+    inner_batch: int | None = None
+    candidates: int = 20
+    keep: int = 10
+    holdout: float = 0.34
+    last: Literal["average", "ensemble"] = "average"
+    prepare_by: StepBy = "server"
+    prepare_steps: int = 1
+    batch: int = 60
+    optimizer: Optimizer = Optimizer("sgd", 0.1)
+    decay: float = 0.1
+    decay_round: int = 20000
+
+    def __post_init__(self) -> None:
+        check_rounds(self.test_rounds)
+        check_word("last", self.last, ("average", "ensemble"))
+        if self.keep < 1 or self.candidates < 0 or 0 < self.candidates < self.keep:
+            raise ConfigError(
+                f"keep is {self.keep} of candidates {self.candidates}; expected at least 1, and no "
+                "more than there are."
+            )
+        if not 0 < self.holdout < 1:
+            raise ConfigError(f"holdout is {self.holdout}; expected a share between 0 and 1.")
+        _ = self.local, self.preparation  # which check the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
+        del options
+        return "group"
+
+    @property
+    def local(self) -> Local:
+        """How a client of a question learns."""
+        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """The width of the head."""
+        return self.local.slots(0)
+
+    def check_group(self, group: Gathering) -> None:
+        """Raise ConfigError for a test whose questions cannot have so many candidates."""
+        _check_candidates(self.candidates, (group.clients or 1) + group.spare)
+
+    @client_work()
+    def candidate(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+        """Fine-tune on a part of the supports; send the change, and the accuracy on the rest."""
+        aside = set_aside(drawn.support_y, self.holdout)
+        x, y = drawn.support_x, drawn.support_y
+        mine = drawn._replace(support_x=x[~aside], support_y=y[~aside], query_x=x[aside])
+        theta = self.local.learn(down["theta"], mine, None).theta
+        score = torch.zeros(())
+        if bool(aside.any()):
+            with torch.no_grad():
+                norms = GroupNorms(self.local, down["stats"], [mine])
+                (h,) = query_maps(self.local, theta, norms, [mine])
+                logits = self.local.head_logits(theta, h, drawn.open)
+                score = accuracy(logits, y[aside])
+        held = (y[:, None] == torch.arange(len(drawn.open), device=y.device)).any(0)
+        up = {"score": score, "held": held, "n": torch.tensor(len(mine.support_y))}
+        return Reply(up | changes({"theta": theta}, down), private, len(mine.support_y))
+
+    def evaluate(
+        self, server: Prepared, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let the best candidates of each question fine-tune for R rounds, and answer."""
+        server = self.tested(server)
+
+        def answer(question: Question, key: Key) -> Tensor:
+            theta = {
+                "body": server.theta["body"],
+                "head": fresh_head(self.model, server.theta["body"], key),
+            }
+            models, held = self.fine_tune(theta, server.stats, question, key)
+            shares = shares_of(question, self.local.slots(0))
+            norms = GroupNorms(self.local, server.stats, shares)
+            way, p = len(question.classes), []
+            with torch.no_grad():
+                for one in models:
+                    maps = query_maps(self.local, one, norms, shares)
+                    logits = [predict(self.local, one, None, h, way) for h in maps]
+                    p.append(in_order(question, logits).softmax(-1))
+            found = torch.stack(p).mean(0).clamp_min(torch.finfo(p[0].dtype).tiny).log()
+            return found.masked_fill(~held[:way], -1e9)
+
+        return in_group(answer, questions, clients, key)
+
+    def fine_tune(
+        self, theta: Tree, stats: Tree, question: Question, key: Key
+    ) -> tuple[list[Tree], Tensor]:
+        """Return the models that answer, and which classes [slots] those kept in any round hold.
+
+        All classes where there are no rounds.
+        """
+        slots = self.local.slots(0)
+        shares = [*shares_of(question, slots), *spare_shares(question, slots)]
+        shares = split_among(shares, self.candidates)
+        group, models = Group.of_shares(shares), [theta]
+        held = torch.full((slots,), not self.test_rounds, device=question.support_y.device)
+        for r in range(self.test_rounds):
+            got = group.exchange(
+                self.candidate,
+                {"theta": theta, "stats": stats},
+                to=group.ids,
+                reduce={name: Gather() for name in ("theta", "score", "held", "n")},
+                key=key.at("step", r),
+            )
+            best = sorted(got.accepted, key=lambda c: (-float(got["score"][c]), c))[: self.keep]
+            held = held | torch.stack([got["held"][c] for c in best]).any(0)
+            models = [tree.add(theta, got["theta"][c]) for c in best]
+            total = float(sum(int(got["n"][c]) for c in best))
+            for c in best:
+                share = int(got["n"][c]) / total
+                theta = tree.map(lambda w, d, s=share: w + s * d, theta, got["theta"][c])
+        ensemble = self.last == "ensemble" and self.test_rounds
+        return (models if ensemble else [theta]), held
+
+
+def set_aside(y: Tensor, holdout: float) -> Tensor:
+    """Return which examples are set aside, [n]: the last ones of each class, rounded down."""
+    same = y[:, None] == y[None, :]
+    rank, count = same.tril(-1).sum(1), same.sum(1)
+    return rank >= count - (count * holdout).floor()
+
+
+def _check_candidates(candidates: int, clients: int) -> None:
+    if candidates > clients and candidates % clients:
+        raise ConfigError(
+            f"candidates is {candidates}, and a question has {clients} clients: its supports "
+            "cannot be split evenly. Set a multiple, or test.group.spare for more clients."
+        )
+
+
+def split_among(shares: Sequence[Share], candidates: int) -> list[Share]:
+    """Return the shares of so many candidates, each client's dealt to several where it must be."""
+    if candidates in (0, len(shares)):
+        return list(shares)
+    if candidates < len(shares):
+        return list(shares[:candidates])
+    _check_candidates(candidates, len(shares))
+    times, found = candidates // len(shares), []
+    for share in shares:
+        y = share.support_y
+        rank = (y[:, None] == y[None, :]).tril(-1).sum(1)
+        for i in range(times):
+            mine = rank % times == i
+            found.append(share._replace(support_x=share.support_x[mine], support_y=y[mine]))
+    return [share for share in found if len(share.support_y)]

@@ -1,0 +1,116 @@
+"""Clients in the caller's own process: for test questions that a group answers, and proxy data.
+
+A `Group` is asked as `Clients` are, and reduces as they do, so that what a method does with its
+clients it also does here, to the same bits. No fleet takes part and nothing travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fedshot.core import tree
+from fedshot.core.errors import QuorumError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.protocol.clients import reduce_replies
+from fedshot.protocol.exchange import (
+    Arrival,
+    ClientWork,
+    Exchange,
+    Fault,
+    Outcome,
+    PerClient,
+    Reply,
+)
+from fedshot.protocol.reducers import Reducer
+
+
+class Group:
+    """A few clients without private states.
+
+    `bytes_down` and `bytes_up` count what would travel if they were elsewhere.
+
+    Args:
+        drawn: what client k has drawn in an exchange.
+        clients: how many there are.
+    """
+
+    def __init__(self, drawn: Callable[[Exchange, int], Tree], clients: int) -> None:
+        self._drawn, self.ids = drawn, tuple(range(clients))
+        self.bytes_down = self.bytes_up = 0
+
+    @classmethod
+    def of_shares(cls, shares: Sequence[Tree]) -> Group:
+        """Return clients that have drawn already: client k works on `shares[k]`, always."""
+        return cls(lambda _, k: shares[k], len(shares))
+
+    @classmethod
+    def of_data(cls, data: Sequence[ClientData]) -> Group:
+        """Return clients whose data the server has: proxies that draw as those elsewhere would."""
+        return cls(lambda one, k: one.work.draw(data[k], one.client_key(k)), len(data))
+
+    def sample(self, key: Key) -> tuple[int, ...]:
+        """Return all of them."""
+        del key
+        return self.ids
+
+    def exchange(
+        self,
+        work: Callable[..., Reply],
+        down: Tree | PerClient,
+        *,
+        to: Sequence[int],
+        reduce: Mapping[str, Reducer],
+        key: Key,
+    ) -> Outcome:
+        """Run `work` at the clients `to` and reduce what they say, as `Clients.exchange` does.
+
+        A reply that no reducer takes is a fault. Raises QuorumError when nothing is left.
+        """
+        exchange = Exchange(ClientWork.of(work), down, tuple(to), reduce, key, (0, 0))
+        outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]
+        device = self._device(down)
+        if device.type != "cpu":  # sums are made on the CPU, as those of clients are
+            parts = {name: tree.to(part, device) for name, part in outcome.parts.items()}
+            outcome = replace(outcome, parts=parts)
+        if not outcome.accepted:
+            told = "; ".join(f"client {c}: {fault.reason}" for c, fault in outcome.faults.items())
+            raise QuorumError(f"no client of the group gave a usable reply: {told}")
+        return outcome
+
+    @staticmethod
+    def _device(down: Tree | PerClient) -> torch.device:
+        first = [] if isinstance(down, PerClient) else tree.leaves(down)
+        return first[0].device if first else torch.device("cpu")
+
+    def _replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        for client in exchange.to:
+            message = exchange.message(client)
+            reply = exchange.work(message, {}, self._drawn(exchange, client))
+            up = tree.to(tree.detach(dict(reply.up)), torch.device("cpu"))
+            reply = reply._replace(up=up)
+            self.bytes_down += tree.nbytes(message)
+            self.bytes_up += tree.nbytes(reply.up)
+            faults = (
+                reducer.fault(client, reply.up[name], float(reply.weight))
+                for name, reducer in exchange.reduce.items()
+            )
+            reason = next((text for text in faults if text), None)
+            if reason:
+                yield Arrival(client, None, Fault("refused", reason))
+            else:
+                yield Arrival(client, reply)
+
+
+class _Here:
+    """As much of a fleet as a reduction asks for."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        return self._group._replies(exchange)

@@ -1,0 +1,158 @@
+"""The losses of few-round learning as one operation each, by C kernels.
+
+Around the pass of 30 images they are some eighty operations on a few numbers, forward and back:
+a sixth of a client's round. `fedshot.methods.frl.local_steps` has the equations, and torch's own operations
+for every option; these are for the plain case.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot.nn.gradients import differentiated_twice
+from fedshot.nn.kernels.tensors import address, empty, followed, library, plain_floats
+from fedshot.nn.stacks import stacked
+
+
+def fits(g: Tensor) -> bool:
+    """Whether the kernels take these maps, and what is made of them is differentiated once."""
+    return plain_floats(g) and not stacked() and not differentiated_twice() and not followed()
+
+
+def support_loss(
+    g: Tensor, y: Tensor, numbers: int, told: tuple[Tensor, Tensor] | None, gamma: float,
+    *, pooled: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return (loss, accuracy, means [numbers, d], counts [numbers]) of supports: eqs. (1) to (4).
+
+    The loss is L_local + gamma L_aux in nats; it alone carries a gradient, for maps alone.
+
+    Args:
+        g: maps [n, d, positions], which `fits`.
+        y: labels, int64 [n], 0 to numbers - 1.
+        numbers: how many there are for classes.
+        told: the global prototypes, (means [numbers, d], held bool [numbers]); None for no L_aux.
+        gamma: of the mean over positions.
+        pooled: whether L_aux is of the maps' means, not of each position.
+
+    Raises ValueError for tensors that C would misread.
+    """
+    means, held = (None, None) if told is None else told
+    made: tuple[Tensor, Tensor, Tensor, Tensor]
+    made = _Supports.apply(g, y, numbers, means, held, gamma, pooled)  # type: ignore[no-untyped-call]
+    return made
+
+
+def query_loss(g: Tensor, y: Tensor, means: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (loss in nats, accuracy) of queries by prototypes, eq. (2) for given ones.
+
+    The loss carries a gradient for maps g [n, d, positions] and for means [numbers, d]. Raises as
+    `support_loss`.
+    """
+    loss, right = _Queries.apply(g, y, means, held)  # type: ignore[no-untyped-call]
+    return loss, right
+
+
+class _Supports(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, y: Tensor, numbers: int, told: Tensor | None, held: Tensor | None,
+        gamma: float, pooled: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        g, y, n, d, positions = _checked(g, y)
+        given = (0, 0)
+        if told is not None and held is not None:
+            told, held = _prototypes(told, held, numbers, d)
+            given = told.data_ptr(), held.data_ptr()
+        room = empty((2 * n * (1 + positions) + numbers) * d + 2 * numbers)
+        loss, right, means, counts = empty(), empty(), empty(numbers, d), empty(numbers)
+        dg = torch.empty_like(g)
+        wrong = array("q", [0])
+        outs = [t.data_ptr() for t in (room, loss, right, means, counts, dg)]
+        sizes = (n, d, positions, numbers)
+        library().fedshot_few_round(
+            g.data_ptr(), y.data_ptr(), *given, *sizes, pooled, gamma, *outs, address(wrong)
+        )
+        _check_labels(wrong[0], y, numbers)
+        ctx.save_for_backward(dg)
+        ctx.mark_non_differentiable(right, means, counts)
+        ctx.set_materialize_grads(False)
+        return loss, right, means, counts
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor | None, *_: None) -> Any:
+        _check_once()
+        (dg,) = ctx.saved_tensors
+        return None if dloss is None else dg * dloss, None, None, None, None, None, None
+
+
+class _Queries(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, y: Tensor, means: Tensor, held: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        g, y, n, d, positions = _checked(g, y)
+        numbers = len(held)
+        means, held = _prototypes(means, held, numbers, d)
+        room, loss, right = empty(2 * n * d + numbers), empty(), empty()
+        dg, dmeans = torch.empty_like(g), empty(numbers, d)
+        wrong = array("q", [0])
+        ins, outs = (g, y, means, held), (room, loss, right, dg, dmeans)
+        library().fedshot_few_round_answers(
+            *(t.data_ptr() for t in ins), n, d, positions, numbers,
+            *(t.data_ptr() for t in outs), address(wrong),
+        )  # fmt: skip
+        _check_labels(wrong[0], y, numbers)
+        ctx.save_for_backward(dg, dmeans)
+        ctx.mark_non_differentiable(right)
+        ctx.set_materialize_grads(False)
+        return loss, right
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor | None, _: None) -> Any:
+        _check_once()
+        if dloss is None:
+            return None, None, None, None
+        dg, dmeans = ctx.saved_tensors
+        return dg * dloss, None, dmeans * dloss, None
+
+
+def _checked(g: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
+    """Return maps and labels as they lie for C, and the sizes of the maps."""
+    labels = y.dtype == torch.int64 and y.is_cpu and y.shape == g.shape[:1]
+    if g.dim() != 3 or not g.numel() or not labels:
+        raise ValueError(
+            f"maps {list(g.shape)} with labels {y.dtype} {list(y.shape)} on {y.device}; expected "
+            "some maps [n, d, positions], and an int64 label for each, on the CPU."
+        )
+    return g.contiguous(), y.contiguous(), *g.shape
+
+
+def _prototypes(means: Tensor, held: Tensor, numbers: int, d: int) -> tuple[Tensor, Tensor]:
+    floats = plain_floats(means) and means.shape == (numbers, d)
+    flags = held.dtype == torch.bool and held.is_cpu and held.shape == (numbers,)
+    if not floats or not flags:
+        raise ValueError(
+            f"prototypes {means.dtype} {list(means.shape)} on {means.device}, held {held.dtype} "
+            f"{list(held.shape)} on {held.device}; expected float32 [{numbers}, {d}] and bool "
+            f"[{numbers}], on the CPU."
+        )
+    return means.contiguous(), held.contiguous()
+
+
+def _check_labels(wrong: int, y: Tensor, numbers: int) -> None:
+    if wrong:
+        raise ValueError(f"the labels are {sorted(set(y.tolist()))}; expected 0 to {numbers - 1}.")
+
+
+def _check_once() -> None:
+    """Refuse a gradient that keeps its graph: it would count as a constant."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a loss of few-round learning is differentiated twice, by create_graph=True; take the "
+            "first gradient by value_and_grad(..., differentiable=True)."
+        )

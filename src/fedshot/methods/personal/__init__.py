@@ -1,0 +1,1 @@
+"""pFedFSL and the personalised methods it is compared with."""

@@ -1,0 +1,264 @@
+"""FedFomo: every client moves towards models of others that do better on its validation samples.
+
+Source: Zhang et al. 2021, Personalized Federated Learning with First Order Model Optimization:
+w_n = (L_i(theta_i) - L_i(theta_n)) / ||theta_n - theta_i||, its positive part normalised
+to a sum of 1, and theta_i <- theta_i + sum_n w_n (theta_n - theta_i); then local
+training. The server sends each client M models, those of the highest P_in, and adds w to P.
+Symbols: theta_i the model from which client i trained at its last visit; theta_n the M models and
+that which came of client i's own training; L_i the loss on its validation samples, a share of its
+own that it never trains on; P the affinity matrix.
+Departures from the authors' code: what is added to P is w as it is, negative ones included; there
+it is divided by the size of their sum. P has minus infinity on its diagonal, so nobody is sent its
+own model among the M. Where no class has a sample to spare for validation, a client goes on from
+the model that it trained. The server sends a client its own model back, as in `pfedfsl`. An answer
+is one of the question's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
+from fedshot.learners.learner import Question
+from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.methods.personal.affinity import check_others, first_affinity, most_affine
+from fedshot.methods.personal.base_class_method import AmongBaseClasses
+from fedshot.methods.personal.personal_model import first_own, next_own, own_or_sent
+from fedshot.nn.losses import cross_entropy
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import PerClient, Reply, client_work
+from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.reducers import Gather
+
+_NO_DISTANCE = 1e-30  # below it two models are one
+
+
+class Server(NamedTuple):
+    """What the server remembers, but for the models, which lie in its bank on the disk."""
+
+    start: Tree  # {"theta", "stats"}: what clients start from
+    p: Tensor  # float64 [clients, clients], the affinity matrix
+    rounds: Tensor  # int64 scalar: rounds so far
+
+
+class Visit(NamedTuple):
+    """What is drawn for a visit."""
+
+    batches: Batches
+    seen: Batch  # all samples that are trained on
+    held: Batch  # validation samples, perhaps none
+
+
+@dataclass(frozen=True)
+class FedFomo(AmongBaseClasses):
+    """Models of others, weighed by what a step towards each gains.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        clients: how many there are.
+        m: models that a client is sent, M.
+        validation_share: of a client's samples of each class, for validation; one at least where
+            there are two, the first in the order of the data. Batch norm sees them as it does the
+            queries of a test, by default under the statistics of the samples trained on.
+        distance: of two models, "l2" as in the paper, or "l1".
+        epsilon: of each of the M models, the probability that it is one of chance, in round 1.
+        epsilon_decay: what epsilon loses each round.
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients.
+    """
+
+    name: ClassVar[str] = "fedfomo"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    clients: int
+    m: int = 5
+    validation_share: float = 0.2
+    distance: Literal["l2", "l1"] = "l2"
+    epsilon: float = 0.3
+    epsilon_decay: float = 0.05
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_others(self.m, self.clients)
+        check_word("distance", self.distance, ("l2", "l1"))
+        check_not_negative(epsilon=self.epsilon, epsilon_decay=self.epsilon_decay)
+        if self.epsilon > 1:
+            raise ConfigError(f"epsilon is {self.epsilon}; expected a probability, 1 at most.")
+        if not 0 < self.validation_share < 1:
+            raise ConfigError(
+                f"validation_share is {self.validation_share}; expected a share between 0 and 1."
+            )
+        _ = self.learner  # which checks the rest
+
+    def init(self, key: Key) -> Server:
+        """Return the first model, and affinities of 0."""
+        theta, stats = self.learner.init(key)
+        start = {"theta": theta, "stats": stats}
+        return Server(start, first_affinity(self.clients), torch.tensor(0))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return a model drawn by the client; its first visit puts the server's in the place.
+
+        It is the one from which it trained; what came of that is kept by the server.
+        """
+        del client
+        theta, stats = self.learner.init(key)
+        return first_own({"theta": theta, "stats": stats})
+
+    def draw(self, data: ClientData, key: Key) -> Visit:
+        """Draw the passes over what the client trains on; the rest is for validation."""
+        train, held = self.split(data)
+        augment = self.episode.augment
+        batches = draw_passes(train, self.classes, self.local_steps, self.batch, augment, key)
+
+        def whole(part: ClientData) -> Batch:
+            x, labels = part.all()
+            return Batch(x, base_numbers(labels, self.classes))
+
+        return Visit(batches, whole(train), whole(held))
+
+    def split(self, data: ClientData) -> tuple[ClientData, ClientData]:
+        """Return the samples that a client trains on, and those for validation: always the same."""
+        labels = data.dataset.y[data.indices]
+        held = np.zeros(data.n, dtype=bool)
+        for c in data.classes:
+            mine = np.flatnonzero(labels == c)
+            n = max(1, round(self.validation_share * len(mine)))
+            held[mine[: min(n, len(mine) - 1)]] = True
+        return (
+            ClientData(data.dataset, data.indices[~held]),
+            ClientData(data.dataset, data.indices[held]),
+        )
+
+    def loss(self, model: Tree, drawn: Visit) -> Tensor:
+        """Return L_i: the cross-entropy of the validation samples, asked as those of a test are."""
+        theta, seen, held = model["theta"], drawn.seen, drawn.held
+        asked = Question(seen.x, seen.y, held.x, torch.arange(len(self.classes)))
+        _, h = self.learner.encode(theta, model["stats"], asked)
+        with torch.no_grad():
+            return cross_entropy(self.learner.head.logits(theta["classifier"], h), held.y)
+
+    def weigh(self, before: Tree, models: Sequence[Tree], drawn: Visit) -> Tensor:
+        """Return w for each model; 0 for one that is the same as that before the last training."""
+        losses = torch.stack([self.loss(one, drawn) for one in models])
+        gains = self.loss(before, drawn) - losses
+        far = torch.stack([self.apart(one["theta"], before["theta"]) for one in models])
+        return torch.where(far > 0, gains / far.clamp_min(_NO_DISTANCE), 0.0)
+
+    def apart(self, a: Tree, b: Tree) -> Tensor:
+        """Return the distance of two models."""
+        gaps = [gap.abs() for gap in tree.leaves(tree.sub(a, b))]
+        if self.distance == "l1":
+            return torch.stack([gap.sum() for gap in gaps]).sum()
+        return torch.stack([gap.square().sum() for gap in gaps]).sum().sqrt()
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+        """Move towards the better models, and train on."""
+        own, models = down["own"], (down["own"], *down["models"])
+        before = own_or_sent(private, own)
+        if len(drawn.held.y):
+            w = self.weigh(before, models, drawn)
+            mixed = self.move(before, models, w)
+        else:
+            w, mixed = drawn.seen.x.new_zeros(len(models), dtype=self.model.torch_dtype), own
+        new = local_sgd(
+            self.learner.lesson, self.optimizer, mixed["theta"], mixed["stats"], drawn.batches
+        )
+        up = {"model": {"theta": new.params, "stats": new.stats}, "weights": w[1:]}
+        metrics = {**new.metrics, "better": (w[1:] > 0).to(new.metrics["loss"].dtype).sum()}
+        return Reply(up, next_own(private, mixed), drawn.batches.n, metrics)
+
+    def move(self, before: Tree, models: Sequence[Tree], w: Tensor) -> Tree:
+        """Return theta_i + sum_n w_n (theta_n - theta_i), w's positive part normalised."""
+        good = w.clamp_min(0)
+        shares = good / good.sum().clamp_min(_NO_DISTANCE)
+        moved = before
+        for share, one in zip(shares, models, strict=True):
+            step = tree.map(
+                lambda there, here, s=share: s.to(here.dtype) * (there - here), one, before
+            )
+            moved = tree.add(moved, step)
+        return moved
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """Send every client M models; keep what comes back, and note the weights."""
+        cohort, explore = clients.sample(key), self.explore(int(server.rounds))
+        sent = {
+            i: most_affine(
+                server.p, i, clients.ids, self.m, key.at("choose", i).numpy(), explore=explore
+            )
+            for i in cohort
+        }
+
+        def model(i: int) -> Tree:
+            return clients.recall(i, server.start)
+
+        def put_away(client: int, part: Tree) -> Tree:
+            clients.remember(client, part)
+            return {}
+
+        got = clients.exchange(
+            self.train,
+            PerClient(lambda i: {"models": tuple(map(model, sent[i])), "own": model(i)}),
+            to=cohort,
+            reduce={
+                "model": Gather(server.start, put_away=put_away),
+                "weights": Gather(
+                    lambda i: torch.empty(len(sent[i]), dtype=self.model.torch_dtype)
+                ),
+            },
+            key=key,
+        )
+        p = server.p.clone()
+        for i, w in got["weights"].items():
+            p[i, sent[i]] += w.double()
+        return server._replace(p=p, rounds=server.rounds + 1), got.metrics
+
+    def explore(self, rounds: int) -> float:
+        """Return epsilon after so many rounds."""
+        return max(0.0, self.epsilon - self.epsilon_decay * rounds)
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer with one's own model."""
+        del drawn
+        theta, stats = down["model"]["theta"], down["model"]["stats"]
+        answer = partial(self.learner.answer_among, theta, stats, classes=self.classes)
+        logits = answer_all(answer, down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer with its own model."""
+
+        def down(i: int) -> Tree:
+            return {"model": clients.recall(i, server.start)}
+
+        return answer_at_clients(self.answer, clients, questions, key, down=down)

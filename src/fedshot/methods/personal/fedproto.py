@@ -1,0 +1,191 @@
+"""FedProto: clients exchange class prototypes, not weights; each keeps a model of its own.
+
+Source: Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients,
+algorithm 1. Local prototypes C_i^(j) are means of features, eq. (3); the server's are means over
+clients weighted by their examples of the class, eq. (6); client i minimises
+L_S(D_i) + lambda sum_j ||C_i^(j) - C^(j)||; an answer is the class of the nearest
+prototype of the server's.
+Symbols: C^(j) the server's prototype of class j; L_S the cross-entropy of a client's classifier;
+lambda `lambda_proto`.
+Departures from the paper: eq. (6) divides by the number of clients once more, which would shrink
+prototypes, and is left out; in the loss a client's prototypes are those of the batch at hand.
+Encoders start alike, since prototypes of unlike ones say nothing to each other. A class of which
+the server has no prototype yet has that of the client's own samples at test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core.errors import check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
+from fedshot.learners.learner import Lesson, Question, question_features
+from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.methods.personal.base_class_method import AmongBaseClasses
+from fedshot.nn.losses import accuracy, cross_entropy
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.nn.prototypes import class_means
+from fedshot.protocol.averaging import OF_FEATURES
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.reducers import Sum
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    prototypes: Tensor  # [classes, features]
+    known: Tensor  # bool [classes]: whether there is a prototype
+
+
+class Visit(NamedTuple):
+    """What is drawn for a visit."""
+
+    batches: Batches
+    whole: Batch  # D_i
+
+
+@dataclass(frozen=True)
+class FedProto(AmongBaseClasses):
+    """A model at each client, drawn to common prototypes.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        lambda_proto: weight of the distance to the server's prototypes; 0 is training alone.
+        weighting: of the clients in a prototype: by their "examples" of the class, as in the
+            paper, or each of the "clients" alike.
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients.
+    """
+
+    name: ClassVar[str] = "fedproto"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    lambda_proto: float = 1.0
+    weighting: Literal["examples", "clients"] = "examples"
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_word("weighting", self.weighting, ("examples", "clients"))
+        check_not_negative(lambda_proto=self.lambda_proto)
+        _ = self.learner  # which checks the rest
+
+    def init(self, key: Key) -> Server:
+        """Return no prototypes."""
+        del key
+        shape = (len(self.classes), self.model.out_features)
+        prototypes = torch.zeros(shape, dtype=self.model.torch_dtype)
+        return Server(prototypes, torch.zeros(shape[0], dtype=torch.bool))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return an encoder that all clients of a run start from, and a classifier of one's own."""
+        del client
+        body, stats = self.learner.init(Key(key.root).at("fedproto"))
+        classifier = self.learner.init(key)[0]["classifier"]
+        return {"theta": {"body": body["body"], "classifier": classifier}, "stats": stats}
+
+    def draw(self, data: ClientData, key: Key) -> Visit:
+        """Draw the passes over the client's samples."""
+        augment = self.episode.augment
+        batches = draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
+        x, labels = data.all()
+        return Visit(batches, Batch(x, base_numbers(labels, self.classes)))
+
+    def objective(
+        self, server: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
+    ) -> Lesson:
+        """Return L_S + lambda sum_j ||C_i^(j) - C^(j)||."""
+        h, stats = self.model.features(theta, stats, batch.x, Mode(True, "batch", seed=seed))
+        logits = self.learner.head.logits(theta["classifier"], h)
+        loss, right = cross_entropy(logits, batch.y), accuracy(logits.detach(), batch.y)
+        if not self.lambda_proto:
+            return Lesson(loss, stats, right)
+        shared = (self.counts(batch.y) > 0) & server["known"]
+        gaps = class_means(h, batch.y, len(self.classes)) - server["prototypes"]
+        # The root's slope at 0 is infinite: where the gap is none, or does not count, take 1.
+        squares = gaps.square().sum(1)
+        counts = shared & (squares > 0)
+        far = torch.where(counts, torch.where(counts, squares, 1.0).sqrt(), 0.0).sum()
+        return Lesson(loss + self.lambda_proto * far, stats, right, {"distance": far})
+
+    def counts(self, y: Tensor) -> Tensor:
+        """Return how many examples there are of each class."""
+        return (y[:, None] == torch.arange(len(self.classes), device=y.device)).sum(0)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+        """Train one's own model; send the sums of features by class, and the counts."""
+        theta, stats, whole = private["theta"], private["stats"], drawn.whole
+        lesson = partial(self.objective, down)
+        new = local_sgd(lesson, self.optimizer, theta, stats, drawn.batches)
+        mode = Mode(norm="given" if self.model.norm_policy == "running" else "batch")
+        h, _ = self.model.features(new.params, new.stats, whole.x, mode)
+        means, n = class_means(h, whole.y, len(self.classes)), self.counts(whole.y)
+        share = n if self.weighting == "examples" else (n > 0).to(n.dtype)
+        up = {"sums": share[:, None].to(means.dtype) * means, "counts": share}
+        return Reply(up, {"theta": new.params, "stats": new.stats}, drawn.batches.n, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij|; a class that nobody had stays as it is."""
+        got = clients.exchange(
+            self.train,
+            server._asdict(),
+            to=clients.sample(key),
+            reduce={
+                "sums": Sum(server.prototypes, OF_FEATURES),
+                "counts": Sum(torch.zeros(len(self.classes), dtype=torch.int64), OF_FEATURES),
+            },
+            key=key,
+        )
+        n = got["counts"][:, None].to(server.prototypes.dtype)
+        means = torch.where(n > 0, got["sums"] / n.clamp_min(1.0), server.prototypes)
+        return Server(means, server.known | (got["counts"] > 0)), got.metrics
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer by the nearest prototype, with one's own encoder."""
+        del drawn
+        logits = answer_all(partial(self.nearest, down, private), down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def nearest(self, server: Tree, own: Tree, question: Question) -> Tensor:
+        """Return minus the distances to the prototypes of the question's classes."""
+        with torch.no_grad():
+            support, query = question_features(self.model, own["theta"], own["stats"], question)
+            mine = class_means(support, question.support_y, len(question.classes))
+            at = torch.searchsorted(
+                torch.tensor(sorted(self.classes), device=query.device), question.classes
+            )
+            there = server["known"][at][:, None]
+            prototypes = torch.where(there, server["prototypes"][at], mine)
+            return -torch.cdist(query, prototypes)
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer with its own model."""
+        sent = server._asdict()
+        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)

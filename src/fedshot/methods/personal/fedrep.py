@@ -1,0 +1,140 @@
+"""FedRep: a shared encoder, and a classifier of its own at each client.
+
+Source: Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning,
+algorithm 1: client i takes tau_h steps on its head h_i with the encoder phi^t fixed, then steps on
+the encoder with the new head fixed; the server averages the encoders, phi = sum_i phi_i / (r n).
+Symbols: phi the encoder, "body"; h_i the classifier; tau_h `head_steps`.
+Departures from the paper: the head is a row for each class of the data, those that a client lacks
+included, since which it has is its own affair; at test an answer is one of the question's classes.
+Clients upload phi_i - phi. personal_head = False shares the classifier, too, and trains both at
+once: FedAvg with a plain mean, a control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
+from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.methods.personal.base_class_method import AmongBaseClasses
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tree  # {"body"}, and {"classifier"} where it is shared
+    stats: Tree  # running statistics of batch norm
+
+
+class Visit(NamedTuple):
+    """What is drawn for a visit."""
+
+    head: Batches
+    body: Batches
+
+
+@dataclass(frozen=True)
+class FedRep(AmongBaseClasses):
+    """A shared encoder under a classifier of each client's own.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        personal_head: whether the classifier stays with the client.
+        head_steps: passes over the samples for the classifier; 0 leaves it as it is.
+        local_steps: passes over the samples for the encoder; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients, for both.
+    """
+
+    name: ClassVar[str] = "fedrep"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    personal_head: bool = True
+    head_steps: int = 10
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_not_negative(head_steps=self.head_steps)
+        _ = self.learner  # which checks the rest
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder."""
+        theta, stats = self.learner.init(key)
+        return Server({"body": theta["body"]} if self.personal_head else theta, stats)
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return a fresh classifier."""
+        del client
+        if not self.personal_head:
+            return {}
+        return {"classifier": self.learner.init(key)[0]["classifier"]}
+
+    def draw(self, data: ClientData, key: Key) -> Visit:
+        """Draw the passes over the client's samples, for the classifier and for the encoder."""
+
+        def passes(n: int, key: Key) -> Batches:
+            return draw_passes(data, self.classes, n, self.batch, self.episode.augment, key)
+
+        head = self.head_steps if self.personal_head else 0
+        return Visit(passes(head, key.at("head")), passes(self.local_steps, key.at("body")))
+
+    def lesson(self, fixed: Tree, moving: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+        """Return the cross-entropy as a function of one part alone."""
+        return self.learner.lesson({**fixed, **moving}, stats, batch, seed)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+        """Train the classifier on the encoder that was sent, then the encoder; send its change."""
+        phi, stats, h = down["theta"], down["stats"], dict(private)
+        if drawn.head.steps:
+            new = local_sgd(partial(self.lesson, phi), self.optimizer, h, stats, drawn.head)
+            h = new.params
+        new = local_sgd(partial(self.lesson, h), self.optimizer, phi, stats, drawn.body)
+        up = changes({"theta": new.params, "stats": new.stats}, down)
+        return Reply(up, h, 1.0, new.metrics)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """phi <- phi + sum_i (phi_i - phi) / (r n)."""
+        new, got = average(clients, self.train, server._asdict(), key, heaviest=1)
+        return Server(**new), got.metrics
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer with the server's encoder and one's own classifier."""
+        del drawn
+        theta = {**down["theta"], **private}
+        answer = partial(self.learner.answer_among, theta, down["stats"], classes=self.classes)
+        logits = answer_all(answer, down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer."""
+        sent = server._asdict()
+        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)

@@ -1,0 +1,190 @@
+"""HeurFedAMP: every client is held near a mixture of all models, those like its own above all.
+
+Source: Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID Data, FedAMP,
+algorithm 1, with the heuristic weights xi in the place of A's derivative:
+u_i = xi_ii w_i + sum_{j != i} xi_ij w_j,
+xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h));
+client i minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2.
+Symbols: w_i client i's model; u_i the mixture that the server makes for it; lambda/alpha
+`lambda_prox`; xi_ii `self_weight`; sigma as in the paper.
+Departures from the paper: the local problem is solved by a few steps from w_i; xi_ii is 1/n where
+nothing is said, since the paper tunes it. The cosine is over weights, not running statistics. The
+server sends a client its own model back beside the mixture: a client keeps nothing that it
+uploads. An answer is one of the question's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
+from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.methods.personal.affinity import mixture
+from fedshot.methods.personal.base_class_method import AmongBaseClasses
+from fedshot.nn.losses import proximal
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import PerClient, Reply, client_work
+from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.reducers import Gather
+
+_HELD = 2**28  # bytes of models that the server holds in memory for a round
+
+
+class Server(NamedTuple):
+    """What the server remembers, but for the models, which lie in its bank on the disk."""
+
+    start: Tree  # {"theta", "stats"}: what clients start from
+
+
+@dataclass(frozen=True)
+class HeurFedAMP(AmongBaseClasses):
+    """A personal model held near the models most like it.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        lambda_prox: weight of the distance to the mixture, lambda/alpha.
+        sigma: how much more the most similar models count.
+        self_weight: a client's own part in its mixture, xi_ii; null for 1/n, n the clients.
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients.
+    """
+
+    name: ClassVar[str] = "heur_fedamp"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    lambda_prox: float = 15.0
+    sigma: float = 10.0
+    self_weight: float | None = None
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_not_negative(lambda_prox=self.lambda_prox, sigma=self.sigma)
+        if self.self_weight is not None and not 0 <= self.self_weight <= 1:
+            raise ConfigError(f"self_weight is {self.self_weight}; expected a share in [0, 1].")
+        _ = self.learner  # which checks the rest
+
+    def init(self, key: Key) -> Server:
+        """Return the first model."""
+        theta, stats = self.learner.init(key)
+        return Server({"theta": theta, "stats": stats})
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: what a client has uploaded is kept by the server."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Batches:
+        """Draw the passes over the client's samples."""
+        augment = self.episode.augment
+        return draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
+
+    def objective(
+        self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
+    ) -> Lesson:
+        """Return F_i(theta) + (lambda / 2 alpha) ||theta - anchor||^2."""
+        taught = self.learner.lesson(theta, stats, batch, seed)
+        distance = proximal(theta, anchor)
+        loss = taught.loss + self.lambda_prox * distance
+        return taught._replace(loss=loss, extra={"proximal": distance})
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
+        """Train one's own model, held near the mixture; send it."""
+        own, u = down["own"], down["mixture"]
+        lesson = partial(self.objective, u)
+        new = local_sgd(lesson, self.optimizer, own["theta"], own["stats"], drawn)
+        up = {"model": {"theta": new.params, "stats": new.stats}}
+        return Reply(up, private, drawn.n, new.metrics)
+
+    def attention(self, own: Tree, others: Iterable[Tree]) -> Tensor:
+        """Return xi_i, float64 [others + 1], one's own weight last."""
+        mine = flat(own)
+        cosines = [torch.cosine_similarity(mine, flat(one), dim=0) for one in others]
+        n = len(cosines) + 1
+        xi = 1 / n if self.self_weight is None else self.self_weight
+        if not cosines:
+            return torch.ones(1, dtype=torch.float64)
+        rest = (1 - xi) * (self.sigma * torch.stack(cosines)).softmax(0)
+        return torch.cat([rest, rest.new_tensor([xi])])
+
+    def mix(self, i: int, ids: Sequence[int], model: Callable[[int], Tree]) -> Tree:
+        """Return u_i, the weights. Models are read one by one: two are in memory at once."""
+        others = [j for j in ids if j != i]
+        xi = self.attention(model(i), (model(j) for j in others))
+        u = mixture(xi[-1:], [model(i)["theta"]])
+        for weight, j in zip(xi, others, strict=False):
+            u = tree.add(u, mixture(weight[None], [model(j)["theta"]]))
+        return u
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """Send every client its mixture; keep what comes back."""
+        cohort, ids = clients.sample(key), sorted(clients.ids)
+
+        def read(i: int) -> Tree:
+            return clients.recall(i, server.start)
+
+        model: Callable[[int], Tree] = read
+        if len(ids) * tree.nbytes(server.start) <= _HELD:  # each is read once, not once a client
+            model = {i: read(i) for i in ids}.__getitem__
+
+        def put_away(client: int, part: Tree) -> Tree:
+            clients.remember(client, part)
+            return {}
+
+        got = clients.exchange(
+            self.train,
+            PerClient(lambda i: {"mixture": self.mix(i, ids, model), "own": model(i)}),
+            to=cohort,
+            reduce={"model": Gather(server.start, put_away=put_away)},
+            key=key,
+        )
+        return server, got.metrics
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer with one's own model."""
+        del drawn
+        theta, stats = down["model"]["theta"], down["model"]["stats"]
+        answer = partial(self.learner.answer_among, theta, stats, classes=self.classes)
+        logits = answer_all(answer, down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer with its own model."""
+
+        def down(i: int) -> Tree:
+            return {"model": clients.recall(i, server.start)}
+
+        return answer_at_clients(self.answer, clients, questions, key, down=down)
+
+
+def flat(model: Tree) -> Tensor:
+    """Return the weights as one row, float64."""
+    return torch.cat([w.reshape(-1) for w in tree.leaves(model["theta"])]).double()

@@ -1,0 +1,177 @@
+"""Per-FedAvg: MAML over clients. A client's task is its own data; one gradient step adapts to it.
+
+Source: Fallah et al. 2020, Personalized Federated Learning with Theoretical Guarantees, algorithm
+1, for min_w sum_i f_i(w - alpha grad f_i(w)). A local step on batches D, D', D'' is
+w~ = w - alpha grad f(w; D); w <- w - beta (I - alpha Hess f(w; D'')) grad f(w~; D').
+order "first" (FO) leaves the Hessian out; "hessian_free" (HF) has for Hess f(w; D'') v the
+difference (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta), v = grad f(w~; D').
+Symbols: alpha the learning rate of `optimizer`; beta, delta as in the paper.
+Departures from the paper: by default all three batches are all samples of the client, which makes a
+step that of the objective itself; clients upload w_i - w; the average is plain, as in the paper.
+At test a client takes `test_steps` steps of alpha on its own training samples, never on those that
+are scored. An answer is one of the question's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.classification import Batch, Batches, check_batches, draw_batches, draw_passes
+from fedshot.learners.learner import Question
+from fedshot.learners.local_training import Taught, check_not_negative, mean_gradient, mean_metrics
+from fedshot.methods.personal.base_class_method import AmongBaseClasses
+from fedshot.methods.personal.personal_model import base_labels
+from fedshot.nn.gradients import descend
+from fedshot.nn.losses import cross_entropy
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Answer, answer_at_server
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tree  # {"body", "classifier"}
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class PerFedAvg(AmongBaseClasses):
+    """A start from which one gradient step fits each client.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        order: "first" (FO), or "hessian_free" (HF).
+        beta: outer step size.
+        delta: of the difference that stands for a product with the Hessian.
+        local_steps: outer steps of a visit.
+        batch: samples of each of the three batches of a step, drawn one by one; null for all.
+        optimizer: plain SGD; its lr is the inner step size, alpha.
+        test_steps: inner steps at test.
+    """
+
+    name: ClassVar[str] = "per_fedavg"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    order: Literal["first", "hessian_free"] = "hessian_free"
+    beta: float = 0.001
+    delta: float = 0.001
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+    test_steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_word("order", self.order, ("first", "hessian_free"))
+        check_not_negative(beta=self.beta, test_steps=self.test_steps)
+        if not 0 < self.delta < float("inf"):
+            raise ConfigError(f"delta is {self.delta}; expected a finite number above 0.")
+        if self.optimizer != Optimizer("sgd", self.optimizer.lr):
+            raise ConfigError(
+                "the inner step of Per-FedAvg is one of plain SGD; set optimizer.name to 'sgd', "
+                "and leave momentum and weight_decay at 0."
+            )
+        _ = self.learner  # which checks the rest
+
+    def init(self, key: Key) -> Server:
+        """Return a fresh encoder and classifier."""
+        return Server(*self.learner.init(key))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: nothing stays with a client."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Batches:
+        """Draw the three batches D, D', D'' of each step."""
+        augment = self.episode.augment
+        if self.batch is None:
+            drawn = draw_passes(data, self.classes, self.local_steps, None, augment, key)
+            return drawn._replace(steps=tuple((one, one, one) for (one,) in drawn.steps))
+        n = 3 * self.local_steps
+        drawn = draw_batches(data, self.classes, self.batch, n, augment, key)
+        one = [step[0] for step in drawn.steps]
+        return drawn._replace(steps=tuple(tuple(one[i : i + 3]) for i in range(0, n, 3)))
+
+    def outer_gradient(self, w: Tree, stats: Tree, step: tuple[Batch, ...], noise: Mode) -> Taught:
+        """Return (I - alpha Hess f(w; D'')) grad f(w~; D'), by the order chosen."""
+        alpha = self.optimizer.lr
+
+        def gradient(at: Tree, batch: Batch, site: int) -> Taught:
+            return mean_gradient(self.learner.lesson, at, stats, (batch,), noise.layer(site))
+
+        inner = gradient(w, step[0], 0).grads
+        adapted = tree.map(lambda a, g: a - alpha * g, w, inner)
+        taught = gradient(adapted, step[1], 1)
+        if self.order == "first":
+            return taught
+        # One site for both: the same dropout masks on either side of w.
+        way = tree.map(lambda v: self.delta * v, taught.grads)
+        up = gradient(tree.add(w, way), step[2], 2).grads
+        down = gradient(tree.sub(w, way), step[2], 2).grads
+        scale = alpha / (2 * self.delta)
+        product = tree.map(lambda g, a, b: g - scale * (a - b), taught.grads, up, down)
+        return taught._replace(grads=product)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
+        """Take the outer steps from w; send the change."""
+        w, stats = down["theta"], down["stats"]
+        told: list[dict[str, Tensor]] = []
+        noise = Mode(seed=drawn.seed)
+        for s, step in enumerate(drawn.steps):
+            taught = self.outer_gradient(w, stats, step, noise.layer(s))
+            w = tree.map(lambda a, g: a - self.beta * g, w, taught.grads)
+            stats, told = taught.stats, told + taught.told
+        up = changes({"theta": w, "stats": stats}, down)
+        return Reply(up, private, 1.0, mean_metrics(told))
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """w <- w + sum_i (w_i - w) / (r n)."""
+        new, got = average(clients, self.train, server._asdict(), key, heaviest=1)
+        return Server(**new), got.metrics
+
+    def answer(self, theta: Tree, stats: Tree, question: Question) -> Tensor:
+        """Adapt to the support, then answer among its classes."""
+        known = torch.tensor(sorted(self.classes), device=question.classes.device)
+        y = base_labels(question, known)
+        x = self.model.prepare(question.support_x)
+
+        def loss(w: Tree, step: int) -> Tensor:
+            del step
+            h, _ = self.model.features(w, stats, x, Mode(norm="batch"))
+            return cross_entropy(self.learner.head.logits(w["classifier"], h), y)
+
+        lr, steps = self.optimizer.lr, self.test_steps
+        adapted = descend(loss, theta, lr=lr, steps=steps, second_order=False)
+        return self.learner.answer_among(adapted, stats, question, self.classes)
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Adapt the server's model to each client's own samples, and answer."""
+        del key
+        return answer_at_server(partial(self.answer, *server), questions, clients)

@@ -1,0 +1,363 @@
+"""pFedFSL: every client mixes the models that do well on its own samples, and trains the mixture.
+
+A client is sent m models of others, weighs them and its own by their loss on its samples, averages,
+trains on, and uploads the result with the weights. The server keeps an affinity matrix of the
+weights, by which it chooses whose models a client is sent next.
+
+Source: Zhao et al., Personalized Federated Few-Shot Learning, IEEE TNNLS 35(2), 2024: algorithm 1
+and eqs. (1) to (8), which are reconstructed here from the paper's prose. With n_1 .. n_m the models
+received, n_{m+1} = i, and L the loss of eq. (5):
+(1) w_j = exp(-L(theta_{n_j}; D_i)) / sum_l exp(-L(theta_{n_l}; D_i));
+(2) theta~_i = sum_j w_j theta_{n_j};
+(3) p(y = l | x), a softmax of minus average distances: `fedshot.learners.average_distance`;
+(4), (5) L = mean of -log p(y | x) over D_i;  (6) L + iota ||theta||_1;
+(7) theta_i = theta~_i - eta grad, repeated for the local epochs;
+(8) Q_ij <- Q_ij + w_j - w_i for the models received, once more than R rounds are over.
+Symbols: D_i the samples of client i; theta_i its model; Q the affinity matrix, its diagonal minus
+infinity, so that no client is sent its own model; R `delay`.
+
+What the paper leaves open: the docs page lists it, with what `mode` makes of it. Departures: what a
+client has uploaded is no secret any more, so it keeps no model; the server sends its own back with
+the others, as a part that the ledger counts by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.average_distance import AverageDistance, OwnSample
+from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
+from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.methods.personal.affinity import check_others, first_affinity, mixture, most_affine
+from fedshot.methods.personal.sparse import (
+    SoftThreshold,
+    l1_norm,
+    pack,
+    packing_flaw,
+    share_below,
+    unpack,
+)
+from fedshot.nn.models.model import Model
+from fedshot.nn.optim import Optimizer, Steps
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import PerClient, Reply, client_work
+from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.reducers import Gather
+
+_NEAR_ZERO = 1e-3  # what a subgradient leaves of a weight that the penalty has done away with
+
+
+class Server(NamedTuple):
+    """What the server remembers, but for the models, which lie in its bank on the disk."""
+
+    start: Tree  # {"theta", "stats"}: what clients start from; with start "own" the form of it
+    seed: Tensor  # int64 scalar: makes their first models, with start "own"
+    q: Tensor  # float64 [clients, clients], the affinity matrix
+    rounds: Tensor  # int64 scalar: rounds so far
+
+
+class Visit(NamedTuple):
+    """What is drawn for a visit."""
+
+    batches: Batches
+    whole: Batch  # D_i
+    noise: Tree  # added to what is uploaded; {} for none
+
+
+@dataclass(frozen=True)
+class PFedFSL:
+    """A personal model for each client, mixed from those that do well on its samples.
+
+    Args:
+        model: backbone; a head plays no part.
+        episode: only its `augment` plays a part: a client trains on all its samples.
+        classes: the dataset's numbers of the base classes.
+        clients: how many there are.
+        mode: what holds where an option is null. "paper", literally: own_sample "with", weigh_by
+            "loss", start "own". "strict": own_sample "without", weigh_by "leave_one_out", start
+            "common".
+        m: models that a client is sent; 0 for no federation (-nF).
+        iota: weight of the l1 penalty; 0 for none (-nR).
+        delay: rounds before the affinity matrix is written, R.
+        choose: whose models are sent: those of the highest "affinity", or "random" ones (-nS).
+        affinity: what eq. (8) adds: "difference" w_j - w_i, the "positive" part of it, w_j where it
+            "wins" over w_i, or the "sign" of the difference.
+        temperature: of the softmax of eq. (1).
+        local_steps: passes over the samples; each is one step.
+        batch: with a number, a pass is a step for every so many samples.
+        optimizer: of the clients.
+        own_sample: in training, a sample is "with" those of its class, at a distance of 0, or
+            "without".
+        weigh_by: L of eq. (1): the "loss" with each sample in its class, or "leave_one_out".
+        alone: the only sample of a class, without itself: "include" it all the same, or "drop" it.
+        l1: "subgradient", which makes small numbers, or "proximal", soft thresholding, which makes
+            zeros; these are left out of what is sent.
+        penalise_norms: whether the penalty is on batch norm, too.
+        start: first models, "common" or each client's "own".
+        noise: standard deviation of Gaussian noise on the weights that are uploaded, from which the
+            client goes on and by which it answers; batch-norm statistics and the m + 1 numbers go
+            as they are. Nothing is clipped and no privacy accounted for.
+    """
+
+    name: ClassVar[str] = "pfedfsl"
+
+    model: Model
+    episode: EpisodeSpec
+    classes: tuple[int, ...]
+    clients: int
+    mode: Literal["strict", "paper"] = "strict"
+    m: int = 5
+    iota: float = 5e-4
+    delay: int = 25
+    choose: Literal["affinity", "random"] = "affinity"
+    affinity: Literal["difference", "positive", "wins", "sign"] = "difference"
+    temperature: float = 1.0
+    local_steps: int = 5
+    batch: int | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
+    own_sample: OwnSample | None = None
+    weigh_by: Literal["loss", "leave_one_out"] | None = None
+    alone: Literal["include", "drop"] = "include"
+    l1: Literal["subgradient", "proximal"] = "subgradient"
+    penalise_norms: bool = False
+    start: Literal["common", "own"] | None = None
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_word("mode", self.mode, ("strict", "paper"))
+        check_word("choose", self.choose, ("affinity", "random"))
+        check_word("affinity", self.affinity, ("difference", "positive", "wins", "sign"))
+        check_word("weigh_by", self.weighing, ("loss", "leave_one_out"))
+        check_word("l1", self.l1, ("subgradient", "proximal"))
+        check_word("start", self.starting, ("common", "own"))
+        check_not_negative(iota=self.iota, delay=self.delay, noise=self.noise)
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_others(self.m, self.clients)
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}; expected a number above 0.")
+        if self.l1 == "proximal" and self.optimizer.name != "sgd":
+            raise ConfigError(
+                f"l1 is 'proximal', whose threshold is a step of SGD, and optimizer.name is "
+                f"{self.optimizer.name!r}. Set it to 'sgd', or l1 to 'subgradient'."
+            )
+        if self.packs and self.noise:
+            raise ConfigError(
+                f"noise is {self.noise} and l1 is 'proximal': noise would fill the zeros. Use one."
+            )
+        _ = self.learner, self.judge  # which check the rest
+
+    @staticmethod
+    def norm_policy(options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test: the statistics of a client's own samples."""
+        del options
+        return "support"
+
+    @property
+    def learner(self) -> AverageDistance:
+        """What the clients train."""
+        own = self.own_sample or ("without" if self.mode == "strict" else "with")
+        return AverageDistance(self.model, len(self.classes), own, self.alone)
+
+    @property
+    def weighing(self) -> str:
+        """Which loss weighs the models."""
+        return self.weigh_by or ("leave_one_out" if self.mode == "strict" else "loss")
+
+    @property
+    def judge(self) -> AverageDistance:
+        """What weighs the models."""
+        own: OwnSample = "without" if self.weighing == "leave_one_out" else "with"
+        return AverageDistance(self.model, len(self.classes), own, self.alone)
+
+    @property
+    def starting(self) -> str:
+        """Which model a client starts from."""
+        return self.start or ("common" if self.mode == "strict" else "own")
+
+    @property
+    def packs(self) -> bool:
+        """Whether models travel without their zeros."""
+        return self.l1 == "proximal" and self.iota > 0
+
+    @property
+    def transductive(self) -> bool:
+        """Whether predictions for one query depend on the others."""
+        return self.model.norm_policy == "transductive"
+
+    @property
+    def max_way(self) -> int | None:
+        """None: any number of classes."""
+        return None
+
+    def init(self, key: Key) -> Server:
+        """Return the first model, and affinities of 0 between all that are not the same."""
+        theta, stats = self.learner.init(key)
+        q = first_affinity(self.clients)
+        return Server({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: what a client has uploaded is kept by the server."""
+        del client, key
+        return {}
+
+    def draw(self, data: ClientData, key: Key) -> Visit:
+        """Draw the passes over the client's samples, and the noise."""
+        augment = self.episode.augment
+        batches = draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
+        x, labels = data.all()
+        noise = self._noise(key.at("noise")) if self.noise else {}
+        return Visit(batches, Batch(x, base_numbers(labels, self.classes)), noise)
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+        """Weigh, mix and train on: eqs. (1) to (7)."""
+        models = [self._unpacked(sent) for sent in (*down["models"], down["own"])]
+        weights, mixed = self.fuse(models, drawn.whole)
+        start, stats = mixed["theta"], mixed["stats"]
+        new = local_sgd(self.objective, self.steps, start, stats, drawn.batches)
+        theta = tree.add(new.params, drawn.noise) if self.noise else new.params
+        metrics = {
+            **new.metrics,
+            "own_weight": weights[-1],
+            "near_zero": share_below(theta, _NEAR_ZERO),
+            "zeros": share_below(theta, 0.0),
+        }
+        up = {"model": self._packed({"theta": theta, "stats": new.stats}), "weights": weights}
+        return Reply(up, private, drawn.batches.n, metrics)
+
+    def fuse(self, models: Sequence[Tree], whole: Batch) -> tuple[Tensor, Tree]:
+        """Return the weights of eq. (1) and the mixture of eq. (2); one's own model is the last."""
+        losses = [self.judge.loss(one["theta"], one["stats"], whole) for one in models]
+        weights = (-torch.stack(losses) / self.temperature).softmax(0)
+        return weights, mixture(weights, models)
+
+    def objective(self, theta: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+        """Return L + iota ||theta||_1, eq. (6); the penalty is elsewhere where it is proximal."""
+        taught = self.learner.lesson(theta, stats, batch, seed)
+        if not self.iota or self.l1 == "proximal":
+            return taught
+        penalty = self.iota * l1_norm(theta, norms=self.penalise_norms)
+        return taught._replace(loss=taught.loss + penalty, extra={"penalty": penalty})
+
+    @property
+    def steps(self) -> Steps:
+        """What makes a local step of a gradient."""
+        if not self.packs:
+            return self.optimizer
+        return SoftThreshold(self.optimizer, self.iota, self.penalise_norms)
+
+    def neighbours(self, server: Server, ids: Sequence[int], i: int, key: Key) -> list[int]:
+        """Return whose models client i is sent: the m of the highest Q_ij, equals by chance."""
+        explore = 1.0 if self.choose == "random" else 0.0
+        rng = key.at("choose", i).numpy()
+        return most_affine(server.q, i, ids, self.m, rng, explore=explore)
+
+    def round(
+        self, server: Server, clients: Clients, key: Key
+    ) -> tuple[Server, Mapping[str, float]]:
+        """Send every client its neighbours' models; keep what comes back, and note the weights."""
+        cohort = clients.sample(key)
+        sent = {i: self.neighbours(server, clients.ids, i, key) for i in cohort}
+        model = partial(self._message, server, clients)
+
+        def put_away(client: int, part: Tree) -> Tree:
+            clients.remember(client, self._unpacked(part))
+            return {}
+
+        got = clients.exchange(
+            self.train,
+            PerClient(lambda i: {"models": tuple(map(model, sent[i])), "own": model(i)}),
+            to=cohort,
+            reduce={
+                "model": self._gather_models(put_away),
+                "weights": Gather(
+                    lambda i: torch.empty(len(sent[i]) + 1, dtype=self.model.torch_dtype)
+                ),
+            },
+            key=key,
+        )
+        q, t = server.q.clone(), server.rounds + 1
+        if int(t) > self.delay:
+            for i, w in got["weights"].items():
+                q[i, sent[i]] += self.gain(w.double())
+        return server._replace(q=q, rounds=t), got.metrics
+
+    def gain(self, w: Tensor) -> Tensor:
+        """Return what eq. (8) adds to the affinities for the models received."""
+        others, own = w[:-1], w[-1]
+        difference = others - own
+        if self.affinity == "positive":
+            return difference.clamp_min(0)
+        if self.affinity == "wins":
+            return torch.where(difference > 0, others, 0.0)
+        return difference.sign() if self.affinity == "sign" else difference
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Answer by the average distance to one's own samples, with one's own model."""
+        del drawn
+        model = self._unpacked(down["model"])
+
+        def answer(question: Question) -> Tensor:
+            return self.learner.answer(model["theta"], model["stats"], question)
+
+        logits = answer_all(answer, down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
+    ) -> list[Answer]:
+        """Let each client answer with its own model."""
+        model = partial(self._message, server, clients)
+        return answer_at_clients(
+            self.answer, clients, questions, key, down=lambda i: {"model": model(i)}
+        )
+
+    def own_model(self, server: Server, clients: Clients, i: int) -> Tree:
+        """Return {"theta", "stats"} of client i as the server has it."""
+        first = server.start
+        if self.starting == "own":
+            theta, stats = self.learner.init(Key(int(server.seed)).at("client", i))
+            first = {"theta": theta, "stats": stats}
+        return clients.recall(i, first)
+
+    def _message(self, server: Server, clients: Clients, i: int) -> Tree:
+        return self._packed(self.own_model(server, clients, i))
+
+    def _packed(self, model: Tree) -> Tree:
+        return pack(model) if self.packs else model
+
+    def _unpacked(self, model: Tree) -> Tree:
+        return unpack(model, self._like) if self.packs else model
+
+    def _gather_models(self, put_away: Callable[[int, Tree], Tree]) -> Gather:
+        if not self.packs:
+            return Gather(self._like, put_away=put_away)
+        return Gather(put_away=put_away, flaw=lambda part: packing_flaw(part, self._like))
+
+    @cached_property
+    def _like(self) -> Tree:
+        """Any model: its form is that of all."""
+        theta, stats = self.learner.init(Key(0))
+        return {"theta": theta, "stats": stats}
+
+    def _noise(self, key: Key) -> Tree:
+        def draw(path: str, leaf: Tensor) -> Tensor:
+            made = torch.randn(leaf.shape, generator=key.at(path).torch(), dtype=torch.float64)
+            return (self.noise * made).to(leaf.dtype)
+
+        like = self._like["theta"]
+        return tree.rebuild(like, {path: draw(path, leaf) for path, leaf in tree.items(like)})

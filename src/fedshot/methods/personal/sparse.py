@@ -1,0 +1,131 @@
+"""The l1 penalty, and trees with zeros in fewer bytes.
+
+A packed leaf is a bit for each number, set where it is not zero, and the numbers that are not: 1/32
+of its size and its share of non-zeros in float32. Unpacking gives the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.tree import Tree
+from fedshot.nn.optim import Optimizer, OptState
+
+
+class Packed(NamedTuple):
+    """A tree without its zeros; its structure is known to both sides."""
+
+    mask: Tensor  # uint8 [ceil(n / 8)], bit i % 8 of byte i // 8 for number i
+    values: Tensor  # those that are not zero, in the order of the leaves
+
+
+def l1_norm(params: Tree, *, norms: bool) -> Tensor:
+    """Return the sum of |w|; with `norms` those of batch norm, too. Its slope at 0 is 0."""
+    return torch.stack([w.abs().sum() for w in penalised(params, norms=norms)]).sum()
+
+
+def penalised(params: Tree, *, norms: bool) -> list[Tensor]:
+    """Return the leaves that the penalty is on."""
+    return [w for path, w in tree.items(params) if norms or not _of_norm(path)]
+
+
+def _of_norm(path: str) -> bool:
+    return path.split("/")[-2:][0].startswith("norm")
+
+
+@dataclass(frozen=True)
+class SoftThreshold:
+    """An optimiser, and after each step w <- sign(w) max(|w| - lr * weight, 0).
+
+    With SGD this is the proximal gradient method for loss + weight * ||w||_1 (ISTA; Beck &
+    Teboulle 2009, eq. (1.4)): unlike a subgradient it makes zeros that are exactly 0.
+    """
+
+    optimizer: Optimizer
+    weight: float
+    norms: bool = False
+
+    def init(self, params: Tree) -> OptState:
+        """Return the state before the first step."""
+        return self.optimizer.init(params)
+
+    def update(
+        self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
+    ) -> tuple[Tree, OptState]:
+        """Return (parameters, state) one step further."""
+        params, state = self.optimizer.update(grads, state, params, reuse=reuse)
+        least = self.optimizer.lr * self.weight
+        chosen = {id(w) for w in penalised(params, norms=self.norms)}
+
+        def shrink(w: Tensor) -> Tensor:
+            return w.sign() * (w.abs() - least).clamp_min(0) if id(w) in chosen else w
+
+        return tree.map(shrink, params), state
+
+
+def share_below(params: Tree, bound: float) -> Tensor:
+    """Return the share of numbers with |w| < bound; `bound` of 0 counts the zeros."""
+    every = [w.abs() < bound if bound else w == 0 for w in tree.leaves(params)]
+    n = sum(w.numel() for w in every)
+    return torch.stack([w.sum() for w in every]).sum() / n
+
+
+def pack(content: Tree) -> Packed:
+    """Return the tree packed; its leaves have one dtype. Not under vmap: sizes depend on values."""
+    flat = torch.cat([leaf.reshape(-1) for leaf in tree.leaves(content)])
+    there = flat != 0
+    padded = torch.zeros(8 * _bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
+    padded[: flat.numel()] = there
+    mask = (padded.view(-1, 8) << torch.arange(8, device=flat.device)).sum(1).to(torch.uint8)
+    return Packed(mask, flat[there])
+
+
+def unpack(packed: Packed, like: Tree) -> Tree:
+    """Return the tree that was packed; `like` has its structure, shapes and dtype."""
+    n = sum(leaf.numel() for leaf in tree.leaves(like))
+    there = _bits(packed.mask)[:n]
+    place = there.cumsum(0).clamp_min(1) - 1
+    padded = torch.cat([packed.values, packed.values.new_zeros(1)])
+    flat = torch.where(there, padded[place.clamp_max(len(padded) - 1)], 0.0)
+    start = 0
+
+    def take(leaf: Tensor) -> Tensor:
+        nonlocal start
+        start += leaf.numel()
+        return flat[start - leaf.numel() : start].view(leaf.shape)
+
+    return tree.map(take, like)
+
+
+def packing_flaw(packed: Tree, like: Tree) -> str | None:
+    """Say why this is no packed tree like `like`; None when it is one."""
+    leaves = tree.leaves(like)
+    n, dtype = sum(leaf.numel() for leaf in leaves), leaves[0].dtype
+    if not isinstance(packed, Packed):
+        return f"expected a packed tree, got {type(packed).__name__}"
+    wanted = (torch.uint8, (_bytes(n),), dtype, 1)
+    if (packed.mask.dtype, tuple(packed.mask.shape), packed.values.dtype, packed.values.ndim) != (
+        wanted
+    ):
+        return (
+            f"mask is {tree.form(packed.mask)} and values {tree.form(packed.values)}, expected "
+            f"uint8[{_bytes(n)}] and one row of {str(dtype).removeprefix('torch.')}"
+        )
+    bits = _bits(packed.mask)
+    if int(bits.sum()) != len(packed.values) or bool(bits[n:].any()):
+        return f"the mask counts {int(bits.sum())} of {n} numbers, values are {len(packed.values)}"
+    return None
+
+
+def _bytes(n: int) -> int:
+    return math.ceil(n / 8)
+
+
+def _bits(mask: Tensor) -> Tensor:
+    return ((mask[:, None] >> torch.arange(8, device=mask.device)) & 1).bool().view(-1)

@@ -1,0 +1,191 @@
+"""Methods of one's own in processes that fedshot starts: each is known by the file it stands in.
+
+A program that registers a method knows it; the processes that train the cells of a recipe, or a
+federation's nodes, are others. They are told the files by the environment, `FEDSHOT_METHODS`, and
+load them before they read a configuration. Nothing that a configuration or a message says has a
+process load a file: a server tells its nodes name and hash, to compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Hashable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from fedshot.core.errors import ConfigError, FedshotError
+from fedshot.methods.registry import METHODS
+
+FILES = "FEDSHOT_METHODS"
+_loaded: set[Path] = set()
+
+
+def source(method: str) -> Path | None:
+    """Return the file of a method that is not the package's; None for one that is.
+
+    Raises ConfigError for one that no file holds, as in a notebook.
+    """
+    made = METHODS.get(method)
+    if made is None or _packaged(made):
+        return None
+    file = _file(made)
+    if file is None:
+        raise ConfigError(
+            f"method {method!r} stands in no file, and the processes that would train it could not "
+            "load it. Put it into a file of its own, as examples/fl_proto_momentum.py has it."
+        )
+    return file
+
+
+def fingerprint(method: str) -> str:
+    """Return the name and the SHA-256 of a method's file; "" for one of the package, or of no file.
+
+    The file is read once, so that a process that goes on with the old lines tells of them.
+    """
+    made = METHODS.get(method)
+    return "" if made is None or _packaged(made) else _fingerprint(cast("Hashable", made))
+
+
+def noted(method: str) -> dict[str, str]:
+    """Return what a record says of a method's file; nothing of one of the package."""
+    file = fingerprint(method)
+    return {"method_file": file} if file else {}
+
+
+def for_children(*methods: str) -> dict[str, str]:
+    """Return what the environment of a process adds that has to know some methods."""
+    files = dict.fromkeys(str(file) for name in methods if (file := source(name)))
+    for path in files:
+        if os.pathsep in path:
+            raise ConfigError(
+                f"{path} has a {os.pathsep!r} in its path, which divides paths in {FILES}. Move it."
+            )
+    return {FILES: os.pathsep.join(files)} if files else {}
+
+
+def check(wanted: Mapping[str, str]) -> None:
+    """Raise ConfigError unless methods here are those of the process that asks for them."""
+    for method, file in wanted.items():
+        if fingerprint(method) != file:
+            raise ConfigError(
+                f"the file of method {method!r} has changed since the command began. Begin it "
+                "again: another file is another method."
+            )
+
+
+def program(*methods: str) -> list[str]:
+    """Return the words that begin a command about these methods, for people to type."""
+    known = filter(None, map(fingerprint, methods))  # wherever their files are by now
+    files = dict.fromkeys(file.rpartition(" ")[0] for file in known)
+    return [*([f"{FILES}={shlex.quote(os.pathsep.join(files))}"] if files else []), "fedshot"]
+
+
+def load() -> None:
+    """Load the files of `FEDSHOT_METHODS`, which may be several, joined as paths of a system are.
+
+    Raises ConfigError for one that is not there, breaks off, or registers no method.
+    """
+    for word in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
+        _load(word, FILES)
+    for method in _files():
+        fingerprint(method)
+
+
+def load_file(word: str, named_by: str) -> list[str]:
+    """Load a file, unless it is loaded already, and return the names of its methods.
+
+    `named_by` is what a message says of who named it. Raises ConfigError as `load` does.
+    """
+    _load(word, named_by)
+    file = Path(word).resolve()
+    return sorted(name for name, place in _files().items() if place == file)
+
+
+def _load(word: str, named_by: str) -> None:
+    file, before = Path(word).resolve(), dict(METHODS)
+    if not file.is_file() or file.suffix != ".py":
+        what = "which does not end in .py" if file.is_file() else "where no file is"
+        raise ConfigError(f"{named_by} names {word!r}, {what}. Name the file of your method.")
+    if file in _files().values() or file in _loaded:
+        return
+    _run(file, named_by)
+    _loaded.add(file)
+    if before == METHODS:
+        raise ConfigError(
+            f"{named_by} names {word!r}, which registers no method. Put @register above its class."
+        )
+
+
+def where(error: BaseException, file: Path) -> str:
+    """Return ", line N" for the last line of a file that an error came through; "" for none."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    return f", line {frames[-1].lineno}" if frames else ""
+
+
+def _file(made: type[Any]) -> Path | None:
+    try:
+        file = Path(inspect.getfile(made)).resolve()
+    except (OSError, TypeError):
+        return None
+    return file if file.is_file() else None
+
+
+@cache
+def _fingerprint(made: Any) -> str:
+    file = _file(made)
+    return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" if file else ""
+
+
+def _files() -> dict[str, Path]:
+    """Return the files of all methods that are not the package's and stand in one."""
+    own = {name: made for name, made in METHODS.items() if not _packaged(made)}
+    return {name: file for name, made in own.items() if (file := _file(made))}
+
+
+def _packaged(made: type[Any]) -> bool:
+    return made.__module__.startswith("fedshot.")
+
+
+def _run(file: Path, named_by: str) -> None:
+    """Import a file as `python FILE` finds what lies beside it, and its package what is in it."""
+    folder, name = file.parent, file.stem
+    while (folder / "__init__.py").exists():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    name = name.removesuffix(".__init__")
+    sys.path[:0] = [str(f) for f in dict.fromkeys((file.parent, folder)) if str(f) not in sys.path]
+    try:
+        if _found(name) == file:
+            importlib.import_module(name)
+            return
+        name = f"fedshot_own_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None, "it ends in .py"
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except FedshotError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever its author has written
+        raise ConfigError(
+            f"{named_by} names {str(file)!r}, which breaks off{where(error, file)}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+
+
+def _found(name: str) -> Path | None:
+    """Return the file that an import of a name would take; None for none."""
+    try:  # of a package, whose own errors are its author's to hear of
+        spec = importlib.util.find_spec(name) if name.replace(".", "_").isidentifier() else None
+    except (ModuleNotFoundError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != name.partition(".")[0]:
+            raise
+        return None
+    return Path(spec.origin).resolve() if spec and spec.origin and spec.has_location else None

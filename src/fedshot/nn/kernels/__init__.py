@@ -1,0 +1,1 @@
+"""The C kernels and the functions that call them."""

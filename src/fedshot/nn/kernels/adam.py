@@ -1,0 +1,83 @@
+"""One step of Adam on trees: by the compiled kernel where it fits, else by torch's operations.
+
+Kingma & Ba 2015, algorithm 1, with weight decay as an L2 penalty, as `torch.optim.Adam` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.tree import Tree
+from fedshot.nn.kernels import tensors
+from fedshot.nn.stacks import is_batched, stack, stacked
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+Moved = Sequence[tuple[Tensor, ...]]  # w, m and v of every leaf
+
+
+def adam_step(
+    params: Tree, grads: Tree, first: Tree, second: Tree, step: Tensor, lr: float, decay: float,
+    *, reuse: bool = False,
+) -> tuple[Tree, Tree, Tree]:  # fmt: skip
+    """Return (parameters, first moments, second moments) after step number `step`, from 1.
+
+    Runs under `torch.func.vmap` as it stands. With `reuse` what is returned may lie in the memory
+    of what was given, which saves a third of the traffic.
+    """
+    four: list[tuple[Tensor, ...]] = []
+    tree.map(lambda *leaves: four.append(leaves), params, grads, first, second)
+    if not four:
+        return params, first, second
+    every = [leaf for leaves in four for leaf in leaves]
+    differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in every)
+    moved = None
+    if tensors.plain_floats(*every) and not differentiated:
+        moved = _compiled(four, lr, decay, step, reuse)
+    if moved is None:
+        moved = _plain(four, lr, decay, step)
+    w, m, v = zip(*moved, strict=True)
+    return tree.unflatten(params, w), tree.unflatten(params, m), tree.unflatten(params, v)
+
+
+def _compiled(
+    four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor, reuse: bool
+) -> Moved | None:
+    """Take the step by the kernel; None where it cannot: it sees one stack, all at one step."""
+    clients = stack()
+    if (clients is None and stacked()) or is_batched(step):
+        return None
+    size, eps = _sizes(lr, int(step))
+    rule = {"decay": decay, "rise": 1 - BETA1, "grow": 1 - BETA2, "step": size, "eps": eps}
+    if clients is None:
+        return tensors.adam(four, **rule, reuse=reuse)
+    whole = [[clients.whole(t) for t in leaves] for leaves in four]
+    made = tensors.adam(whole, **rule, reuse=reuse)
+    return [tuple(clients.each(t) for t in outs) for outs in made]
+
+
+def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
+    size, eps = _sizes(lr, step.to(torch.float64))
+    moved = []
+    for w, g, m, v in four:
+        d = g.add(w, alpha=decay) if decay else g
+        mean, square = m.lerp(d, 1 - BETA1), (v * BETA2).addcmul(d, d, value=1 - BETA2)
+        by = size.to(w.dtype) * (mean / (square.sqrt() + eps.to(w.dtype)))
+        moved.append((w - by, mean, square))
+    return moved
+
+
+def _sizes(lr: float, t: Any) -> tuple[Any, Any]:
+    """Return what w moves by is multiplied with, and eps, such that only they are corrected.
+
+    w - lr m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps), numerator and denominator times the root. `t`
+    is a number, or a float64 tensor whatever the model's dtype: float32 keeps too little of
+    1 - 0.999^t.
+    """
+    root = (1 - BETA2**t) ** 0.5
+    return lr * root / (1 - BETA1**t), EPS * root

@@ -1,0 +1,163 @@
+"""Batch norm, 2x2 max-pool and ReLU as one operation, for channels-last maps in float32.
+
+    y = relu(max_pool2d(batch_norm(x), 2)), or max_pool2d(batch_norm(relu(x)), 2)
+
+What stands between two convolutions of a Conv4 takes as long as they do when each operation goes
+through memory by itself. `pooled` reads a map twice forwards, and twice backwards. It equals the
+separate operations to rounding, and is itself a function of the values alone: of no number of
+threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError
+from fedshot.core.tree import Tree
+from fedshot.nn.kernels import tensors
+from fedshot.nn.kernels.folding import Folded, fold, keep, tilt, values_of
+from fedshot.nn.kernels.tensors import RELU_FIRST, RELU_LAST, Cut
+from fedshot.nn.models.layers import EPS, NO_STATISTICS, too_few
+from fedshot.nn.models.mode import Mode
+
+
+def norm_pool_relu(
+    p: Tree, s: Tree, x: Tensor, bias: Tensor | None, mode: Mode, cut: Cut = RELU_LAST
+) -> tuple[Tensor, Tree]:
+    """Return (max_pool2d(norm(x + bias), 2) and its ReLU, statistics), as `batch_norm` has them.
+
+    Args:
+        p: scale and shift of the norm.
+        s: running statistics, `{}` for none.
+        x: a map that `fits`. Under "given" statistics nobody may differentiate by anything.
+        bias: of the convolution that made x, not yet added; for "batch" and "capture", where the
+            ReLU comes last.
+        mode: which statistics to use.
+        cut: where the ReLU comes.
+    """
+    if mode.norm == "given":
+        return pooled_given(x, *at_given(p, s), cut), s
+    check_enough(x)
+    y, mean, var = pooled(x, p["weight"], p["bias"], EPS, cut)
+    return y, after_batch(s, mean, var, bias, x, mode)
+
+
+def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
+    """Return the scale and shift of a norm under given statistics, without a gradient."""
+    if not s:
+        raise ConfigError(NO_STATISTICS)
+    scale = (p["weight"] * torch.rsqrt(s["var"] + EPS)).detach()
+    return scale, (p["bias"] - s["mean"] * scale).detach()
+
+
+def check_enough(x: Tensor) -> None:
+    """Refuse a map of one value per channel, which has no variance."""
+    if values_of(x) < 2:
+        raise ConfigError(too_few(values_of(x), x))
+
+
+def after_batch(
+    s: Tree, mean: Tensor, var: Tensor, bias: Tensor | None, x: Tensor, mode: Mode
+) -> Tree:
+    """Return the statistics after a batch x whose mean, less the bias, and variance these are."""
+    if mode.norm == "capture":
+        return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
+    if not s:
+        return s
+    moved = keep((s["mean"], s["var"]), (mean, var), bias, mode.momentum, values_of(x))
+    return dict(zip(("mean", "var"), moved, strict=True))
+
+
+def pooled(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut = RELU_LAST
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise by the batch's own statistics and pool; cut at zero, last or first.
+
+    Args:
+        x: [n, c, h, w], one that `fits`.
+        weight: scale [c].
+        bias: shift [c].
+        eps: added to the variance.
+        cut: where the ReLU comes.
+
+    Returns:
+        y [n, c, h // 2, w // 2]; the batch's mean [c] and variance [c] (divided by n h w), which
+        carry no gradient.
+    """
+    y, mean, var = _Pooled.apply(x, weight, bias, eps, cut)  # type: ignore[no-untyped-call]
+    return y, mean, var
+
+
+def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) -> Tensor:
+    """Return max_pool2d(x * scale + shift, 2) and its ReLU, x one that `fits`; no gradient."""
+    by = scale.detach().contiguous(), shift.detach().contiguous()
+    return tensors.forward(x.detach(), *by, cut)
+
+
+class _Pooled(torch.autograd.Function):
+    """y of (x, weight, bias); mean and variance come along without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut) -> Any:
+        by = fold(x, weight, bias, eps, cut.least)
+        ctx.save_for_backward(x, weight, bias, *by)
+        ctx.mark_non_differentiable(by.mean, by.var)
+        ctx.cut = cut
+        return tensors.forward(x, by.scale, by.shift, cut), by.mean, by.var
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
+        x, weight, bias, *sizes = ctx.saved_tensors
+        found = _PooledGradient.apply(dy, x, weight, bias, ctx.cut, *sizes)  # type: ignore[no-untyped-call]
+        dx, dweight, dbias = found
+        return dx, dweight, dbias, None, None
+
+
+class _PooledGradient(torch.autograd.Function):
+    """dx, dweight and dbias of (dy, x, weight), so that they can be differentiated once more.
+
+    With dz what reaches the winner of a pool, S0 and S1 its sums with 1 and x - mean, M the number
+    of values in a channel, i the inverse root of the variance and s = weight * i:
+
+        dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
+
+    `backward` differentiates <u, dx> + a dweight + b dbias, where the mean and i depend on x too.
+    With the ReLU first x is what it leaves, and the derivatives by what it cuts are 0.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, cut: Cut, *sizes: Tensor
+    ) -> Any:
+        by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
+        back = tilt(*tensors.sums(x, by.scale, by.shift, by.mean, dy, cut), by, values_of(x))
+        dx = tensors.grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy, cut)
+        ctx.cut = cut
+        ctx.save_for_backward(dy, x, weight, bias, *by, back.s0, back.s1)
+        return dx, back.by_weight, back.s0
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor, a: Tensor, b: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("third derivatives are not there; set FEDSHOT_KERNELS=off for them")
+        dy, x, weight, _, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
+        m, floor = values_of(x), ctx.cut.floor
+        raised = x <= 0 if ctx.cut is RELU_FIRST else None
+        if raised is not None:
+            x, u = x.masked_fill(raised, 0.0), u.masked_fill(raised, 0.0)
+        x, u = (t.contiguous(memory_format=torch.channels_last) for t in (x, u))
+        u0, u1, uz = tensors.twice_sums(x, scale, shift, mean, dy, u, floor)
+        inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
+        of_i = weight * inner - 2 * scale * i * s1 * u1 / m + a * s1
+        at_z = a * i - scale * i * i * u1 / m
+        at_u = -scale * i * i * s1 / m
+        gx, gdy = tensors.twice_grad(
+            x, scale, shift, mean,
+            slope=-of_i * i**3 / m, at_z=at_z, at_u=at_u,
+            level=-(at_z * s0 + at_u * u0) / m, base=b - scale * u0 / m, dy=dy, u=u, floor=floor,
+        )  # fmt: skip
+        gx = gx if raised is None else gx.masked_fill(raised, 0.0)
+        return gdy, gx, i * inner, *[None] * 7

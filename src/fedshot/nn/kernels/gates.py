@@ -1,0 +1,68 @@
+"""The C functions of `recurrent.c` on tensors: the gates of a GRU for one word of every text.
+
+Tensors are contiguous float32 on the CPU. Of n texts with L words: gates [n, L, 3 hidden] and by_x
+of the same shape; kept and by_n [n, L, hidden]; states [n, L + 1, hidden], of which the first is
+the one before any word; of_h [n, 3 hidden]; carry [n, hidden]; grad [n, hidden], whose rows may lie
+apart. Shapes are checked, since C would read past the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedshot.nn.kernels.tensors import library
+
+
+def gru_gates(t: int, of_h: Tensor, gates: Tensor, kept: Tensor, states: Tensor) -> None:
+    """Turn the sums of word t in `gates` into its gates; fill in what is kept, and the state."""
+    n, words, hidden = kept.shape
+    given = _all(of_h, n, 3 * hidden)
+    outs = [
+        _word(t, gates, n, words, 3 * hidden),
+        _word(t, kept, n, words, hidden),
+        _word(t, states, n, words + 1, hidden),
+    ]
+    library().fedshot_gru_gates(given, 0, n, words, hidden, *outs)
+
+
+def gru_back(
+    t: int, gates: Tensor, kept: Tensor, states: Tensor, grad: Tensor, by_x: Tensor, by_n: Tensor,
+    carry: Tensor,
+) -> None:  # fmt: skip
+    """Fill in the gradients of word t, and take the carried one a word back."""
+    n, words, hidden = kept.shape
+    ins = [
+        _word(t, gates, n, words, 3 * hidden),
+        _word(t, kept, n, words, hidden),
+        _word(t, states, n, words + 1, hidden),
+    ]
+    outs = [
+        _word(t, by_x, n, words, 3 * hidden),
+        _word(t, by_n, n, words, hidden),
+        _all(carry, n, hidden),
+    ]
+    own = _rows(grad, n, hidden)
+    library().fedshot_gru_back(*ins, own, grad.stride(0), 0, n, words, hidden, *outs)
+
+
+def _word(t: int, x: Tensor, *shape: int) -> int:
+    """Return where word t of the first text lies."""
+    if not 0 <= t < shape[1]:
+        raise IndexError(f"word {t} of {shape[1]}")
+    return _all(x, *shape) + 4 * t * shape[2]
+
+
+def _all(x: Tensor, *shape: int) -> int:
+    if x.dtype != torch.float32 or x.shape != shape or not x.is_contiguous():
+        raise ValueError(
+            f"the kernels of a GRU were given {x.dtype} {list(x.shape)}, strides "
+            f"{x.stride()}; expected contiguous float32 {list(shape)}"
+        )
+    return x.data_ptr()
+
+
+def _rows(grad: Tensor, n: int, hidden: int) -> int:
+    if grad.dtype != torch.float32 or grad.shape != (n, hidden) or grad.stride(1) != 1:
+        raise ValueError("the gradient of a state has rows of float32 that lie together")
+    return grad.data_ptr()

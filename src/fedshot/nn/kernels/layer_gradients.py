@@ -1,0 +1,120 @@
+"""A GRU and an LSTM layer with gradients of our own, which can be differentiated again.
+
+A gradient that is to be differentiated again is that of the cells. The GRU, in float32 on a CPU,
+has its gates and their gradients in C, and one product for each weight, where torch has one for
+each word. Texts lie one after the other, so that nothing is turned round: a word of all of them is
+rows that lie apart, which costs a product nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot.core.tree import Tree
+from fedshot.nn.kernels import gates as kernels
+from fedshot.nn.kernels.repeats import Repeats, repeats
+from fedshot.nn.models.cells import gru_states, lstm_states
+
+
+class Gru(torch.autograd.Function):
+    """From x [n, L, d], the weights w, u and the biases b, c to the states [n, L, hidden]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute the states, keeping the gates."""
+        (n, length, _), (wide, hidden) = x.shape, u.shape
+        same = repeats(x)
+        if same is None:
+            gates = torch.addmm(b, _flat(x), w.T).view(n, length, wide)
+        else:
+            gates = same.spread(torch.addmm(b, same.rows, w.T)).view(n, length, wide)
+        states, kept = x.new_empty(n, length + 1, hidden), x.new_empty(n, length, hidden)
+        states[:, 0] = 0
+        of_h, turned = x.new_empty(n, wide), u.T.contiguous()
+        for t in range(length):
+            torch.addmm(c, states[:, t], turned, out=of_h)
+            kernels.gru_gates(t, of_h, gates, kept, states)
+        ctx.save_for_backward(x, w, u, b, c, gates, kept, states, *(same or ()))
+        return states[:, 1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient by each argument."""
+        x, w, u, _, _, gates, kept, states, *same = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(ctx, gru_states, grad)
+        grad, two = _in_rows(grad), 2 * u.shape[1]
+        by_x, by_n = torch.empty_like(gates), torch.empty_like(kept)
+        carry = torch.zeros_like(kept[:, 0])
+        for t in reversed(range(x.shape[1])):
+            kernels.gru_back(t, gates, kept, states, grad[:, t], by_x, by_n, carry)
+            if t:  # the state before the first word is nobody's
+                carry.addmm_(by_x[:, t, :two], u[:two]).addmm_(by_n[:, t], u[two:])
+        flat_x, flat_n, before = _flat(by_x), _flat(by_n), _flat(states[:, :-1])
+        du = torch.cat([flat_x[:, :two].T @ before, flat_n.T @ before])
+        dc = torch.cat([flat_x[:, :two].sum(0), flat_n.sum(0)])
+        dx = by_x @ w if ctx.needs_input_grad[0] else None
+        rows, by_rows = _flat(x), flat_x
+        if same:
+            rows, by_rows = same[0], Repeats(*same).gather(flat_x)
+        return dx, by_rows.T @ rows, du, by_rows.sum(0), dc
+
+
+class Lstm(torch.autograd.Function):
+    """torch's LSTM, whose float32 kernel on a CPU has no second derivative, with one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        """Compute the states with torch's graph of its own."""
+        ctx.save_for_backward(x, *weights)
+        with torch.enable_grad():
+            ctx.own = [t.detach().requires_grad_(t.requires_grad) for t in (x, *weights)]
+            ctx.states = torch_lstm(*ctx.own)
+        states: Tensor = ctx.states.detach()
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient by each argument."""
+        if torch.is_grad_enabled():
+            return _again(ctx, lstm_states, grad)
+        needs = ctx.needs_input_grad
+        asked = [t for t, need in zip(ctx.own, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(ctx.states, asked, grad, retain_graph=True))
+        return tuple(next(found) if need else None for need in needs)
+
+
+def torch_lstm(x: Tensor, *weights: Tensor) -> Tensor:
+    """Return the states [n, L, hidden] by torch's layer."""
+    start = x.new_zeros(1, len(x), weights[1].shape[1])
+    states: Tensor = torch.lstm(x, (start, start), weights, True, 1, 0.0, True, False, True)[0]
+    return states
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Return the rows [n L, .] of x [n, L, .]; where they lie evenly apart they are not copied."""
+    return x.flatten(0, 1)
+
+
+def _in_rows(grad: Tensor) -> Tensor:
+    """Return the gradient with rows that lie together, also where they have one number."""
+    if grad.stride(2) == 1:
+        return grad
+    return grad.clone(memory_format=torch.contiguous_format)
+
+
+def _again(
+    ctx: Any, cells: Callable[[Tree, Tensor], Tensor], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient by the saved tensors of the states that cells make, with a graph."""
+    # Views: one tensor may have been made of another, and that is not for this layer to follow.
+    x, w, u, b, c = own = [t.view_as(t) for t in ctx.saved_tensors[:5]]
+    p = {"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}
+    needs = ctx.needs_input_grad
+    asked = [t for t, need in zip(own, needs, strict=True) if need]
+    found = iter(torch.autograd.grad(cells(p, x), asked, grad, create_graph=True))
+    return tuple(next(found) if need else None for need in needs)

@@ -1,0 +1,110 @@
+"""The loss of prototypical networks as one operation: a C kernel where it fits, else torch's own.
+
+A step of a small net is thirty operations on a few numbers around two products of matrices; workers
+wait for one another at each of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot.nn.kernels.tensors import address, empty, followed, library, plain_floats, shared
+from fedshot.nn.losses import accuracy, cross_entropy
+from fedshot.nn.prototypes import class_means, prototype_logits
+
+
+def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy (nats) and the accuracy of queries by their nearest prototypes.
+
+    Source: Snell et al. 2017, eqs. (1) and (2). The accuracy carries no gradient.
+
+    Args:
+        h: features [n + queries, d], the supports first.
+        y: labels of both, int64 [n + queries], 0 to way - 1.
+        n: how many supports there are.
+        way: classes.
+
+    Raises ValueError where the kernel meets labels that torch's operations would refuse, too.
+    """
+    if plain_floats(h) and not followed():
+        loss, right, _ = _Loss.apply(h, y, n, way)  # type: ignore[no-untyped-call]
+        return loss, right
+    logits = prototype_logits(h[n:], class_means(h[:n], y[:n], way))
+    return cross_entropy(logits, y[n:]), accuracy(logits.detach(), y[n:])
+
+
+def _plain_loss(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
+    return cross_entropy(prototype_logits(h[n:], class_means(h[:n], y[:n], way)), y[n:])
+
+
+class _Loss(torch.autograd.Function):
+    """Loss, accuracy and the loss's derivative of (h, y), of one episode or of a stack of them."""
+
+    @staticmethod
+    def forward(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor, Tensor]:
+        h, y = h.contiguous(), y.contiguous()
+        *stack, rows, width = h.shape
+        if y.dtype != torch.int64 or not y.is_cpu or y.shape != h.shape[:-1] or not 0 < n < rows:
+            raise ValueError(
+                f"features {list(h.shape)} with labels {y.dtype} {list(y.shape)} on {y.device}, "
+                f"{n} of them supports; expected an int64 label for each row, on the CPU, and "
+                "some queries."
+            )
+        episodes = h.numel() // (rows * width)
+        room = empty(episodes, way * (2 * width + 2))
+        loss, right, dh = empty(*stack), empty(*stack), torch.empty_like(h)
+        ins = [h.data_ptr(), y.data_ptr()]
+        wrong = array("q", [0])
+        outs = [*(t.data_ptr() for t in (room, loss, right, dh)), address(wrong)]
+        sizes = (n, rows - n, width, way)
+        shared(episodes, library().fedshot_prototypes, ins, sizes, outs, numbers=h.numel())
+        if wrong[0]:
+            raise ValueError(
+                f"the labels of the queries are {sorted(set(y[..., n:].flatten().tolist()))}; "
+                f"expected 0 to {way - 1}."
+            )
+        return loss, right, dh
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep the derivative, and what it was made of."""
+        h, y, *ctx.sizes = inputs
+        _, right, dh = output
+        ctx.mark_non_differentiable(right)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(h, y, dh)
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor | None, _: None, ddh: Tensor | None) -> Any:
+        h, y, dh = ctx.saved_tensors
+        found = None if dloss is None else dh * dloss[..., None, None]
+        if ddh is not None:  # somebody differentiates the derivative
+            second = _by_rows(ddh, h, y, *ctx.sizes)
+            found = second if found is None else found + second
+        return found, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, h: Tensor, y: Tensor, n: int, way: int) -> Any:
+        h, y = (
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((h, y), dims, strict=False)
+        )
+        return _Loss.apply(h, y, n, way), (0, 0, 0)  # type: ignore[no-untyped-call]
+
+
+def _by_rows(u: Tensor, h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
+    """Return the derivative of <u, dh> by h, by torch's own operations."""
+
+    def one(u: Tensor, h: Tensor, y: Tensor) -> Tensor:
+        gradient = torch.func.grad(lambda rows: _plain_loss(rows, y, n, way))
+        found: Tensor = torch.func.vjp(gradient, h)[1](u)[0]
+        return found
+
+    of_all = one
+    for _ in h.shape[:-2]:
+        of_all = torch.func.vmap(of_all)
+    return of_all(u, h, y)

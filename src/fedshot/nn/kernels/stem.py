@@ -1,0 +1,152 @@
+"""The first block of a Conv4 in one operation, without the map between: the largest of the net.
+
+    y = relu(max_pool2d(batch_norm(conv2d(x, filters)), 2))
+
+For images of one or three channels, channels last, by the kernels of `stem.c`, which has the
+equations: what batch norm needs to know of the map is known from the covariance of the patches that
+the filters meet. It equals the separate operations to rounding, and is a function of the values
+alone. Where a gradient is to be differentiated again, those operations take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot.core.tree import Tree
+from fedshot.nn.gradients import differentiated_twice, with_graph
+from fedshot.nn.kernels import fused
+from fedshot.nn.kernels import tensors as kernels
+from fedshot.nn.kernels.tensors import check_vector, empty, library, shared
+from fedshot.nn.models.layers import EPS, channels_last, conv, laid_plainly
+from fedshot.nn.models.mode import Mode
+
+_CHANNELS = (1, 3)  # for which stem.c is written out
+_FILTERS = range(32, 257, 32)
+_LONGEST = 512  # pixels in a row of an image
+_GROUP = 8  # images whose derivatives are summed together, as in stem.c
+
+
+def fits(x: Tensor, filters: Tensor) -> bool:
+    """Whether the kernels take these images and filters, and nobody differentiates by the images.
+
+    Nor twice by anything: that takes the separate operations, and would compute the block again.
+    """
+    return (
+        x.shape[1] in _CHANNELS
+        and filters.shape[0] in _FILTERS
+        and filters.shape[1:] == (x.shape[1], 3, 3)
+        and (filters.dtype, filters.device) == (x.dtype, x.device)
+        and min(x.shape[-2:]) >= 2
+        and x.shape[-1] <= _LONGEST
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and not differentiated_twice()
+        and kernels.readable(x)
+    )
+
+
+def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+    """Return (relu(max_pool2d(norm(conv(x)), 2)), statistics), as `batch_norm` has them.
+
+    Args:
+        conv_p: filters [f, c, 3, 3] and their bias [f].
+        norm_p: scale and shift of the norm.
+        s: running statistics, `{}` for none.
+        x: images that `fits`. Under "given" statistics nobody may differentiate by anything.
+        mode: which statistics to use.
+    """
+    filters = laid_plainly(conv_p["weight"])
+    if mode.norm == "given":
+        scale, shift = fused.at_given(norm_p, s)
+        shift = shift + conv_p["bias"].detach() * scale
+        return _given(x, filters.detach() * scale[:, None, None, None], shift), s
+    y, mean, var = _Stem.apply(x, filters, norm_p["weight"], norm_p["bias"])  # type: ignore[no-untyped-call]
+    # Normalising by the batch's own mean takes the bias out again: only the mean has it.
+    return y, fused.after_batch(s, mean, var, conv_p["bias"], x, mode)
+
+
+class _Stem(torch.autograd.Function):
+    """y of (x, filters, weight, bias); mean and variance come along without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        (n, c, h, w), f = x.shape, len(filters)
+        check_vector(weight, f)
+        check_vector(bias, f)
+        rimmed, parts = _room_for_rims(x), _doubles(n, 45 * c * c + 9 * c)
+        _shared("patches", n, [x], [h, w, c], [rimmed, parts], numbers=x.numel())
+        sizes = [_doubles(9 * c), _doubles(9 * c, f), _doubles(f), _doubles(f)]
+        mean, var, shift, folded = empty(f), empty(f), empty(f), empty(9 * c, f)
+        _call(
+            "stem_norm", [parts, filters, weight, bias], [n, h, w, c, f, EPS],
+            [*sizes, mean, var, folded, shift],
+        )  # fmt: skip
+        y = empty(n, h // 2, w // 2, f)
+        won = empty(n, h // 2, w // 2, f, dtype=torch.uint8)
+        _shared("stem", n, [rimmed, folded, shift], [h, w, c, f], [y, won], numbers=y.numel())
+        ctx.save_for_backward(x, filters, weight, bias, rimmed, won, *sizes)
+        ctx.mark_non_differentiable(mean, var)
+        return y.permute(0, 3, 1, 2), mean, var
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
+        x, filters, weight, bias, rimmed, won, *sizes = ctx.saved_tensors
+        points = (filters, weight, bias)
+        if torch.is_grad_enabled():
+            return None, *with_graph(lambda *at: _separately(x, *at), points, dy)
+        (n, c, h, w), f = x.shape, len(filters)
+        groups, dy = -(-n // _GROUP), dy.contiguous(memory_format=torch.channels_last)
+        parts, grads = _doubles(groups, 9 * c + 1, f), [torch.empty_like(p) for p in points]
+        _shared(
+            "stem_sums", groups, [rimmed, won, dy], [n, h, w, c, f], [parts], numbers=dy.numel()
+        )
+        _call("stem_grad", [parts, filters, weight, *sizes], [groups, c, f], grads)
+        return None, *grads
+
+
+def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return what `_Stem` does, by operations that can be differentiated twice."""
+    with torch.autocast("cpu", enabled=False):
+        h = channels_last(conv({"weight": filters}, channels_last(x)))
+    return fused.pooled(h, weight, bias, EPS)[0]
+
+
+def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
+    """Return relu(max_pool2d(conv2d(x, filters) + shift, 2)); carries no gradient."""
+    (n, c, h, w), f = x.shape, len(filters)
+    check_vector(shift, f)
+    rimmed, y = _room_for_rims(x), empty(n, h // 2, w // 2, f)
+    _shared("rim", n, [x], [h, w, c], [rimmed], numbers=x.numel())
+    folded = filters.permute(2, 3, 1, 0).contiguous()
+    _shared("stem", n, [rimmed, folded, shift], [h, w, c, f], [y, None], numbers=y.numel())
+    return y.permute(0, 3, 1, 2)
+
+
+def _room_for_rims(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return empty(n, h + 2, w + 2, c)
+
+
+def _doubles(*shape: int) -> Tensor:
+    return empty(*shape, dtype=torch.float64)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+def _call(name: str, ins: Sequence[Tensor], rest: Sequence[float], outs: Sequence[Tensor]) -> None:
+    """Call a kernel that no threads share."""
+    getattr(library(), f"fedshot_{name}")(*_addresses(ins), *rest, *_addresses(outs))
+
+
+def _shared(
+    name: str, n: int, ins: Sequence[Tensor], sizes: Sequence[int], outs: Sequence[Tensor | None],
+    *, numbers: int,
+) -> None:  # fmt: skip
+    """Run a kernel over n images, or groups of them."""
+    kernel = getattr(library(), f"fedshot_{name}")
+    shared(n, kernel, _addresses(ins), sizes, _addresses(outs), numbers=numbers)

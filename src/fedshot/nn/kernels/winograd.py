@@ -1,0 +1,224 @@
+"""3x3 convolutions of many channels by Winograd's algorithm: 16 products in the place of 36.
+
+Lavin & Gray 2016, F(2x2, 3x3): every 4x4 tile of a map is transformed by `winograd.c`, the products
+of all tiles with the filters are 16 products of matrices, and 2x2 results come back. Rounding is
+that of the direct sum, in the derivative by the filters up to three times as much. On a CPU it
+takes 0.8 of the time of torch's convolution at 64 channels, two thirds at 160, 0.4 at 640, all
+derivatives included. Tiles are worked on in blocks of a few megabytes; with products of our own
+`tiles.c` has blocks that stay in the cache, and takes, on a Zen 5, two thirds at 32, 0.55 to 0.7 at
+64, 0.55 at 160. Both first derivatives go the same way. Where they are differentiated again,
+torch's own operations take its place. Last digits depend on the number of threads and the
+processor, as torch's do. There is no forward-mode derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.nn.gradients import differentiated_twice, with_graph
+from fedshot.nn.kernels import tensors
+from fedshot.nn.kernels.products import faster, ours, packed
+from fedshot.nn.kernels.tensors import (
+    MOST_CHANNELS,
+    check_vector,
+    empty,
+    in_threads,
+    library,
+    shared,
+)
+
+_GROUP = 16  # channels, a multiple of what the kernels work on together
+_GAP = 48  # numbers, as in `tiles.c`
+_BLOCK = 40960  # numbers of one place of a block's tiles
+_LONG = 512  # tiles of a block whose products are summed: the sums are read and written for each
+_SMALL = 96  # tiles of a block of `tiles.c`
+
+
+def fits(x: Tensor, filters: Tensor) -> bool:
+    """Whether maps and filters are of the kind, and nobody differentiates twice.
+
+    x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. Fewer
+    than 64 channels pay with products of our own alone.
+    """
+    return (
+        filters.shape[2:] == (3, 3)
+        and all(c <= MOST_CHANNELS and c % _GROUP == 0 for c in filters.shape[:2])
+        and x.shape[1] == filters.shape[1]
+        and min(x.shape[2:]) > 1
+        and (filters.dtype, filters.device) == (x.dtype, x.device)
+        and not differentiated_twice()
+        and tensors.fits(x)
+        and min(filters.shape[:2]) >= (32 if faster() else 64)
+    )
+
+
+def conv3x3(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the convolution, padded by a row and column of zeros, of what `fits`.
+
+    Args:
+        x: maps [n, c, h, w].
+        filters: [f, c, 3, 3].
+        bias: [f]; None for none.
+
+    Returns:
+        [n, f, h, w], channels last.
+    """
+    more = [] if bias is None else [bias.contiguous()]
+    for vector in more:
+        check_vector(vector, len(filters))
+    y: Tensor = _Conv.apply(x, filters.contiguous(), *more)  # type: ignore[no-untyped-call]
+    return y
+
+
+_Span = tuple[int, int]  # first tile, tiles
+
+
+class _Tiles(NamedTuple):
+    """The tiles of n maps of h x w."""
+
+    n: int
+    h: int
+    w: int
+
+    @property
+    def all(self) -> int:
+        """How many there are."""
+        return self.n * ((self.h + 1) // 2) * ((self.w + 1) // 2)
+
+    def share(self, most: int | None = None) -> int:
+        """Return how many make a block: no more than this, and each thread has a block."""
+        each = max(1, -(-self.all // torch.get_num_threads()))
+        return each if most is None else min(most, each)
+
+    def blocks(self, size: int) -> list[_Span]:
+        """Return the first tile of each block, and how many there are in it."""
+        return [(first, min(size, self.all - first)) for first in range(0, self.all, size)]
+
+
+class _Conv(torch.autograd.Function):
+    """The convolution of x [n, c, h, w], with a bias or without."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
+        u = _folded(filters)
+        ctx.save_for_backward(x, filters, u, *([] if bias is None else [bias]))
+        return _apply(x, u.transpose(1, 2), bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, filters, u, *bias = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *with_graph(_plainly, (x, filters, *bias), dy), *[None] * (1 - len(bias))
+        dy, asked = dy.contiguous(memory_format=torch.channels_last), ctx.needs_input_grad
+        dx = _apply(dy, u, None, turned=True) if asked[0] else None
+        by_filters = _by_filters(x, dy) if asked[1] else None
+        return dx, by_filters, dy.sum((0, 2, 3)) if bias and asked[2] else None
+
+
+def _plainly(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.conv2d(x, filters, bias, padding=1)
+
+
+def _folded(filters: Tensor) -> Tensor:
+    """Return G g G^T of the filters [f, c, 3, 3], as [16, f, c]."""
+    f, c = filters.shape[:2]
+    u = empty(16, f, c)
+    _groups("filters", f * c, filters, u)
+    return u
+
+
+def _apply(x: Tensor, u: Tensor, bias: Tensor | None, *, turned: bool = False) -> Tensor:
+    """Return the maps [n, f, h, w] that filters [16, c, f] make of x, channels last.
+
+    `turned` is for filters [16, f, c] of the way there, to go the way back.
+    """
+    (n, c, h, w), f, turn = x.shape, u.shape[2], int(turned)
+    y, tiles = empty(n, h, w, f), _Tiles(n, h, w)
+    added = 0 if bias is None else bias.data_ptr()
+    if ours(c, f):
+        size, kernel, right = tiles.share(), library().fedshot_tiles, packed(u)
+
+        def work(spans: Sequence[_Span]) -> None:
+            room = _small_room(c + f)
+            for first, count in spans:
+                sizes = (first, first + count, _SMALL, h, w, c, f, turn)
+                kernel(x.data_ptr(), right.data_ptr(), added, *sizes, room.data_ptr(), y.data_ptr())
+
+    else:
+        size, kernel = tiles.share(_BLOCK // max(c, f)), library().fedshot_winograd_out
+
+        def work(spans: Sequence[_Span]) -> None:
+            before, after = _room(size, c), _room(size, f)
+            for first, count in spans:
+                v, m = before[:, :count], after[:, :count]
+                _transform("in", x, first, v, turn)
+                torch.bmm(v, u, out=m)
+                sizes = (first, h, w, f, m.stride(0), turn)
+                kernel(m.data_ptr(), added, 0, count, *sizes, y.data_ptr())
+
+    in_threads(work, tiles.blocks(size))
+    return y.permute(0, 3, 1, 2)
+
+
+def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
+    """Return the derivative by the filters [f, c, 3, 3], dy [n, f, h, w] being that by the maps."""
+    (n, c, h, w), f = x.shape, dy.shape[1]
+    tiles = _Tiles(n, h, w)
+    if ours(c, f):
+        size, kernel = tiles.share(), library().fedshot_tiles_by_filters
+
+        def work(spans: Sequence[_Span]) -> Tensor:
+            room, du = _small_room(c + f), empty(16, f, c)
+            for first, count in spans:
+                sizes = (first, first + count, _SMALL, h, w, c, f, (first, count) != spans[0])
+                kernel(x.data_ptr(), dy.data_ptr(), *sizes, room.data_ptr(), du.data_ptr())
+            return du
+
+    else:
+        size = tiles.share(max(_BLOCK // max(c, f), _LONG))
+
+        def work(spans: Sequence[_Span]) -> Tensor:
+            before, after, du = _room(size, c), _room(size, f), empty(16, f, c)
+            for first, count in spans:
+                v, m = before[:, :count], after[:, :count]
+                _transform("in", x, first, v, 0)
+                _transform("back", dy, first, m)
+                beta = float((first, count) != spans[0])
+                torch.baddbmm(du, m.transpose(1, 2), v, beta=beta, out=du)
+            return du
+
+    du, *more = in_threads(work, tiles.blocks(size))
+    for other in more:
+        du += other
+    found = empty(f, c, 3, 3)
+    _groups("unfold", f * c, du, found)
+    return found
+
+
+def _groups(name: str, filters: int, given: Tensor, found: Tensor) -> None:
+    """Transform filters, which are taken in groups of 16."""
+    kernel, n = getattr(library(), f"fedshot_winograd_{name}"), filters // _GROUP
+    shared(n, kernel, [given.data_ptr()], [filters], [found.data_ptr()], numbers=16 * filters)
+
+
+def _transform(name: str, x: Tensor, first: int, room: Tensor, *rest: int) -> None:
+    """Fill the room [16, tiles, c] with transformed tiles of the maps x from the first on."""
+    kernel, (_, c, h, w) = getattr(library(), f"fedshot_winograd_{name}"), x.shape
+    sizes = (first, h, w, c, room.stride(0), *rest)
+    kernel(x.data_ptr(), 0, room.shape[1], *sizes, room.data_ptr())
+
+
+def _room(tiles: int, c: int) -> Tensor:
+    """Return memory [16, tiles, c]; places that were a power of 2 apart would share cache lines."""
+    apart = tiles * c + _GAP
+    return empty(16 * apart).as_strided((16, tiles, c), (apart, c, 1))
+
+
+def _small_room(c: int) -> Tensor:
+    """Return memory for both sides of the products of `tiles.c`, of c channels together."""
+    return empty(16 * (_SMALL * c + 2 * _GAP))

@@ -1,0 +1,1 @@
+"""Backbones and the layers they are made of."""

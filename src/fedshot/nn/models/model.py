@@ -1,0 +1,188 @@
+"""A model: a backbone, an optional head, and how images or words become numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.heads import Head
+from fedshot.nn.models.backbones import Backbone
+from fedshot.nn.models.mode import Mode
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+NormPolicy = Literal["running", "support", "transductive", "group"]
+NORM_POLICIES = get_args(NormPolicy)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A backbone, an optional head, and how images or words become numbers.
+
+    `shape` is (height, width, channels) for images. For texts it is (longest length, d), and
+    `table` [V, d] holds the frozen word vectors, row 0 for padding. `norm_policy` says which
+    batch-norm statistics a test uses: "running" those of training, "support" those of the support
+    set, "transductive" those of the query batch. Where a group of clients holds the support,
+    "group" is one set of statistics for all of them, and "support" a client's own for its queries;
+    elsewhere the two are the same. Parameters are `{"body": ..., "head": ...}`,
+    without "head" when there is none; statistics hold tensors only, and are `{}` unless the policy
+    is "running". With `bf16` a backbone's convolutions and matrix products run in bfloat16 (not the
+    first block of a Conv4 where `stem.py` takes it) and all else in `dtype`, parameters and
+    features included.
+    """
+
+    backbone: Backbone
+    head: Head | None
+    shape: tuple[int, ...]
+    norm_policy: NormPolicy = "running"
+    dtype: Literal["float32", "float64"] = "float32"
+    pixel_mean: float = 0.5
+    pixel_std: float = 0.5
+    bf16: bool = False
+    table: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_kind()
+        check_word("norm_policy", self.norm_policy, NORM_POLICIES)
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
+        if self.bf16 and (self.dtype != "float32" or self.table is not None):
+            raise ConfigError(
+                "bf16 is for images in float32: bfloat16 keeps 8 bits of a number, which float64 "
+                "is there to avoid, and recurrent nets are not quicker with it. Leave it off."
+            )
+        if not 0 < self.pixel_std < math.inf:
+            raise ConfigError(f"pixel_std is {self.pixel_std}; expected a finite number above 0.")
+        if not math.isfinite(self.pixel_mean):
+            raise ConfigError(f"pixel_mean is {self.pixel_mean}; expected a finite number.")
+
+    def _check_kind(self) -> None:
+        """Refuse a shape, a table or a backbone that is for the other kind of data."""
+        given = "images" if self.table is None else "text"
+        names = "(height, width, channels)" if given == "images" else "(longest length, d)"
+        if len(self.shape) != (3 if given == "images" else 2) or min(self.shape) < 1:
+            raise ConfigError(f"shape is {self.shape}; expected {names}.")
+        if self.table is not None and (self.table.ndim != 2 or len(self.table.T) != self.shape[1]):
+            raise ConfigError(
+                f"table is {list(self.table.shape)}; expected word vectors [V, {self.shape[1]}]."
+            )
+        takes = getattr(self.backbone, "takes", "images")
+        if takes != given:
+            raise ConfigError(
+                f"{type(self.backbone).__name__} takes {takes}, and the data are {given}. Choose a "
+                f"model.backbone for {given}, or other data."
+            )
+
+    @property
+    def by_support(self) -> bool:
+        """Whether a test goes by the batch-norm statistics of its support."""
+        return self.norm_policy in ("support", "group")
+
+    @property
+    def out_features(self) -> int:
+        """The length of a feature row."""
+        return self.backbone.out_features(self.shape)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of parameters and features."""
+        return _DTYPES[self.dtype]
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Draw (parameters, statistics). The body does not depend on the head."""
+        body, stats = self.backbone.init(key.at("body"), self.shape, self.torch_dtype)
+        params: dict[str, Tree] = {"body": body}
+        if self.head is not None:
+            params["head"] = self.head.init(key.at("head"), self.out_features, self.torch_dtype)
+        return params, stats if self.norm_policy == "running" else {}
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return the numbers that the backbone takes.
+
+        Of images, uint8 [n, H, W, C]: (x / 255 - pixel_mean) / pixel_std as float [n, C, H, W]. The
+        memory stays channels-last, which is both free and the quicker form for convolutions.
+
+        Of texts, int32 [n, L]: float [n, L, d + 1], word vectors and then a column that is 1 for a
+        word, known or not, and 0 for padding.
+        """
+        if self.table is not None:
+            if x.dtype != torch.int32 or x.ndim != 2:
+                raise ConfigError(
+                    f"texts are {x.dtype} of shape {list(x.shape)}; this model takes int32 of "
+                    "shape [n, L]."
+                )
+            return F.embedding(x, self._words(x.device))
+        if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.shape:
+            raise ConfigError(
+                f"images are {x.dtype} of shape {list(x.shape)}; this model takes uint8 of shape "
+                f"[n, {', '.join(map(str, self.shape))}]. Set `shape` to that of the data."
+            )
+        x = x.permute(0, 3, 1, 2).to(self.torch_dtype)
+        return x.mul_(1.0 / (255.0 * self.pixel_std)).sub_(self.pixel_mean / self.pixel_std)
+
+    def _words(self, device: torch.device) -> Tensor:
+        """Return the table with the column that tells words from padding: one lookup has both."""
+        if device not in self._tables:
+            self._tables[device] = self._with_mask().to(device)
+        return self._tables[device]
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def _with_mask(self) -> Tensor:
+        assert self.table is not None
+        real = torch.ones(len(self.table), 1)
+        real[0] = 0
+        return torch.cat([self.table, real], dim=1).to(self.torch_dtype)
+
+    def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features [n, out_features], statistics) of images or texts.
+
+        `x` is uint8 [n, H, W, C] or int32 [n, L], or what `prepare` made of it.
+        """
+        if not x.is_floating_point():
+            x = self.prepare(x)
+        elif self.table is not None:
+            if x.ndim != 3 or x.shape[2] != self.shape[1] + 1:
+                raise ConfigError(
+                    f"prepared texts have shape {list(x.shape)}; this model takes float of shape "
+                    f"[n, L, {self.shape[1] + 1}]."
+                )
+        else:
+            height, width, channels = self.shape
+            if tuple(x.shape[1:]) != (channels, height, width):
+                raise ConfigError(
+                    f"prepared images have shape {list(x.shape)}; this model takes float of shape "
+                    f"[n, {channels}, {height}, {width}]. Set `shape` to that of the data."
+                )
+        if not self.bf16:
+            return self.backbone.apply(params["body"], stats, x, mode)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            h, stats = self.backbone.apply(params["body"], stats, x, mode)
+        return h.to(self.torch_dtype), tree.map(lambda leaf: leaf.to(self.torch_dtype), stats)
+
+    def logits(self, params: Tree, h: Tensor) -> Tensor:
+        """Return logits [n, way] of features, through the head."""
+        if self.head is None:
+            raise ConfigError(
+                "this model has no head, so it gives no logits. Set `head` (linear, two_layer or "
+                "cosine), or classify with fedshot.nn.prototypes.prototype_logits."
+            )
+        return self.head.logits(params["head"], h)
+
+
+def count_parameters(params: Tree) -> int:
+    """Return how many numbers the tree holds."""
+    return sum(leaf.numel() for leaf in tree.leaves(params))

@@ -1,0 +1,159 @@
+"""Text backbones: a GRU and a bidirectional LSTM over word vectors.
+
+Sources: FedFSL reads texts with a GRU of 128 and keeps its last state; F2L (Wang et al. 2023,
+C.1.1) has "a biLSTM with 50 units". Departures: F2L does not say whether 50 is per direction or
+how states become one feature row. It is per direction here, so that 100 features divide by the 4
+heads of its Transformer, and the pooling is an option.
+
+Word vectors are frozen and come with the data; see `Backbone` for the form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.nn.models.cells import GRU_GATES, LSTM_GATES
+from fedshot.nn.models.layers import Shape, init_uniform, linear
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.recurrence import Kernel, bilstm, gru, init_recurrence, words_and_mask
+
+
+@dataclass(frozen=True)
+class GRU:
+    """One GRU layer; the features are its state after the last word.
+
+    There is no batch norm, so all batch-norm policies do the same, and no dropout.
+
+    Args:
+        hidden: number of features.
+        kernel: "fused" for torch's, "cell" for `vmap` and for second derivatives on a GPU. The
+            fused one cannot be vmapped because it reads the lengths of the texts on the host.
+    """
+
+    takes: ClassVar[Literal["text"]] = "text"
+    norm_policies: ClassVar[tuple[str, ...]] = ("running",)
+
+    hidden: int = 128
+    kernel: Kernel = "fused"
+
+    def __post_init__(self) -> None:
+        _check_hidden(self.hidden)
+        check_word("kernel", self.kernel, ("fused", "cell"))
+
+    @property
+    def vmappable(self) -> bool:
+        """Only the cells are."""
+        return self.kernel == "cell"
+
+    def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw `forward` for texts of shape (words, vector length); there are no statistics."""
+        at = key.at("forward")
+        return {"forward": init_recurrence(at, shape[-1], self.hidden, GRU_GATES, dtype)}, {}
+
+    def out_features(self, shape: Shape) -> int:
+        """Return the width of the state."""
+        del shape
+        return self.hidden
+
+    def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features, statistics unchanged) of texts x [n, L, d + 1]."""
+        del mode
+        p = params["forward"]
+        words, mask = words_and_mask(x, p["input"]["weight"].shape[1])
+        return gru(p, words, mask, self.kernel), stats
+
+
+@dataclass(frozen=True)
+class BiLSTM:
+    """One LSTM layer in each direction, pooled over the words.
+
+    There is no batch norm, so all batch-norm policies do the same, and no dropout.
+
+    Args:
+        hidden: units per direction; there are twice as many features.
+        pooling: "last" takes the state of each direction after its last step, "mean" averages the
+            states of the words, "attention" averages them with weights
+            softmax_t(v . tanh(W h_t + b)).
+        attention: rows of W.
+        kernel: "fused" for torch's, "cell" for `vmap` and for second derivatives on a GPU. The
+            fused one cannot be vmapped because it reads the lengths of the texts on the host.
+    """
+
+    takes: ClassVar[Literal["text"]] = "text"
+    norm_policies: ClassVar[tuple[str, ...]] = ("running",)
+
+    hidden: int = 50
+    pooling: Literal["last", "mean", "attention"] = "last"
+    attention: int = 64
+    kernel: Kernel = "fused"
+
+    def __post_init__(self) -> None:
+        _check_hidden(self.hidden)
+        check_word("pooling", self.pooling, ("last", "mean", "attention"))
+        if self.attention < 1:
+            raise ConfigError(f"attention is {self.attention}; expected a width of at least 1.")
+        check_word("kernel", self.kernel, ("fused", "cell"))
+
+    @property
+    def vmappable(self) -> bool:
+        """Only the cells are."""
+        return self.kernel == "cell"
+
+    def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw `forward`, `backward` and, for that pooling, `attention`; no statistics."""
+        params: dict[str, Tree] = {
+            name: init_recurrence(key.at(name), shape[-1], self.hidden, LSTM_GATES, dtype)
+            for name in ("forward", "backward")
+        }
+        if self.pooling == "attention":
+            params["attention"] = _init_attention(
+                key.at("attention"), 2 * self.hidden, self.attention, dtype
+            )
+        return params, {}
+
+    def out_features(self, shape: Shape) -> int:
+        """Return the width of both states."""
+        del shape
+        return 2 * self.hidden
+
+    def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features, statistics unchanged) of texts x [n, L, d + 1]."""
+        del mode
+        words, mask = words_and_mask(x, params["forward"]["input"]["weight"].shape[1])
+        states, last = bilstm(params, words, mask, self.kernel)
+        if self.pooling == "last":
+            return last, stats
+        mask = mask[:, : states.shape[1]]
+        if self.pooling == "mean":
+            weights = mask / mask.sum(1, keepdim=True).clamp_min(1.0)
+        else:
+            weights = _attend(params["attention"], states, mask)
+        return (states * weights[..., None]).sum(1), stats
+
+
+def _init_attention(key: Key, n_in: int, width: int, dtype: torch.dtype) -> Tree:
+    """Draw the projection and the score; a bias of the score would cancel in the softmax."""
+    project = init_uniform(key.at("project"), n_in, width, 1.0 / math.sqrt(n_in), dtype)
+    score = init_uniform(key.at("score"), width, 1, 1.0 / math.sqrt(width), dtype)
+    return {"project": project, "score": {"weight": score["weight"]}}
+
+
+def _attend(p: Tree, states: Tensor, mask: Tensor) -> Tensor:
+    """Return weights [n, L]: 0 on padding, sums of 1, or of 0 for an empty text."""
+    scores = torch.tanh(linear(p["project"], states)) @ p["score"]["weight"][0]
+    # The lowest number in place of minus infinity: a row of the latter has no softmax.
+    scores = torch.where(mask > 0, scores, torch.finfo(scores.dtype).min)
+    return torch.softmax(scores, -1) * mask
+
+
+def _check_hidden(hidden: int) -> None:
+    if hidden < 1:
+        raise ConfigError(f"hidden is {hidden}; expected a width of at least 1.")

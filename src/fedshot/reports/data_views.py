@@ -1,0 +1,194 @@
+"""What a run's folder alone does not tell: who holds what, and where its model puts new classes.
+
+Needs the data, and for the map a checkpoint; without them the page says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedshot.config.load import Config
+from fedshot.core import tree
+from fedshot.core.errors import CheckpointError, FedshotError
+from fedshot.core.machine import arithmetic
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.dataset import Ints
+from fedshot.data.episodes.episode import examples
+from fedshot.nn.models.mode import Mode
+from fedshot.runs import run_folder
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import Arrangement, Setting
+from fedshot.runs.relocate import check_here, on_this_machine
+
+_CLIENTS = 40  # rows of the picture of who holds what
+_CLASSES, _EACH = 7, 40  # of the map: as many classes as there are colours, examples of each
+_DIGITS = 4  # of a coordinate
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """How many examples of each base class each client has: `table` [clients, classes]."""
+
+    clients: tuple[int, ...]
+    classes: tuple[str, ...]
+    table: tuple[tuple[int, ...], ...]
+    total: int  # clients, those that are not shown included
+
+
+@dataclass(frozen=True)
+class Map:
+    """Novel examples by class in two dimensions.
+
+    `shares` are the parts of the variance that the two principal axes have; None where the axes are
+    the model's two features. Where `users` were split, clients may train on the classes, too.
+    """
+
+    points: Mapping[str, tuple[tuple[float, float], ...]]
+    classes: int  # novel classes, those that are not shown included
+    shares: tuple[float, float] | None
+    users: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """Holdings and map of a run, or why there is none, and what is to be said of its data."""
+
+    holdings: Holdings | str
+    map: Map | str
+    note: str = ""
+
+
+def look(folder: Path, data_dir: str | None = None) -> Look:
+    """Load a run's data and chosen model and look at them; nothing of the run is changed."""
+    try:
+        config = Config.of(on_this_machine(run_folder.written(folder)))
+        setting = Setting(config, data_dir)
+    except FedshotError as error:
+        return Look(str(error), str(error))
+    held = holdings(setting)
+    note = f"{setting.dataset.name}: {setting.copies}" if setting.copies.identical else ""
+    try:
+        return Look(held, _mapped(setting, _chosen(setting, folder)), note)
+    except FedshotError as error:
+        return Look(held, str(error), note)
+
+
+def holdings(arrangement: Arrangement) -> Holdings:
+    """Count each client's examples of each base class that anybody holds."""
+    data, parts = arrangement.dataset, arrangement.deal.train
+    held = np.unique(data.y[parts.indices]).tolist()
+    shown = range(min(len(parts), _CLIENTS))
+    counts = (np.bincount(data.y[parts[k]], minlength=data.n_classes)[held] for k in shown)
+    return Holdings(
+        tuple(shown),
+        tuple(data.class_names[c] for c in held),
+        tuple(tuple(row.tolist()) for row in counts),
+        len(parts),
+    )
+
+
+def novel_map(run: Experiment) -> Map | str:
+    """Return where the chosen round's features put novel examples, or why there is no such place.
+
+    Principal axes are those of the examples shown. A method whose models stay with the clients has
+    no features of its own.
+    """
+    return _mapped(run.setting, run.chosen())
+
+
+def _chosen(setting: Setting, folder: Path) -> Tree:
+    """Return the server's state after the chosen round, which another kind of device may have made.
+
+    Raises CheckpointError when there is none, or one of another run or of other data.
+    """
+    checkpoints = run_folder.checkpoints(folder)
+    rounds = checkpoints.rounds()
+    if not rounds:
+        raise CheckpointError(f"{folder} has no checkpoint yet.")
+    notes = checkpoints.notes(rounds[-1])
+    check_here(folder, notes, setting.config)
+    if notes["dataset"] != setting.dataset.digest:
+        raise CheckpointError(
+            f"{folder} was trained on other data: the hash of dataset {setting.dataset.name!r} "
+            "differs. Put the data back."
+        )
+    first = setting.method.init(setting.key.at("init"))
+    return checkpoints.read(notes["best"][0], first)[0]
+
+
+def _mapped(setting: Setting, server: Tree) -> Map | str:
+    if setting.own_tests:
+        return "there are no novel classes: clients are tested on images of their own"
+    model = getattr(setting.method, "model", None)
+    body = _body(server)
+    if model is None or body is None:
+        return "the server has no single encoder: models stay with, or belong to, the clients"
+    params, stats = model.init(Key(0))
+    if (found := tree.difference(params["body"], body)) is not None:
+        return f"the server's encoder is not the model's: {found}"
+    rows = _some(setting.dataset.y, setting.rows.novel)
+    x = examples(setting.dataset, np.concatenate(list(rows.values())))
+    kept = getattr(server, "stats", stats) if model.norm_policy == "running" else stats
+    mode = Mode(norm="given" if model.norm_policy == "running" else "batch")
+    with torch.no_grad(), arithmetic(1):
+        h, _ = model.features({**params, "body": body}, kept, x, mode)
+    if not bool(torch.isfinite(h).all()):
+        return "the features are not finite: training diverged"
+    places, shares = _flat(h.double().numpy())
+    parts = np.split(places, np.cumsum([len(r) for r in rows.values()])[:-1])
+    names = setting.dataset.class_names
+    points = {
+        names[c]: tuple((x, y) for x, y in np.round(part, _DIGITS).tolist())
+        for c, part in zip(rows, parts, strict=True)
+    }
+    novel = len(np.unique(setting.dataset.y[setting.rows.novel]))
+    return Map(points, novel, shares, users=setting.split is None)
+
+
+def _body(server: Any) -> Tree | None:
+    """Return the server's encoder, where its state has one."""
+    fields = server._asdict() if hasattr(server, "_asdict") else server
+    if not isinstance(fields, Mapping):
+        return None
+    if "body" in fields:
+        found: Tree = fields["body"]
+        return found
+    # With learned steps the model lies beside them; a start alone is what clients began with.
+    names = ("theta", "w", "phi", *(("start",) if "alpha" in fields else ()))
+    inner = next((name for name in names if name in fields), None)
+    return None if inner is None else _body(fields[inner])
+
+
+def _some(y: Ints, novel: Ints) -> dict[int, Ints]:
+    """Return rows of novel classes, spread over classes and over each class's examples."""
+    classes = np.unique(y[novel])
+    chosen = classes[_spread(len(classes), _CLASSES)]
+    every = {int(c): novel[y[novel] == c] for c in chosen}
+    return {c: rows[_spread(len(rows), _EACH)] for c, rows in every.items()}
+
+
+def _spread(n: int, most: int) -> Ints:
+    return np.linspace(0, n - 1, min(n, most)).round().astype(np.int64)
+
+
+def _flat(
+    h: np.ndarray[Any, np.dtype[np.float64]],
+) -> tuple[np.ndarray[Any, np.dtype[np.float64]], tuple[float, float] | None]:
+    """Return points [n, 2] on the principal axes of h [n, d], and the axes' shares of variance."""
+    if h.shape[1] == 2:
+        return h, None
+    h = h - h.mean(axis=0)
+    u, s, v = np.linalg.svd(h, full_matrices=False)
+    if len(s) < 2:
+        return np.pad(u * s, ((0, 0), (0, 2 - len(s)))), (1.0, 0.0)
+    # The sign of an axis is free; fixed so that one run has one picture.
+    signs = np.sign(v[np.arange(2), np.abs(v[:2]).argmax(axis=1)])
+    total = float((s**2).sum()) or 1.0
+    return u[:, :2] * (s[:2] * signs), (float(s[0] ** 2) / total, float(s[1] ** 2) / total)

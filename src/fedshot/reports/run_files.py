@@ -1,0 +1,275 @@
+"""A run as it lies on disk: what was asked for, what happened each round, and what came of it."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypeAlias
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from fedshot.config.registry import difference
+from fedshot.config.settings import Settings
+from fedshot.core import records
+from fedshot.core.errors import CheckpointError, as_path
+from fedshot.core.records import Whole
+from fedshot.core.text import joined, printable
+from fedshot.fleets.meter import LedgerLine
+from fedshot.runs import dataset_info, run_folder
+from fedshot.runs.recorder import ENVIRONMENT, Recorder, Round, changed, read_environment
+from fedshot.runs.test_protocol import Result, Terms
+
+_LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
+
+
+_Several: TypeAlias = Annotated[list[Any], Field(min_length=1)]
+
+
+class _Data(TypedDict):
+    name: str
+    digest: str
+
+
+class _Split(TypedDict):
+    random: NotRequired[_Several | None]
+    users: NotRequired[_Several | None]
+
+
+class _Method(TypedDict):
+    name: NotRequired[str]
+
+
+class _RunOptions(TypedDict):
+    rounds: NotRequired[Round]
+
+
+class _Test(TypedDict):
+    way: NotRequired[Whole | _Several | None]
+    shot: NotRequired[Whole | None]
+
+
+class _Settings(TypedDict):
+    """What a report relies on in a configuration, whose names may be of another version."""
+
+    name: NotRequired[str]
+    seed: NotRequired[int]
+    split: NotRequired[_Split | None]
+    method: NotRequired[_Method]
+    run: NotRequired[_RunOptions]
+    test: NotRequired[_Test | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, read whole; nothing here can start or change it.
+
+    Args:
+        label: what tables and figures call it.
+        folder: where it lives.
+        settings: the whole configuration, defaults included.
+        records: one for each round, as in metrics.jsonl.
+        result: as in result.json; None while the run is unfinished.
+        environment: the versions and the machine, and below "resumed" how it went on otherwise.
+        ledger: bytes and messages by phase, work, direction and part, as in ledger.json; those of
+            the test, which result.json has, are of phase "test".
+    """
+
+    label: str
+    folder: Path
+    settings: dict[str, Any]
+    records: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    environment: dict[str, Any]
+    ledger: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path | str, label: str | None = None) -> Run:
+        """Read a run's folder.
+
+        Raises:
+            CheckpointError: the folder holds no run, or a file of it is damaged.
+        """
+        folder = as_path("folder", folder)
+        run_folder.check(folder)
+        settings = run_folder.written(folder)
+        records.check(settings, _Settings, folder / run_folder.CONFIG)
+        result = _result(folder / run_folder.RESULT, settings)
+        return cls(
+            label=label or str(settings.get("name", folder.name)),
+            folder=folder,
+            settings=settings,
+            records=Recorder(folder).records(),
+            result=result,
+            environment=read_environment(folder),
+            ledger=_ledger(folder / "ledger.json", result),
+        )
+
+    @property
+    def seed(self) -> int:
+        """The seed of training."""
+        return int(self.settings.get("seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """The last complete round."""
+        return int(self.records[-1]["round"]) if self.records else 0
+
+    @property
+    def planned(self) -> int:
+        """The rounds that were asked for."""
+        return int(self.settings.get("run", {}).get("rounds", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, evaluation not counted."""
+        return sum(float(record["seconds"]) for record in self.records)
+
+    @property
+    def test(self) -> dict[str, Any]:
+        """The test score. Raises CheckpointError when the run is unfinished."""
+        if self.result is None:
+            raise CheckpointError(
+                f"{self.folder} has no result: it stands at round {self.rounds} of "
+                f"{self.planned}. Resume it, or leave it out of the comparison."
+            )
+        return dict(self.result["test"])
+
+    def bytes(self, direction: str) -> int:
+        """Bytes sent ("down") or received ("up") for training, all clients together."""
+        last = self.result or (self.records[-1] if self.records else {})
+        return int(last.get(f"bytes_{direction}", 0))
+
+    @property
+    def data(self) -> tuple[str, str]:
+        """The name of its data set, and the hash of the content; "" for a run that kept none."""
+        path = self.folder / dataset_info.FILE
+        if not path.exists():
+            return str(self.settings.get("data", {}).get("name", "")), ""
+        told = records.read(path, _Data)
+        return told["name"], told["digest"]
+
+    @property
+    def tested(self) -> Terms:
+        """What the test asks, as far as settings and result tell."""
+        return Terms.of(self.settings, self.result)
+
+    def differs(self, other: Run) -> str | None:
+        """Say in what two runs differ, names and seeds aside; None in nothing.
+
+        That is a setting, or the file of a method of one's own: another file is another method.
+        """
+        found = difference(_shared(self.settings), _shared(other.settings))
+        if found is None and self._method_files != other._method_files:
+            files = (printable(joined(run._method_files) or "no file") for run in (self, other))
+            found = f"the file of their method was {' in one and '.join(files)} in the other"
+        return found
+
+    @property
+    def _method_files(self) -> list[str]:
+        """The names and hashes of the method's files that trained the run, each once."""
+        later = [one["environment"] for one in self._resumed]
+        every = [one.get("method_file", "") for one in (self.begun_with, *later)]
+        return list(dict.fromkeys(filter(None, every)))
+
+    @property
+    def begun_with(self) -> dict[str, Any]:
+        """The versions and the machine before round 1."""
+        return {key: value for key, value in self.environment.items() if key != "resumed"}
+
+    @property
+    def _resumed(self) -> list[dict[str, Any]]:
+        return list(self.environment.get("resumed", []))
+
+    def turns(self) -> list[tuple[int, str]]:
+        """Return after which rounds the run went on otherwise, and what is other since."""
+        found, before = [], self.begun_with
+        for one in self._resumed:
+            now = {**before, **one["environment"]}
+            settings = [one["settings"]] if "settings" in one else []
+            others = changed(before, now) if before else [f"{ENVIRONMENT} was lost"]
+            if settings or others:
+                found.append((one["after_round"], "; ".join([*settings, *others])))
+            before = now
+        return found
+
+
+Groups: TypeAlias = Mapping[str, Sequence[Run]]
+"""Runs by the label of their method; those of one label are seeds of one thing."""
+
+
+def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return runs that differ in nothing but name and seed, under a label of their own.
+
+    A run alone keeps its label; seeds have what their labels begin with in common.
+    """
+    found: list[list[Run]] = []
+    for run in runs:
+        mine = next((group for group in found if _seed_of(run, group)), None)
+        if mine is None:
+            found.append([run])
+        else:
+            mine.append(run)
+    return _labelled(found)
+
+
+def apart(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return every run under a label of its own."""
+    return _labelled([[run] for run in runs])
+
+
+def _labelled(groups: Iterable[list[Run]]) -> dict[str, list[Run]]:
+    labels: dict[str, list[Run]] = {}
+    for group in groups:
+        label, n = _label(group), 2
+        while label in labels:
+            label, n = f"{_label(group)} ({n})", n + 1
+        labels[label] = group
+    return labels
+
+
+def _seed_of(run: Run, group: Sequence[Run]) -> bool:
+    first = group[0]
+    tested = [(one.result or {}).get("test", {}).get("tasks") for one in (run, first)]
+    return (
+        first.differs(run) is None
+        and tested[0] == tested[1]
+        and run.seed not in [other.seed for other in group]
+    )
+
+
+def _label(group: Sequence[Run]) -> str:
+    first = group[0]
+    if len(group) == 1:
+        return first.label
+    start = os.path.commonprefix([run.label for run in group])  # noqa: RUF071  (letters)
+    return start.rstrip("-_ ,.") or str(first.settings.get("method", {}).get("name", first.label))
+
+
+def _shared(settings: Settings) -> Settings:
+    return {key: value for key, value in settings.items() if key not in ("name", "seed")}
+
+
+def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
+    """Return what result.json holds; None where there is none, or of fewer rounds than planned."""
+    if not path.exists():
+        return None
+    fix = f"`fedshot resume {path.parent}` writes it anew"
+    found: dict[str, Any] = records.read(path, Result, fix)
+    planned = settings.get("run", {}).get("rounds", 0)
+    return found if found.get("rounds", planned) >= planned else None
+
+
+def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the lines of a ledger and those of the test, in order; none when there is no file."""
+    if not path.exists():
+        return []
+    fix = (
+        f"`fedshot resume {path.parent}` writes it anew where rounds are left; else remove it, and "
+        "the report does without"
+    )
+    lines: list[dict[str, Any]] = records.read(path, list[LedgerLine], fix)
+    asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]
+    return [{key: line[key] for key in _LEDGER} for line in [*lines, *asked]]

@@ -1,0 +1,1 @@
+"""A run: prepared, trained round by round, recorded, checkpointed, and resumed."""

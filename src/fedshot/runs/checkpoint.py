@@ -1,0 +1,117 @@
+"""The server's side of a run on disk, one file a round, and which of them to keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from fedshot.core import records, storage, tree
+from fedshot.core.errors import CheckpointError
+from fedshot.core.records import Whole
+from fedshot.core.tree import Tree
+from fedshot.fleets.meter import LedgerLine
+
+_NAME = re.compile(r"round-(\d{6,})\.safetensors")
+
+
+def _checked_best(best: list[Any]) -> list[Any]:
+    """Return a chosen round and its accuracy. Raises ValueError for anything else."""
+    kinds = [type(value) for value in best]
+    if kinds not in ([int, float], [int, int]) or best[0] < 0:
+        raise ValueError("expected a round and its accuracy")
+    return best
+
+
+class Notes(TypedDict):
+    """What is relied on in the notes of a checkpoint."""
+
+    round: Whole
+    config: dict[str, Any]
+    dataset: str
+    best: Annotated[list[Any], AfterValidator(_checked_best)]
+    ledger: list[LedgerLine]
+    private: str
+
+
+class Checkpoints:
+    """The checkpoints of one run: `round-000010.safetensors`, each whole or absent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that have a checkpoint, in order."""
+        try:
+            names = [path.name for path in self.folder.iterdir()]  # a glob hides what is forbidden
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = map(_NAME.fullmatch, names)
+        return sorted(int(name[1]) for name in found if name)
+
+    def path(self, round: int) -> Path:
+        """Return the file of a round."""
+        return self.folder / f"round-{round:06d}.safetensors"
+
+    def write(self, round: int, server: Tree, notes: Mapping[str, Any]) -> str:
+        """Write a round's checkpoint; return its hash."""
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            storage.flush(self.folder.parent)
+        return storage.write(self.path(round), server, notes, sync=True)
+
+    def read(self, round: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
+        """Return the server's state and the notes.
+
+        Raises CheckpointError when the file is missing, damaged, or not of this method.
+        """
+        flat, notes, _ = self._read(round)
+        try:
+            return tree.rebuild(like, flat), notes
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.path(round)} does not fit the method of this run: {error}. Another version "
+                "of fedshot may have begun it; start the run again under another name."
+            ) from None
+
+    def notes(self, round: int) -> dict[str, Any]:
+        """Return the notes alone. Raises CheckpointError as `read` does."""
+        return self._read(round)[1]
+
+    def hash(self, round: int) -> str:
+        """Return the hash of the content, notes included."""
+        return self._read(round)[2]
+
+    def prune(self, keep: Collection[int]) -> None:
+        """Delete the other checkpoints, and what was left half-written."""
+        for round in set(self.rounds()) - set(keep):
+            self.path(round).unlink()
+        for path in self.folder.glob(f"*{storage.PARTIAL}"):
+            path.unlink()
+
+    def _read(self, round: int) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+        try:
+            found = storage.read(self.path(round))
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. {self._remedy(round)}") from None
+        records.check(found[1], Notes, self.path(round), self._remedy(round).rstrip("."))
+        return found
+
+    def _remedy(self, round: int) -> str:
+        rounds = self.rounds()
+        earlier = [r for r in rounds if r < round]
+        if not rounds:
+            return "The run was stopped before its first checkpoint; resume it first."
+        if rounds[-1] > round:
+            return (
+                "It is the round that validation chose: restore the file from a copy, or run again "
+                "under another name."
+            )
+        if earlier and rounds[-1] == round:
+            return f"Delete it, and the run resumes from round {earlier[-1]}."
+        return "No earlier checkpoint is left; start the run again under another name."

@@ -1,0 +1,522 @@
+"""A run: from a setting to records, checkpoints and a result.
+
+`Experiment.run()` yields one record per round. Stopping is not calling `next`; there are no
+callbacks. Whatever instant a process dies at, `run()` of a new `Experiment` on the same folder goes
+on from the last complete round and ends in the same bits. Opening an experiment changes nothing on
+the disk: a run can be tested while it is under way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedshot import __version__
+from fedshot.config.load import Config
+from fedshot.config.registry import difference, every_difference, watches
+from fedshot.config.schema import Chances, RunOptions, not_honest
+from fedshot.core import tree
+from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
+from fedshot.core.locks import Lock
+from fedshot.core.machine import arithmetic, keep_freed_memory
+from fedshot.core.text import count
+from fedshot.core.tree import Tree
+from fedshot.evaluation.episodic_test import Exam, Look, Score, score
+from fedshot.evaluation.raw_baselines import raw_baselines
+from fedshot.fleets.client_checks import checked_round
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
+from fedshot.fleets.meter import Meter
+from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
+from fedshot.fleets.unreliable import Unreliable, by_chance
+from fedshot.fleets.vectorised import Vectorised
+from fedshot.methods import user_methods as own
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Fleet
+from fedshot.runs import dataset_info, run_folder
+from fedshot.runs.prepare import Setting
+from fedshot.runs.recorder import Record, Recorder
+
+# What may differ between a run and its resumption: how long and how strict, not what is learnt.
+MAY_CHANGE = (
+    "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
+    "run.workers", "run.allocator",
+)  # fmt: skip
+
+# Partitions of another law before checkpoints held the hash of who holds what.
+_DEALT_ANEW = ("dirichlet", "clusters")
+
+
+class Experiment:
+    """A run in a folder.
+
+    Args:
+        setting: what is fixed before round 1.
+        folder: where the run lives; made when the run starts.
+        elsewhere: makes of the fleet on this machine the one that clients are asked by, where they
+            do not live here.
+        keep_looks: keep the checkpoints of all rounds with a look at the validation classes, not
+            of the chosen and the last rounds alone.
+
+    Raises:
+        CheckpointError: the folder holds a run of another configuration or other data, a damaged
+            checkpoint, or records of rounds whose checkpoints are gone.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        folder: Path | str,
+        elsewhere: Callable[[Fleet], Fleet] = lambda here: here,
+        *,
+        keep_looks: bool = False,
+    ) -> None:
+        check_kind("setting", setting, Setting, "Make one with Setting(Config.of(settings)).")
+        folder = as_path("folder", folder)
+        self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
+        self.config, self.method = setting.config, setting.method
+        self.recorder = Recorder(folder)
+        self.checkpoints = run_folder.checkpoints(folder)
+        host = Host(
+            self.method,
+            setting.dataset,
+            setting.deal.train,
+            PrivateStore(folder / "clients"),
+            setting.key.at("clients"),
+            self.config.run.device,
+        )
+        threads = self.config.run.threads
+        assert threads is not None, "the setting has said how many"
+        self._threads = threads
+        self.meter = Meter(elsewhere(fleet_for(host, self.config.run, setting.workers)))
+        self.fleet: Fleet = Guard(self._rehearsed(self.meter))
+        self.server: Tree = self.method.init(setting.key.at("init"))
+        self.round, self.best_round = 0, 0
+        self.baselines: dict[str, Score] = {}  # of the test, once there is a result
+        self._best: Look | None = None
+        self._private = ""
+        self._lock: Lock | None = None
+        self._last_end: float | None = None  # of a round, by the monotonic clock
+        self._started = bool(self.checkpoints.rounds())
+        if self._started:
+            self._read()
+        elif trained := max((r["round"] for r in self.recorder.records()), default=0):
+            raise self._lost(f", and records of {count(trained, 'round')}")
+
+    def run(self) -> Iterator[Record]:
+        """Train the rounds that are left, yielding a record for each.
+
+        Raises BusyError when another process trains in the same folder, or when the folder is
+        deleted on the way, and CheckpointError when more rounds are trained than are asked for.
+        """
+        if self.config.run.allocator == "keep":
+            keep_freed_memory()
+        with self.alone() as self._lock:
+            self.refresh()
+            if self.round > self.config.run.rounds:
+                raise CheckpointError(
+                    f"{self.folder} has trained {count(self.round, 'round')}, and run.rounds is "
+                    f"{self.config.run.rounds}. Set it to {self.round} or more."
+                )
+            self._begin()
+            self._last_end = None
+            if not self._started:
+                with arithmetic(self._threads):
+                    first = self._close(Record(0), 0.0)
+                yield first
+            while self.round < self.config.run.rounds:
+                self.round += 1
+                with arithmetic(self._threads):
+                    record = self._one_round()
+                yield record
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a round to go on from, be it the untrained one."""
+        return self._started
+
+    def alone(self) -> AbstractContextManager[Lock]:
+        """Be the one process that trains in the folder, as `run_folder.alone` has it."""
+        return run_folder.alone(self.folder)
+
+    def notices(self) -> list[str]:
+        """Return what a person should know before a run begins or is gone on with."""
+        found = self.setting.notices()
+        goes_on = self._started and self.round < self.config.run.rounds
+        if goes_on and (changes := self.recorder.changes(self.round, self._environment)):
+            found.append(
+                f"computed in another way than before round {self.round + 1}: "
+                f"{'; '.join(changes)}. The bits may be others from here on."
+            )
+        return found
+
+    def refresh(self) -> None:
+        """Read the last checkpoint if it is not this state: another process may have trained since.
+
+        Raises CheckpointError where what was begun is gone.
+        """
+        held = self.checkpoints.rounds()
+        if self._started and not held:
+            raise self._lost()
+        if held and (not self._started or held[-1] != self.round):
+            self._read()
+            self._started = True
+
+    def result(self) -> Score:
+        """Test the chosen round, and write result.json: the score, its bytes, the raw baselines.
+
+        It is written before the baselines are computed, and again with them.
+        """
+        found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
+        marks = not_honest(self.config.settings)
+        told = {
+            "test": found.to_json(),
+            "rounds": self.round,
+            "round": self.best_round,
+            "chosen_by": self._chosen_by,
+            **self._tested,
+            "bytes_down": self.meter.total("train", "down"),
+            "bytes_up": self.meter.total("train", "up"),
+            "ledger": traffic,
+            "seed": self.config.seed,
+            **({"not_honest": marks} if marks else {}),
+        }
+        self.recorder.write(run_folder.RESULT, told, sync=True)
+        self.baselines = self.raw_baselines(self.setting.test)
+        told["baselines"] = {name: one.to_json() for name, one in self.baselines.items()}
+        self.recorder.write(run_folder.RESULT, told, sync=True)
+        return found
+
+    def raw_baselines(self, exam: Exam) -> dict[str, Score]:
+        """Return the score of each raw baseline on an exam, by name."""
+        with arithmetic(self._threads):
+            return raw_baselines(self.setting.dataset, exam)
+
+    @property
+    def _tested(self) -> dict[str, Any]:
+        """What the test asked: of whose classes, in which shape; own tests have no shot."""
+        own, exam = self.setting.own_tests, self.setting.test
+        ways = [len(exam.classes(u)) for u in range(len(exam))]
+        shot = None if own else self.config.test.shot
+        return {
+            "own": own,
+            "split": "classes" if self.config.split.users is None else "users",
+            "shape": {"way": [min(ways), max(ways)], "shot": shot},
+        }
+
+    @property
+    def _chosen_by(self) -> str:
+        looks = any(record["validation"] for record in self.recorder.records())
+        if self.config.run.choose == "last" or self._judge is None or not looks:
+            return "last round"
+        return "test classes" if self._judge is self.setting.test else "validation"
+
+    @property
+    def _judge(self) -> Exam | None:
+        """What the model sits while it trains, and what may choose the round."""
+        peeks = self.config.run.choose == "best_on_test_classes"
+        return self.setting.test if peeks else self.setting.validation
+
+    def answer(self, exam: Exam) -> Score:
+        """Let the chosen round sit an exam: the best on validation, else the last saved one.
+
+        The run goes on afterwards as if nothing had been asked; its ledger does not count it.
+        Raises CheckpointError when there is no checkpoint of the round.
+        """
+        return self.sit(exam, self.chosen(), self.best_round)
+
+    def chosen(self) -> Tree:
+        """Return the server's state after the chosen round; private states are those of it, too.
+
+        Raises CheckpointError when there is no checkpoint of the round.
+        """
+        if not run_folder.begun(self.folder):
+            raise CheckpointError(
+                f"{self.folder} holds no run yet: no round of it is trained. Go through `run()` of "
+                "this experiment first, as in `for record in experiment.run(): ...`."
+            )
+        server, notes = self.checkpoints.read(self.best_round, self.server)
+        self.fleet.open(self.best_round, notes["private"])
+        return server
+
+    def answer_untrained(self, exam: Exam) -> Score:
+        """Let the method sit an exam with what it starts from: a floor."""
+        return self.sit(exam, self.method.init(self.setting.key.at("init")), -1)
+
+    def sit(self, exam: Exam, server: Tree, round: int) -> Score:
+        """Let a server's state sit an exam as that of a round; the ledger does not count it."""
+        return self._counted(exam, server, round)[0]
+
+    def _counted(self, exam: Exam, server: Tree, round: int) -> tuple[Score, list[dict[str, Any]]]:
+        """Return the score of a server's state, and a ledger of what the exam alone sent."""
+        ledger = self.meter.to_json()
+        self.meter.load_json([])
+        try:
+            with arithmetic(self._threads):
+                found = self._sit(exam, server, round, self._clients(round, "evaluate"))
+            return found, self.meter.to_json()
+        finally:
+            self.meter.load_json(ledger)
+
+    def _rehearsed(self, fleet: Fleet) -> Fleet:
+        trouble = self.config.run.unreliable
+        if trouble == Chances():
+            return fleet
+        key = self.setting.key.at("unreliable")
+        plan = by_chance(key, drop=trouble.drop, delay=trouble.delay, corrupt=trouble.corrupt)
+        return Unreliable(fleet, plan)
+
+    def _one_round(self) -> Record:
+        clients = self._clients(self.round, "train")
+        start, skipped = time.perf_counter(), None
+        metrics: dict[str, float] = {}
+        try:
+            self.server, metrics = checked_round(
+                self.method, self.server, clients, self.setting.key.at("round", self.round)
+            )
+        except QuorumError as error:
+            self.fleet.void(self.round)
+            if self.config.run.below_quorum == "stop":
+                raise
+            skipped = error.told
+        record = Record(
+            self.round, metrics, faults=_faults(clients), skipped=skipped,
+            exchanges=clients.exchanges,
+        )  # fmt: skip
+        return self._close(record, time.perf_counter() - start)
+
+    def _close(self, record: Record, seconds: float) -> Record:
+        """Validate where it is due, and make the round last."""
+        run, round, exam = self.config.run, record.round, self._judge
+        last = round == run.rounds
+        due = round % run.checkpoint_every == 0 or last or round == 0
+        validation, faults = None, record.faults
+        choosing = exam is not None and run.choose != "last"
+        if due and not choosing:
+            self.best_round = round
+        if exam is not None and (round % run.validate_every == 0 or last):
+            clients = self._clients(round, "evaluate")
+            try:
+                validation = self._sit(exam, self.server, round, clients)
+            except QuorumError:  # the round itself counts
+                if run.below_quorum == "stop":
+                    raise
+            faults += _faults(clients)
+            look = Look.of(validation) if validation else None
+            if choosing and (look.beats(self._best) if look else self._best is None):
+                self.best_round, self._best = round, look
+        now, before = time.monotonic(), self._last_end
+        self._last_end = now
+        done = replace(
+            record,
+            faults=faults,
+            validation=validation,
+            best_round=self.best_round,
+            bytes_down=self.meter.total("train", "down"),
+            bytes_up=self.meter.total("train", "up"),
+            seconds=seconds,
+            elapsed=None if before is None else now - before,
+            ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        if self._lock is not None:
+            self._lock.check()  # or two trainings would write to one folder
+        self.recorder.append(done)
+        if due or round == self.best_round or (validation and self._keep_looks):
+            self._save()
+        return done
+
+    def _lost(self, besides: str = "") -> CheckpointError:
+        return CheckpointError(
+            f"{self.checkpoints.folder} holds no checkpoint any more{besides}. Put it back from a "
+            "copy, or start a new run under another name."
+        )
+
+    def _begin(self) -> None:
+        """Take the folder over: drop what lies after the last complete round."""
+        if self.round < self.config.run.rounds:
+            (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # of fewer rounds
+        self.config.write(self.folder / run_folder.CONFIG)
+        if not self._started or not (self.folder / dataset_info.FILE).exists():
+            self.setting.facts().write(self.folder)
+        last = self.round if self._started else -1
+        self.fleet.rewind(last, self._private)
+        self.recorder.rewind(last)
+        self._best = self._best_look() if self._started else None
+        if last < self.config.run.rounds:  # who trains nothing changes nothing
+            self.recorder.note_environment(last, self._environment, self._changed_settings())
+
+    def _changed_settings(self) -> str | None:
+        """Say which settings are others than those of the last checkpoint; None for none.
+
+        The fleet is told as a part of the environment.
+        """
+        if not self._started:
+            return None
+        before = self.checkpoints.notes(self.round)["config"]
+        return every_difference(before, self.config.settings, except_for=["run.fleet"])
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        """What the figures are made with that is the run's own."""
+        mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
+        return mine | own.noted(self.config.settings["method"]["name"])
+
+    def _best_look(self) -> Look | None:
+        """Return the look at the chosen round; None where none was made, or chose.
+
+        Also of an older record that does not say which episodes were answered.
+        """
+        if self._judge is None or self.config.run.choose == "last":
+            return None
+        looks = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
+        best = looks.get(self.best_round)
+        if best is None or "per_episode" not in best:
+            return None
+        if "missing" not in best and best.get("unanswered", 1):
+            return None
+        return Look.from_json(best)
+
+    def _save(self) -> None:
+        held = self.checkpoints.rounds()
+        self.recorder.flush()
+        self._private = self.fleet.seal(self.round, {*held, self.best_round})
+        notes = {
+            "round": self.round,
+            "fedshot": __version__,  # older checkpoints have none: see `check_belongs`
+            "config": self.config.settings,
+            "dataset": self.setting.dataset.digest,
+            "deal": self.setting.deal_digest,
+            "best": [self.best_round, self._best.accuracy if self._best else -1.0],
+            "ledger": self.meter.to_json(),
+            "private": self._private,
+        }
+        self.checkpoints.write(self.round, self.server, notes)
+        self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # the notes have it
+        keep = {self.round, self.best_round, *held[-1:]}
+        if self._keep_looks:  # that of the last round is this one
+            keep |= {round for round in held if round % self.config.run.validate_every == 0}
+        self.checkpoints.prune(keep)
+        self._started = True
+
+    def _read(self) -> None:
+        """Read the last checkpoint; change nothing on the disk."""
+        self.round = self.checkpoints.rounds()[-1]
+        notes = self.checkpoints.notes(self.round)
+        check_belongs(self.folder, notes, self.config)
+        if notes["dataset"] != self.setting.dataset.digest:
+            raise CheckpointError(
+                f"{self.folder} was started on other data: the hash of dataset "
+                f"{self.setting.dataset.name!r} differs. Put the data back, or start a new run."
+            )
+        self._check_classes()
+        self._check_deal(notes.get("deal"))
+        self.server, _ = self.checkpoints.read(self.round, self.server)
+        self.best_round = notes["best"][0]
+        self.meter.load_json(notes["ledger"])
+        self._private = notes["private"]
+        self.fleet.open(self.round, self._private)
+
+    def _check_classes(self) -> None:
+        """Raise CheckpointError where the split means other classes than when the run began.
+
+        A server without training data knows no base classes; these are not compared then.
+        """
+        held = dataset_info.held_classes(self.folder)
+        if held is None:
+            return
+        names = self.setting.dataset.class_names
+        now = dataset_info.classes_of(self.setting.dataset, self.setting.rows)
+        for part, before, after in zip(("base", "validation", "novel"), held, now, strict=True):
+            if before == after or (part == "base" and not (before and after)):
+                continue
+            shown = [
+                ", ".join(map(repr, [names[c] for c in one if c < len(names)][:5]))
+                for one in (before, after)
+            ]
+            raise CheckpointError(
+                f"{self.folder} began with other {part} classes ({shown[0] or 'none'}) than the "
+                f"split means now ({shown[1] or 'none'}): numbers and ranges are names now where "
+                "classes are named by whole numbers. Start a new run; names written out in `split` "
+                "give it the classes of this one."
+            )
+
+    def _check_deal(self, held: str | None) -> None:
+        """Raise CheckpointError unless clients hold what they held; None for what is not known."""
+        kind = self.config.settings["partition"]["name"]
+        goes_on = self.round < self.config.run.rounds
+        deals_test = self.setting.own_tests or self.config.test.pool == "clients"
+        if held is None and kind in _DEALT_ANEW and (goes_on or deals_test):
+            raise CheckpointError(
+                f"{self.folder} was started by an earlier fedshot, whose partition {kind!r} gave "
+                "the last clients more examples than the first: the clients would hold others from "
+                "here on. Start a new run."
+            )
+        if held not in (None, self.setting.deal_digest):
+            raise CheckpointError(
+                f"{self.folder} was started with another partition of its data: the hash of who "
+                "holds what differs. Put the data's split and the version of numpy back, or start "
+                "a new run."
+            )
+
+    def _sit(self, exam: Exam, server: Tree, round: int, clients: Clients) -> Score:
+        key = self.setting.key.at("round", round, "exam")
+        device = self.config.run.device
+        server = tree.to(server, torch.device(device))
+        answers = self.method.evaluate(server, clients, exam.questions.on(device), key)
+        return score(answers, exam, transductive=self.method.transductive)
+
+    def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
+        run, everyone = self.config.run, self.setting.clients
+        alone = phase == "evaluate" and self.config.test.first_client_only
+        return Clients(
+            self.fleet,
+            everyone[:1] if alone else everyone,
+            cohort=run.cohort,
+            quorum=run.quorum if phase == "train" else 0.0,  # the score says what is unanswered
+            round=round,
+            phase=phase,
+        )
+
+
+def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
+    """Return the fleet that a run asks for, with so many workers."""
+    assert run.threads is not None, "the setting has said how many"
+    if run.fleet == "vectorised":
+        return Vectorised(host, run.chunk, workers, run.threads)
+    if workers > 1:
+        return Threads(host, workers, run.threads)
+    return Sequential(host)
+
+
+def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
+    """Raise CheckpointError unless a checkpoint is of a run with this configuration.
+
+    Also where the same settings meant something else when the run was started.
+    """
+    changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
+    if changed:
+        may = sorted({*MAY_CHANGE, *watches(config.settings)})
+        raise CheckpointError(
+            f"{folder} was started with another configuration: {changed}. Put it back, "
+            f"or start a new run under another name. ({', '.join(may)} may change.)"
+        )
+    if "fedshot" not in notes and (meant := config.changed_meaning):
+        raise CheckpointError(
+            f"{folder}: {meant}. This run itself needs the version of fedshot that started it."
+        )
+
+
+def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:
+    return tuple({"client": c, "kind": f.kind, "reason": f.reason} for c, f in clients.faults)
+
+
+__all__ = ["Experiment", "Setting"]

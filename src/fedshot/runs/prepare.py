@@ -1,0 +1,411 @@
+"""What is fixed before round 1: the data, who holds it, the method, the tests.
+
+Everything that cannot work is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from fedshot.config.load import Config
+from fedshot.config.options import told_by_place
+from fedshot.config.schema import RunOptions, not_honest
+from fedshot.core.errors import ConfigError, DataError, check_kind
+from fedshot.core.machine import cores
+from fedshot.core.seeds import Key
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.copies import Copies
+from fedshot.data.dataset import Ints
+from fedshot.data.episodes.episode import Tasks
+from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.row_split import Rows
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.files.places import find_data_dir
+from fedshot.data.partitions.partition import Deal, Partition, unable
+from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.sources.in_memory import InMemory
+from fedshot.data.sources.sent140 import split_users
+from fedshot.evaluation.episodic_test import Exam, ExamOptions
+from fedshot.nn.models.cost import step_flops
+from fedshot.protocol.method import Method, warnings_of, widest_test
+from fedshot.runs.dataset_info import Facts
+
+_BIG = 4 * 10**11  # FLOPs of a step that is given all cores: a second and more on one of them
+_SMALL = 3 * 10**8  # of a step as short as the Python around it, which one thread runs at a time
+
+
+class Arrangement:
+    """The data, its split, and who holds what.
+
+    `rows` are the dataset's rows to train, choose and test on, by `split`, or by user where that is
+    None. `clients` can form an episode; `left_out` cannot, with the reason. Where nothing is novel,
+    clients are tested on images of their own classes, which the partition sets aside: `own_tests`.
+
+    Raises:
+        DataError: the data is missing or too small for what is asked.
+        ConfigError: options that contradict each other.
+    """
+
+    def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        check_kind("config", config, Config, "Make one with Config.of(settings).")
+        self.config = config
+        self.key = Key(config.seed)
+        self._arrange(config, data_dir)
+
+    def _arrange(self, config: Config, data_dir: str | None) -> None:
+        """Load, split and deal."""
+        self.dataset = config.data.load(find_data_dir(data_dir))
+        if isinstance(config.data, InMemory):  # whose hash may be known only now
+            self.config = config = config.with_data(self.dataset)
+        # The test's seed or one of its own, not training's, draws a random split: all training
+        # seeds sit one test.
+        drawn = Key(config.test.seed)
+        splits = drawn if config.split.seed is None else Key(config.split.seed)
+        self.split: ClassSplit | None = None
+        if config.split.users is not None:
+            shares = config.split.users
+            self.rows = Rows(*split_users(self.dataset, shares, splits.at("split")))
+        else:
+            self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
+            self.split.check(self.dataset)
+            self.rows = Rows.of_classes(self.dataset, self.split)
+        # Who holds what is the test, too, where that is the clients' own: one for all seeds.
+        self.own_tests = not len(self.rows.novel)
+        self.deal_key = (drawn if self.own_tests else self.key).at("partition")
+        with told_by_place(config.settings):
+            self.deal: Deal = config.partition.deal(
+                self.dataset, self.rows.base, self.deal_key, config.episode
+            )
+        if self.own_tests:
+            self._check_own_tests()
+        self._check_groups()
+        self.left_out = unable(
+            self.dataset, self.deal.train, config.episode, divides=config.divides
+        )
+        self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+
+    @property
+    def base_classes(self) -> tuple[int, ...]:
+        """The numbers of the classes to train on."""
+        return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
+
+    @cached_property
+    def deal_digest(self) -> str:
+        """The SHA-256 of who holds what in training."""
+        return self.deal.train.digest
+
+    @cached_property
+    def copies(self) -> Copies:
+        """How many examples that train, choose or test are identical to another one."""
+        parts = [self.rows.base, self.rows.validation, self.rows.novel]
+        if self.own_tests:
+            dealt = (self.deal.train, self.deal.validation, self.deal.test)
+            parts = [part.indices for part in dealt if part is not None]
+        return Copies.of(self.dataset, parts)
+
+    def facts(self) -> Facts:
+        """Return what a run keeps of its data."""
+        return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
+
+    def notices(self) -> list[str]:
+        """Return what a person should know before round 1."""
+        found = not_honest(self.config.settings)
+        found += [f"{self.dataset.name}: {remark}" for remark in self.dataset.remarks]
+        if self.copies.identical:
+            found.append(f"{self.dataset.name}: {self.copies}")
+        if self.left_out:
+            found.append(f"left out: {_first(self.left_out)}")
+        if self.left_out and self.config.test.pool == "clients":
+            found.append(
+                "test.pool is 'clients': those left out have no part in the test, and a seed that "
+                "leaves out others sits another test"
+            )
+        if self.own_tests and self.deal.validation is None:
+            found.append("no images are set aside for validation: the last round is tested")
+        asks = self.config.run.choose == "validation"
+        if asks and not self.own_tests and not len(self.rows.validation):
+            found.append("no validation classes: the last round is tested")
+        if not self.own_tests and self.deal.test is not None:
+            held = sum(len(rows) for rows in self.deal.test)
+            found.append(
+                f"the partition sets {held} images aside as the clients' own tests, which have no "
+                "part: the split has novel classes"
+            )
+        return found
+
+    def _check_groups(self) -> None:
+        """Raise ConfigError where groups could not be kept apart."""
+        if self.dataset.groups is None:
+            return
+        dealt = {
+            "partition.name is 'redealt'": isinstance(self.config.partition, Redealt),
+            f"method {self.config.settings['method']['name']!r} divides what a client holds":
+                self.config.divides,
+            "the split has no novel classes, so clients are tested on their own": self.own_tests,
+            f"test.group.clients is {self.config.test.group.clients}":
+                self.config.test.group.clients > 0,
+        }  # fmt: skip
+        for text, met in dealt.items():
+            if met:
+                raise ConfigError(
+                    f"{self.dataset.name} has groups, which are kept on one side of support and "
+                    f"query, and {text}, where they cannot be. Leave the groups out of the data, "
+                    "or choose another method, partition or test."
+                )
+
+    def _check_own_tests(self) -> None:
+        kind = self.config.settings["partition"]["name"]
+        if self.deal.test is None:
+            raise DataError(
+                f"the split has no novel classes, and partition {kind!r} sets no images aside to "
+                "test clients on; name a novel class at least, or set partition.name to "
+                "'pathological' or 'clusters'."
+            )
+        if len(self.rows.validation):
+            raise DataError(
+                "the split has validation classes and no novel ones: clients are tested on images "
+                "of their own classes, and a round is chosen by others of these. Take the classes "
+                "to split.base, and set partition.validation."
+            )
+        test = self.config.test
+        of_episodes = {
+            "test.first_client_only": (test.first_client_only, "true"),
+            "test.pool": (test.pool == "clients", "'clients'"),
+            "test.group.clients": (test.group.clients > 0, str(test.group.clients)),
+        }
+        for option, (used, value) in of_episodes.items():
+            if used:
+                raise ConfigError(
+                    f"{option} is {value}, and the split has no novel classes: every client is "
+                    "tested on images of its own, one question each. Leave the option out, or name "
+                    "novel classes in split.novel."
+                )
+
+
+class Setting(Arrangement):
+    """An arrangement with a method and its tests.
+
+    Raises:
+        DataError, ConfigError: as `Arrangement`, and when method, model or tests do not fit.
+    """
+
+    def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        super().__init__(config, data_dir)
+        config = self.config
+        model = config.model.build(self.dataset)
+        spec = config.episode
+        flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
+        self.config = config = config.with_threads(threads_for(flops, config.run.threads))
+        self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
+        self.method: Method[Any] = config.method(model, self.base_classes, len(self.deal.train))
+        spec.augment.check(self.dataset)
+        if spec.min_way < 2:
+            raise ConfigError(
+                f"episode.way is {spec.way}; with one class every answer is right, and nothing is "
+                "learnt. Expected at least 2."
+            )
+        if config.run.fleet == "vectorised" and not model.backbone.vmappable:
+            kind = config.settings["model"]["backbone"]["name"]
+            raise ConfigError(
+                f"run.fleet is 'vectorised', and {config.settings['method']['name']} with the "
+                f"backbone {kind!r} cannot be stacked: its torch kernel takes the weights of one "
+                "model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
+            )
+        if config.run.fleet == "vectorised" and getattr(self.method, "packs", False):
+            raise ConfigError(
+                "run.fleet is 'vectorised', and with method.l1 'proximal' uploads without their "
+                "zeros differ in size from client to client, which cannot be stacked. Set "
+                "run.fleet to 'threads', or method.l1 to 'subgradient'."
+            )
+        if self._asks_for_novel() and getattr(self.method, "knows_base_alone", False):
+            raise ConfigError(
+                f"method {config.settings['method']['name']!r}{self._by_labels()} tells apart "
+                "classes that it has trained on, and the split has novel ones to test on. Name "
+                "base classes alone in split.base, and set partition.name to 'pathological' or "
+                "'clusters'; or hold users back in place of classes, by split.users, who have no "
+                "class of their own."
+            )
+        self._check_way("episode.way", config.episode.max_way, self.method.max_way)
+        if config.episode.labels == "global":
+            self._check_global_labels()
+        self._check_clients()
+        self.validation: Exam | None = None
+        if self.own_tests:
+            assert self.deal.test is not None
+            self.test = self._own_exam("test", self.deal.test)
+            if self.deal.validation is not None:
+                self.validation = self._own_exam("validation", self.deal.validation)
+            return
+        self._check_test_way("test.way", config.test.spec.max_way)
+        self._check_group(config.test)
+        if len(self.rows.validation):
+            self.validation = self._exam("validation")
+        self.test = self._exam("novel")
+
+    def notices(self) -> list[str]:
+        """Return what a person should know before round 1, of the method's options, too."""
+        return [*super().notices(), *warnings_of(self.method)]
+
+    def _asks_for_novel(self) -> bool:
+        """Whether a test asks for classes that nobody trains on; of held-out users, it may not."""
+        if self.own_tests or self.config.split.users is None:
+            return not self.own_tests
+        asked = np.concatenate([self.rows.validation, self.rows.novel])
+        return not set(self.dataset.y[asked].tolist()) <= set(self.base_classes)
+
+    def exam(self, options: ExamOptions) -> Exam:
+        """Draw a test of another shape from what is novel."""
+        if self.own_tests:
+            if options != self.config.test:
+                raise ConfigError(
+                    "clients are tested on images of their own classes, and the partition has "
+                    "dealt these: the test has no other shape or seed. Leave the options out."
+                )
+            return self.test
+        self._check_test_way("way", options.spec.max_way)
+        self._check_group(options)
+        return self._novel_exam(options)
+
+    def _check_group(self, options: ExamOptions) -> None:
+        """Raise ConfigError where the method refuses how a question is dealt to clients."""
+        check: Callable[[Gathering], None] | None = getattr(self.method, "check_group", None)
+        if check is not None:
+            check(options.group)
+
+    def _novel_exam(self, options: ExamOptions) -> Exam:
+        key = Key(options.seed).at("exam", "novel")
+        if options.pool == "shared":
+            return self._drawn(self.rows.novel, options, options.episodes, key)
+        spec = self._shape(options)
+        held = self.config.partition.deal(
+            self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
+        ).train
+        if len(held) != len(self.deal.train):
+            raise ConfigError(
+                f"test.pool is 'clients', and the partition deals the novel examples to "
+                f"{len(held)} clients, those of training to {len(self.deal.train)}. Set "
+                "partition.clients, or test.pool to 'shared'."
+            )
+        lacking = {c: text for c, text in unable(self.dataset, held, spec).items()
+                   if c in self.clients}  # fmt: skip
+        if lacking:
+            raise DataError(
+                f"test.pool is 'clients', and some hold too little of the novel classes for a test "
+                f"of their own: {_first(lacking)}. Lower test.way, test.shot or test.query, use "
+                "fewer clients, or set test.pool to 'shared'."
+            )
+        pools = [held[c] for c in self.clients]
+        return Exam(self.dataset, Tasks.draw_in_turns(
+            self.dataset, pools, spec, options.episodes, key))  # fmt: skip
+
+    def _exam(self, part: Literal["validation", "novel"]) -> Exam:
+        options = self.config.test
+        try:
+            if part == "novel":
+                return self._novel_exam(options)
+            key = Key(options.seed).at("exam", part)
+            return self._drawn(self.rows.validation, options, options.validation_episodes, key)
+        except DataError as error:
+            raise DataError(f"the {part} classes cannot fill the test: {error}") from None
+
+    def _drawn(self, rows: Ints, options: ExamOptions, episodes: int, key: Key) -> Exam:
+        classes = np.unique(self.dataset.y[rows]).tolist()
+        spec = self._shape(options)
+        return Exam.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
+
+    def _shape(self, options: ExamOptions) -> EpisodeSpec:
+        """Return the shape of test episodes, with labels in the order of those of training."""
+        return replace(options.spec, labels=self.config.episode.labels)
+
+    def _own_exam(self, part: str, held: Partition) -> Exam:
+        key = Key(self.config.test.seed).at("exam", "own", part)
+        exam = Exam.own(self.dataset, self.deal.train, held, self.clients, key)
+        self._check_test_way("the most classes of a client", exam.widest)
+        return exam
+
+    def _check_test_way(self, option: str, way: int) -> None:
+        """Refuse what a head at test cannot tell apart; a method may train one and test without."""
+        self._check_way(option, way, widest_test(self.method))
+
+    def _check_way(self, option: str, way: int, widest: int | None) -> None:
+        if widest is not None and way > widest:
+            raise ConfigError(
+                f"{option} is {way}; model.head.way is {widest}, and a head cannot tell more "
+                f"classes apart than it has outputs. Set model.head.way to {way}."
+            )
+
+    def _by_labels(self) -> str:
+        return " with episode.labels 'global'" if self.config.episode.labels == "global" else ""
+
+    def _check_global_labels(self) -> None:
+        """Refuse global labels to a method without an output for each class, or with too few."""
+        if not getattr(self.method, "knows_base_alone", False):
+            raise ConfigError(
+                "episode.labels is 'global', and method "
+                f"{self.config.settings['method']['name']!r} has no output for each class of the "
+                "dataset; FedFSL's methods, fedmeta, and fsl_local with MAML can have them. Set "
+                "episode.labels to 'shuffled' or 'fixed'."
+            )
+        most, width = max(self.base_classes), self.method.max_way
+        if width is not None and width <= most:
+            raise ConfigError(
+                f"episode.labels is 'global', model.head.way is {width}, and the base classes have "
+                f"numbers up to {most}: each needs an output of its number. Set model.head.way to "
+                f"{most + 1}."
+            )
+
+    def _check_clients(self) -> None:
+        run, spec, n = self.config.run, self.config.episode, len(self.deal.train)
+        larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
+        fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
+        if self.left_out and (run.unable == "refuse" or not self.clients):
+            without = " Or set run.unable to 'leave_out' to go on without them."
+            raise DataError(
+                f"{len(self.left_out)} of {n} clients cannot form {spec.whole_text}: "
+                f"{_first(self.left_out)}. {fix}{without if self.clients else ''}"
+            )
+        if run.cohort is not None and run.cohort > len(self.clients):
+            raise ConfigError(
+                f"run.cohort is {run.cohort}; {len(self.clients)} clients take part. Lower it, or "
+                "leave it out for all of them."
+            )
+        if run.cohort is not None and run.cohort < n and getattr(self.method, "redealt", False):
+            raise ConfigError(
+                f"run.cohort is {run.cohort}, and partition 'redealt' deals the images of every "
+                f"episode to {n} clients: those of the clients that are not asked would be lost. "
+                f"Set partition.clients to {run.cohort}, or leave run.cohort out."
+            )
+
+
+def threads_for(flops: int, asked: int | None) -> int:
+    """Return the intra-op threads for steps of so many FLOPs: those asked for, else by rule.
+
+    Never by timing, which would give one seed two answers: a step below 400 GFLOP is quickest with
+    a worker for each core, a longer one keeps all cores busy by itself and has the memory alone.
+    """
+    if asked is not None:
+        return asked
+    return cores() if flops >= _BIG else 1
+
+
+def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
+    """Return how many clients, or stacks of them, run at once; bits do not depend on it."""
+    if run.fleet == "sequential" or run.device != "cpu":
+        return 1
+    if run.workers is not None:
+        return run.workers
+    assert run.threads is not None
+    if run.fleet == "threads" and flops < _SMALL and not text:
+        return 1
+    return max(1, cores() // run.threads)
+
+
+def _first(left_out: dict[int, str]) -> str:
+    shown = [f"client {c} {reason}" for c, reason in sorted(left_out.items())]
+    more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return "; ".join(shown[:3]) + more

@@ -1,0 +1,148 @@
+"""What a test asked, in the words that stand beside its number wherever it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NotRequired, TypeAlias
+
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
+
+from fedshot.config.schema import not_honest
+from fedshot.config.settings import at
+from fedshot.core.records import Whole
+from fedshot.evaluation.episodic_test import ScoreJson
+from fedshot.fleets.meter import LedgerLine
+from fedshot.runs.recorder import Round
+
+
+class _Shape(TypedDict):
+    way: NotRequired[Annotated[list[Whole], Field(min_length=1)] | Whole | None]
+    shot: NotRequired[Whole | None]
+
+
+def _shown(held: ScoreJson) -> ScoreJson:
+    """Return the JSON of a score. Raises ValueError where it lacks what every version wrote."""
+    for name in ("episodes", "tasks"):
+        if name not in held:
+            raise ValueError(f"it has no {name!r}")
+    return held
+
+
+_Tested: TypeAlias = Annotated[ScoreJson, AfterValidator(_shown)]
+
+
+class Result(TypedDict):
+    """What is relied on in result.json; one of an older version has fewer."""
+
+    test: _Tested
+    baselines: NotRequired[dict[str, _Tested]]
+    rounds: NotRequired[Round]
+    round: NotRequired[Round]
+    chosen_by: NotRequired[str]
+    own: NotRequired[bool]
+    split: NotRequired[str]
+    shape: NotRequired[_Shape]
+    bytes_down: NotRequired[Whole]
+    bytes_up: NotRequired[Whole]
+    ledger: NotRequired[list[LedgerLine]]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A run's test, as far as it is known.
+
+    Args:
+        own: whether clients were tested on images of their own classes, a question for each; None
+            where an older result does not say.
+        users: whether users were split, not classes: what tested is of users who did not train.
+        way: (least, most) classes of a question; None where it is not known.
+        shot: examples of each; None where clients learn from all that they train on, or unknown.
+        marks: what makes the result no honest one.
+    """
+
+    own: bool | None = None
+    users: bool = False
+    way: tuple[int, int] | None = None
+    shot: int | None = None
+    marks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> Terms:
+        """Return what the settings of a run and its result.json say, which may be an older one."""
+        result, split = result or {}, at(settings, "split") or {}
+        users = split.get("users") is not None
+        if "split" in result:
+            users = result["split"] == "users"
+        own = result.get("own", _own(split))
+        shape = result.get("shape", {})
+        way = shape.get("way", None if own else at(settings, "test.way"))
+        shot = shape.get("shot", None if own else at(settings, "test.shot"))
+        pair = (way, way) if isinstance(way, int) else way and (way[0], way[-1])
+        return cls(own, users, pair, shot, tuple(not_honest(settings)))
+
+    @property
+    def shape(self) -> str:
+        """Such as "5-way 1-shot" or "3- to 7-way 1-shot"; empty where it is not known."""
+        if self.way is None:
+            return ""
+        least, most = self.way
+        way = f"{most}-way" if least == most else f"{least}- to {most}-way"
+        return way if self.shot is None else f"{way} {self.shot}-shot"
+
+    @property
+    def unit(self) -> str:
+        """What the mean and its interval are over: "client" or "episode"."""
+        return "client" if self.own else "episode"
+
+    @property
+    def where(self) -> str:
+        """What the examples were of; empty where it is not known."""
+        if self.own is None:
+            return ""
+        if self.own:
+            return "images of the clients' own classes that were set aside"
+        if self.users:
+            return "examples of users who took no part in training"
+        return "classes that no client trained on"
+
+    def on(self, n: int) -> str:
+        """Return e.g. "1,000 5-way 1-shot test episodes of classes that no client trained on"."""
+        if self.own:
+            shape = f" ({self.shape})" if self.shape else ""
+            return f"{n:,} client{'s' * (n != 1)}, tested on {self.where}{shape}"
+        shape = f"{self.shape} " if self.shape else ""
+        return f"{n:,} {shape}test episodes{f' of {self.where}' if self.where else ''}"
+
+
+def chose_by_test(settings: Mapping[str, Any]) -> bool:
+    """Whether a run looks at its test while it trains, in the place of validation."""
+    return bool(at(settings, "run.choose") == "best_on_test_classes")
+
+
+def alike(tests: Sequence[Terms]) -> Terms:
+    """Return what is true of all of some tests: nothing is known of what differs."""
+    if not tests:
+        return Terms()
+    first, *others = tests
+    same = all(t.own == first.own and t.users == first.users for t in others)
+    shapes = same and all((t.way, t.shot) == (first.way, first.shot) for t in others)
+    marks = tuple(dict.fromkeys(mark for t in tests for mark in t.marks))
+    return Terms(
+        first.own if same else None,
+        first.users and same,
+        first.way if shapes else None,
+        first.shot if shapes else None,
+        marks,
+    )
+
+
+def _own(split: Mapping[str, Any]) -> bool | None:
+    """Return whether a split leaves nothing novel; None where it is the data's own."""
+    if split.get("users") is not None:
+        return not split["users"][-1]
+    if split.get("random") is not None:
+        return not split["random"][-1]
+    named = any(split.get(part) for part in ("base", "validation", "novel"))
+    return not split.get("novel") if named else None

@@ -1,0 +1,1 @@
+"""Records sent on to TensorBoard, Weights & Biases or MLflow."""

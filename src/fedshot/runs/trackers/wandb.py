@@ -1,0 +1,42 @@
+"""Weights & Biases, online or offline."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedshot.runs.trackers.notes import PROJECT, note, noted
+
+
+class Wandb:
+    """A run of Weights & Biases. Its id and last round are kept beside the run's records.
+
+    What the service has cannot be asked in its offline mode, so the note says it.
+    """
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        wandb: Any = importlib.import_module("wandb")
+        self._path = folder / "wandb.json"
+        held = noted(self._path)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT), dir=str(folder), name=name,
+            id=held.get("id"), resume="allow", config=dict(settings),
+        )  # fmt: skip
+        self._id = str(self._run.id)
+        self.last = max(int(held.get("round", -1)), int(self._run.step) - 1)
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Send a round as a step."""
+        self._run.log(dict(values), step=round, commit=True)
+        note(self._path, {"id": self._id, "round": round})
+
+    def end(self, round: int, values: Mapping[str, float]) -> None:
+        """Put the test's figures into the summary of the run."""
+        self._run.summary.update({**values, "test/round": round})
+
+    def close(self, *, done: bool) -> None:
+        """Finish this session of the run, as failed where the training did not end."""
+        self._run.finish(exit_code=0 if done else 1)
