@@ -12,7 +12,7 @@ from timing import Contestant, interleave, rows, timed
 from fedshot.config.load import Config
 from fedshot.core.machine import cores
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.use.classifier import FewShotClassifier
 
 WAY, SHOT = 5, 5
@@ -41,7 +41,7 @@ def trained(folder: Path, method: str, side: int) -> Path:
         "run": {"rounds": 1, "cohort": 1, "workers": cores()},
         "test": {"way": 5, "shot": 1, "query": 2, "episodes": 2},
     }
-    run = Experiment(Setting(Config.of(settings)), folder / f"{method}-{side}")
+    run = Experiment(PreparedRun(Config.of(settings)), folder / f"{method}-{side}")
     for _ in run.run():
         pass
     return run.folder

@@ -9,13 +9,13 @@ import torch
 from case import Case, Options, Result
 from ours import N
 from timing import Contestant, interleave, rows, say, timed
-from work import Bench, Work
+from work import RecipeRunner, Work
 
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batch
-from fedshot.methods.f2l.f2l import F2L, Local
+from fedshot.methods.f2l.f2l import F2L, F2LLocalState
 from fedshot.methods.f2l.readings import InnerChoice
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead
@@ -37,32 +37,32 @@ OTHERS: dict[str, dict[str, Any]] = {
 class Step:
     """One local step from the same state, optimisers and fine-tuning included."""
 
-    def __init__(self, bench: Bench, **options: Any) -> None:
+    def __init__(self, bench: RecipeRunner, **options: Any) -> None:
         old = bench.model
         model = Model(old.backbone, LinearHead(5), old.shape, dtype=old.dtype)
         self.method = m = F2L(model, bench.episode, BASE, local_steps=1, **options)
         server = m.init(Key(0))
         private = m.init_client(0, Key(2))
-        self.at = Local(server.phi, private["psi"], server.stats, private["optimizer"])
-        self.lessons = m.draw(ClientData(bench.dataset, bench.partition[0]), Key(1))
+        self.at = F2LLocalState(server.phi, private["psi"], server.stats, private["optimizer"])
+        self.local_episodes = m.draw(ClientData(bench.dataset, bench.partition[0]), Key(1))
 
     def __call__(self) -> None:
         with arithmetic(N):
-            self.method.local(self.at, self.lessons)
+            self.method.local(self.at, self.local_episodes)
 
 
 class Pass:
     """The loss of the base classes on all images of the same episode, and its gradient."""
 
     def __init__(self, step: Step) -> None:
-        (e,) = step.lessons.steps[0]
+        (e,) = step.local_episodes.steps[0]
         x = torch.cat([e.support_x, e.query_x])
         y = e.classes[torch.cat([e.support_y, e.query_y])]
         learner, stats = step.method.learner, step.at.stats
-        seed = Mode(seed=step.lessons.seed).seed
+        seed = Mode(seed=step.local_episodes.seed).seed
         assert seed is not None
-        lesson = partial(learner.lesson, stats=stats, batch=Batch(x, y), seed=seed)
-        self.fn = lambda w: ((taught := lesson(w)).loss, taught)
+        episode_loss = partial(learner.episode_loss, stats=stats, batch=Batch(x, y), seed=seed)
+        self.fn = lambda w: ((gradients := episode_loss(w)).loss, gradients)
         self.phi = step.at.phi
 
     def __call__(self) -> None:
@@ -73,7 +73,7 @@ class Pass:
 def step(work: Work, options: Options) -> Result:
     """Measure a local step, its forms, and the pass."""
     what = f"one local step of F2L, {work.net}, {work.images} images of {work.shape[0]} px"
-    result, bench = Result(what), Bench(work)
+    result, bench = Result(what), RecipeRunner(work)
     ours = Step(bench)
     forms = {} if options.quick else OTHERS
     everyone = [

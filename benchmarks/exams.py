@@ -14,17 +14,17 @@ from children import Child, PeerError
 from nets import build
 from ours import FLEETS, REFERENCE, N, taking
 from timing import Contestant, interleave, rows, timed
-from work import Bench, Work, named
+from work import RecipeRunner, Work, named
 
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import Tasks
-from fedshot.evaluation.episodic_test import Exam, Score, score
+from fedshot.evaluation.episodic_test import EpisodicTest, Score, score
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
-from fedshot.methods.base.fl_proto import Server
+from fedshot.methods.base.fl_proto import FLProtoState
 from fedshot.protocol.clients import Clients
 
 WORK = Work("conv4-32", "conv4", (32, 32, 3), clients=30, steps=1)  # 6,000 images in 10 classes
@@ -34,20 +34,22 @@ EPISODES, TIE = 1000, 2e-4
 class Sitting:
     """The exam on a fleet: answers and marks."""
 
-    def __init__(self, bench: Bench, server: Server, tasks: Tasks, fleet: str, at: Path) -> None:
+    def __init__(
+        self, bench: RecipeRunner, server: FLProtoState, tasks: Tasks, fleet: str, at: Path
+    ) -> None:
         self._bench, self._server, self._plan = bench, server, FLEETS[fleet]
         self._dataset, self._tasks = bench.dataset, tasks
         store = PrivateStore(at / "clients")
         host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
         self._fleet = Guard(Meter(self._plan.make(host)))
-        self._exam = Exam(bench.dataset, tasks)
+        self._test = EpisodicTest(bench.dataset, tasks)
 
     def __call__(self) -> Score:
         clients = Clients(self._fleet, [0], quorum=0.0, phase="evaluate")
-        questions = self._exam.questions
+        eval_episodes = self._test.eval_episodes
         with arithmetic(self._plan.threads):
-            answers = self._bench.method.evaluate(self._server, clients, questions, Key(4))
-        return score(answers, self._exam)
+            answers = self._bench.method.evaluate(self._server, clients, eval_episodes, Key(4))
+        return score(answers, self._test)
 
 
 def rows_of(tasks: Tasks, y: Any) -> list[list[int]]:
@@ -59,7 +61,7 @@ def rows_of(tasks: Tasks, y: Any) -> list[list[int]]:
     return found
 
 
-def trained(bench: Bench, folder: Path) -> Server:
+def trained(bench: RecipeRunner, folder: Path) -> FLProtoState:
     """Return an encoder after one round, so that its running statistics are of these images."""
     store = PrivateStore(folder / "training")
     host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
@@ -72,12 +74,15 @@ def easyfsl(options: Options) -> Result:
     """Measure an exam of 5-way 1-shot episodes with 15 queries a class."""
     n = 20 if options.quick else EPISODES
     result = Result(f"{n} episodes of 5-way 1-shot with 15 queries a class, Conv4-32, 32x32x3")
-    bench, folder = Bench(WORK), options.folder / "exam"
+    bench, folder = RecipeRunner(WORK), options.folder / "exam"
     folder.mkdir()
     server = trained(bench, folder)
     tasks = Tasks.draw(bench.dataset, range(10), bench.episode, n, Key(5))
     ours = {f: Sitting(bench, server, tasks, f, folder) for f in taking("conv4")}
-    everyone = [Contestant(f"fedshot, {f}", timed(sit), FLEETS[f].cores) for f, sit in ours.items()]
+    everyone = [
+        Contestant(f"fedshot, {f}", timed(evaluate_chosen), FLEETS[f].cores)
+        for f, evaluate_chosen in ours.items()
+    ]
     module = build(bench.net)
     module.load_state_dict(named(server.theta, server.stats), strict=False)
     y = bench.dataset.y
@@ -88,9 +93,9 @@ def easyfsl(options: Options) -> Result:
     try:
         with Child("peer_easyfsl.py", folder, str(N)) as child:
             theirs = float(child.check("given", folder / "accuracy.safetensors"))
-            for fleet, sit in ours.items():
+            for fleet, evaluate_chosen in ours.items():
                 of = f"{fleet} and easyfsl, accuracy on the same episodes"
-                agree(result.checks, of, abs(sit().accuracy - theirs), TIE)
+                agree(result.checks, of, abs(evaluate_chosen().accuracy - theirs), TIE)
             result.notes += [str(child.facts["version"]), f"accuracy {theirs:.4f}"]
             for layout in ("nchw", "channels_last"):
                 for workers, where in ((0, "loader in the same process"), (2, "2 loader workers")):

@@ -28,10 +28,10 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 from fedshot.protocol.reducers import Mean
 
 CLIENTS, PARAMETERS, MOST = (10, 100, 1000), (10**3, 10**5, 10**6, 10**7), 10**9
@@ -71,16 +71,16 @@ class Idle:
             self.echo,
             {"theta": server},
             to=clients.sample(key),
-            reduce={"theta": Mean(server, heaviest=1.0)},
+            reduce={"theta": Mean(server, max_weight=1.0)},
             key=key,
         )
         return got["theta"], got.metrics
 
     def evaluate(
-        self, server: Tree, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: Tree, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Answer nothing."""
-        del server, clients, questions, key
+        del server, clients, eval_episodes, key
         return []
 
 

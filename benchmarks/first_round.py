@@ -69,10 +69,10 @@ def measure(name: str, data_dir: str) -> dict[str, Any]:
     """Train one round in this process."""
     from fedshot.config.load import Config
     from fedshot.runs.experiment import Experiment
-    from fedshot.runs.prepare import Setting
+    from fedshot.runs.prepare import PreparedRun
 
     start = time.perf_counter()
-    setting = Setting(Config.of(settings(name)), data_dir)
+    setting = PreparedRun(Config.of(settings(name)), data_dir)
     loading = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         records = list(Experiment(setting, Path(folder) / "run").run())

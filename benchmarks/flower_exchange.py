@@ -21,10 +21,10 @@ from typing import Any
 from fedshot.config.load import Config
 from fedshot.deploy.flower import flower_runs, local
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messaging import Post
-from fedshot.deploy.flower.node_registry import Roster
+from fedshot.deploy.flower.messaging import Messenger
+from fedshot.deploy.flower.node_registry import NodeRegistry
 from fedshot.fleets.influence import Influence
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 NODES = 3
 SETTINGS: dict[str, Any] = {
@@ -64,7 +64,7 @@ def cpu(pid: int) -> float:
 
 def measure(name: str, rounds: int) -> None:
     chosen = {**SETTINGS, "method": METHODS[name], "run": {**SETTINGS["run"], "rounds": rounds}}
-    setting = Setting(Config.of(chosen))
+    setting = PreparedRun(Config.of(chosen))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         local.prepare(folder, setting, NODES)
@@ -101,7 +101,8 @@ def measure(name: str, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    for owner, part in ((Roster, "there"), (Post, "_send"), (Post, "_look"), (Post, "_bring"),
+    for owner, part in ((NodeRegistry, "there"), (Messenger, "_send"), (Messenger, "_look"),
+    (Messenger, "_bring"),
                         (FlowerFleet, "seal")):  # fmt: skip
         timed(owner, part)
     for method in METHODS:

@@ -19,7 +19,7 @@ from ours import N
 from plain import State
 from timing import Contestant, interleave, rows, timed
 from torch import Tensor
-from work import Bench, Work, difference, distance, named
+from work import RecipeRunner, Work, difference, distance, named
 
 from fedshot.core import tree
 from fedshot.core.machine import arithmetic
@@ -59,7 +59,7 @@ class Ours:
         self.model = Model(Conv4(32), head, meta.work.shape, "transductive", dtype)
         self.learner = Maml(self.model, inner)
         self.params, self.stats = self.learner.init(Key(0))
-        bench = Bench(meta.work)
+        bench = RecipeRunner(meta.work)
         data, rng = ClientData(bench.dataset, bench.partition[0]), Key(2).numpy()
         self.episodes = [data.episode(bench.episode, rng) for _ in range(meta.tasks)]
         self.seed = Key(3).tensor()
@@ -71,7 +71,7 @@ class Ours:
         with arithmetic(N):
             return self._mean(map(self._gradient, episodes), len(episodes))
 
-    def spread(self) -> State:
+    def parallel_map(self) -> State:
         """Return the mean gradient, a task on each core at a time, as fleets spread clients."""
 
         def alone(episode: Episode) -> Tree:
@@ -85,7 +85,7 @@ class Ours:
 
     def _gradient(self, episode: Episode) -> Tree:
         def loss(w: Tree) -> tuple[Tensor, None]:
-            return self.learner.lesson(w, self.stats, episode, self.seed).loss, None
+            return self.learner.episode_loss(w, self.stats, episode, self.seed).loss, None
 
         return value_and_grad(loss, self.params)[2]
 
@@ -117,11 +117,11 @@ def maml(meta: Meta, order: str, options: Options) -> Result:
     save(meta, exact, folder)
     everyone = [
         Contestant("fedshot", timed(mine), N),
-        Contestant("fedshot, a task on each core", timed(mine.spread), N),
+        Contestant("fedshot, a task on each core", timed(mine.parallel_map), N),
     ]
     zero = {name: torch.zeros_like(leaf) for name, leaf in named(mine.params).items()}
     truth, rounded = exact(2), mine()
-    agree(result.checks, "fedshot's two", distance(mine.spread(), rounded, zero), ROUNDED)
+    agree(result.checks, "fedshot's two", distance(mine.parallel_map(), rounded, zero), ROUNDED)
     with ExitStack() as children:
         for peer, script in PEERS.items():
             try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plain import State
-from work import Bench, named
+from work import RecipeRunner, named
 
 from fedshot.core.machine import arithmetic, cores
 from fedshot.fleets.guard import Guard
@@ -20,7 +20,7 @@ from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.vectorised import Vectorised
-from fedshot.methods.base.fl_proto import Server
+from fedshot.methods.base.fl_proto import FLProtoState
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet
 
@@ -56,14 +56,14 @@ REFERENCE = "fedshot, threads"
 class Round:
     """The same round over and over."""
 
-    def __init__(self, bench: Bench, fleet: str, folder: Path) -> None:
+    def __init__(self, bench: RecipeRunner, fleet: str, folder: Path) -> None:
         self.bench, self.plan = bench, FLEETS[fleet]
         store = PrivateStore(folder / fleet)
         host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
         self.meter = Meter(self.plan.make(host))
         self.fleet = Guard(self.meter)
 
-    def __call__(self) -> Server:
+    def __call__(self) -> FLProtoState:
         """Return the server's state after the round."""
         bench = self.bench
         clients = Clients(self.fleet, range(bench.work.clients), quorum=1.0, round=1)

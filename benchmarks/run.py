@@ -23,11 +23,11 @@ from typing import Any
 import answers
 import decoupled
 import episodes
-import exams
 import exchange
 import memory
 import meta
 import rounds
+import server_tests
 import steps
 import texts
 from case import Options, Result, UnequalError
@@ -38,8 +38,8 @@ from fedshot.recipes import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
-    *rounds.CASES, *meta.CASES, *decoupled.CASES, *episodes.CASES, *exams.CASES, *steps.CASES,
-    *exchange.CASES, *memory.CASES, *answers.CASES, *texts.CASES,
+    *rounds.CASES, *meta.CASES, *decoupled.CASES, *episodes.CASES, *server_tests.CASES,
+    *steps.CASES, *exchange.CASES, *memory.CASES, *answers.CASES, *texts.CASES,
 ]  # fmt: skip
 
 

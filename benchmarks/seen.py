@@ -16,32 +16,34 @@ import numpy as np
 
 from fedshot.core.seeds import Key
 from fedshot.data.partitions.partition import Partition
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.run_folder import configuration
 
 
-def halves(setting: Setting) -> dict[str, Exam]:
+def halves(setting: PreparedRun) -> dict[str, EpisodicTest]:
     """Return the tests of images that another client trains on, and of those that nobody does."""
     deal = setting.deal
     assert deal.test is not None, "clients are tested on their own classes"
     trained = Counter(row for rows in deal.train for row in rows.tolist())
-    exams = {}
+    server_tests = {}
     for name, seen in (("trained on by others", True), ("by nobody", False)):
         # What a client trains on itself is in no test of its own.
         kept = [np.array([r for r in rows if (trained[int(r)] > 0) == seen]) for rows in deal.test]
-        exams[name] = Exam.own(
+        server_tests[name] = EpisodicTest.own(
             setting.dataset, deal.train, Partition.of(kept), setting.clients, Key(0)
         )
-    return exams
+    return server_tests
 
 
 def main(data_dir: str, *folders: str) -> None:
     """Print both accuracies of each run, with their intervals over clients."""
     for folder in map(Path, folders):
-        run = Experiment(Setting(configuration(folder), data_dir), folder)
-        found = {name: run.answer(exam) for name, exam in halves(run.setting).items()}
+        run = Experiment(PreparedRun(configuration(folder), data_dir), folder)
+        found = {
+            name: run.answer(episodic_test) for name, episodic_test in halves(run.setting).items()
+        }
         told = ", ".join(
             f"{name} {100 * s.accuracy:.2f} ± {100 * s.interval:.2f}" for name, s in found.items()
         )

@@ -14,7 +14,7 @@ from nets import build
 from ours import N, Round
 from rounds import ROUNDED, Simulator
 from timing import Contestant, interleave, rows, say, timed
-from work import Bench, Work, distance, named
+from work import RecipeRunner, Work, distance, named
 
 from fedshot.core.machine import arithmetic
 from fedshot.fleets.guard import Guard
@@ -33,7 +33,7 @@ WORKS = (
 class Visit:
     """A round with one client on the sequential fleet."""
 
-    def __init__(self, bench: Bench, threads: int, folder: Path) -> None:
+    def __init__(self, bench: RecipeRunner, threads: int, folder: Path) -> None:
         self._bench, self._threads = bench, threads
         store = PrivateStore(folder / "clients")
         host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
@@ -47,7 +47,11 @@ class Visit:
 
 def jax(work: Work, options: Options) -> Result:
     """Measure ten steps of one client."""
-    result, bench, folder = Result(work.what), Bench(work), options.folder / f"jax-{work.name}"
+    result, bench, folder = (
+        Result(work.what),
+        RecipeRunner(work),
+        options.folder / f"jax-{work.name}",
+    )
     folder.mkdir()
     module = build(bench.net)
     before = named(bench.server.theta, bench.server.stats)
@@ -56,7 +60,9 @@ def jax(work: Work, options: Options) -> Result:
     cargo.write(folder / "jax.safetensors", spec)
     counts = sorted({N, 1}, reverse=True)
     everyone = [Contestant(f"fedshot, {say(n)}", timed(Visit(bench, n, folder)), n) for n in counts]
-    one = Bench(Work(work.name, work.net, work.shape, 1, 1, optimizer=work.gradient().optimizer))
+    one = RecipeRunner(
+        Work(work.name, work.net, work.shape, 1, 1, optimizer=work.gradient().optimizer)
+    )
     after = Round(one, "sequential", folder).state()
     moved = {name: before[name] - after[name] for name in after if "running" not in name}
     zero = {name: torch.zeros_like(leaf) for name, leaf in moved.items()}

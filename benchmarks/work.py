@@ -19,7 +19,7 @@ from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.data.tokens import Tokens
-from fedshot.methods.base.fl_proto import FLProto, Server
+from fedshot.methods.base.fl_proto import FLProto, FLProtoState
 from fedshot.nn.models.backbones import MLP, Backbone, Conv4
 from fedshot.nn.models.cost import step_flops
 from fedshot.nn.models.model import Model
@@ -89,7 +89,7 @@ class Work:
         return replace(self, clients=2, steps=1, optimizer=step)
 
 
-class Bench:
+class RecipeRunner:
     """A work with its data, its method and the state that every repetition starts from."""
 
     def __init__(self, work: Work) -> None:
@@ -102,7 +102,7 @@ class Bench:
         )
         self.episode = EpisodeSpec(5, work.shot, work.query)
         self.method = FLProto(self.model, self.episode, work.steps, optimizer=work.optimizer)
-        self.server: Server = self.method.init(Key(0))
+        self.server: FLProtoState = self.method.init(Key(0))
 
     @property
     def flops(self) -> int:
@@ -112,8 +112,8 @@ class Bench:
     def episodes(self, client: int) -> list[Episode]:
         """Return the episodes that a client draws in the round (the check of updates says so)."""
         key = self.key.at("work", "train", "client", client)
-        lessons = self.method.draw(ClientData(self.dataset, self.partition[client]), key)
-        return [episode for (episode,) in lessons.steps]
+        local_episodes = self.method.draw(ClientData(self.dataset, self.partition[client]), key)
+        return [episode for (episode,) in local_episodes.steps]
 
     def draw(self) -> None:
         """Draw everybody's episodes."""

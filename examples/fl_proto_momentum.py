@@ -27,15 +27,15 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Proto, Question
-from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.methods.registry import register
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.protocol.method import Prediction, predict_at_server
 
 
 class Server(NamedTuple):
@@ -90,14 +90,16 @@ class FLProtoMomentum:
         del client, key
         return {}
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes: the only place of data and chance."""
-        return draw_lessons(data, self.episode, self.local_steps, 1, key)
+        return sample_episodes(data, self.episode, self.local_steps, 1, key)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Take the local steps from theta; send the changes, weighed by the episodes."""
-        new = local_sgd(self.learner.lesson, self.optimizer, down["theta"], down["stats"], drawn)
+        new = local_sgd(
+            self.learner.episode_loss, self.optimizer, down["theta"], down["stats"], drawn
+        )
         up = changes({"theta": new.params, "stats": new.stats}, down)
         return Reply(up, private, drawn.n_episodes, new.metrics)
 
@@ -106,18 +108,18 @@ class FLProtoMomentum:
     ) -> tuple[Server, Mapping[str, float]]:
         """v <- beta v + sum_k n_k (theta_k - theta) / n, then theta <- theta + v."""
         parts = {"theta": server.theta, "stats": server.stats}
-        new, got = average(clients, self.train, parts, key, heaviest=self.local_steps)
+        new, got = average(clients, self.train, parts, key, max_weight=self.local_steps)
         change = tree.sub(new["theta"], server.theta)
         velocity = tree.map(lambda v, d: self.momentum * v + d, server.velocity, change)
         return Server(tree.add(server.theta, velocity), new["stats"], velocity), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: Server, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Answer by the nearest prototype, with the server's encoder."""
         del key
         answer = partial(self.learner.answer, server.theta, server.stats)
-        return answer_at_server(answer, questions, clients)
+        return predict_at_server(answer, eval_episodes, clients)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from fedshot import reports
 from fedshot.config.load import Config
 from fedshot.core.console import print_in_any_encoding
 from fedshot.evaluation.episodic_test import pixel_logits, score
-from fedshot.protocol.method import answer_at_server
+from fedshot.protocol.method import predict_at_server
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 METHODS: dict[str, dict[str, Any]] = {
     "FSL-local": {"name": "fsl_local", "learner_name": "proto"},
@@ -54,7 +54,7 @@ def settings(method: dict[str, Any], seed: int) -> dict[str, Any]:
 def train(label: str, seed: int, folder: Path) -> Experiment:
     """Train one method with one seed; for the first seed, measure new characters on the way."""
     config = Config.of(settings(METHODS[label], seed))
-    experiment = Experiment(Setting(config), folder / config.name)
+    experiment = Experiment(PreparedRun(config), folder / config.name)
     for record in experiment.run():
         if record.round not in LOOK:
             continue
@@ -76,14 +76,16 @@ def curve(label: str, run: reports.Run) -> reports.Series:
     return reports.Series.measured(label, list(points.values()), [run])
 
 
-def floors(experiment: Experiment) -> list[reports.Row]:
+def floors(experiment: Experiment) -> list[reports.ComparisonRow]:
     """Return what no training reaches: raw pixels, and the encoder before round 1."""
-    exam = experiment.setting.test
-    pixels = score(answer_at_server(pixel_logits, exam.questions), exam)
-    untrained = experiment.answer_untrained(exam)
+    episodic_test = experiment.setting.test
+    pixels = score(predict_at_server(pixel_logits, episodic_test.eval_episodes), episodic_test)
+    untrained = experiment.evaluate_untrained(episodic_test)
     return [
-        reports.Row("raw pixels", pixels, floor=True, note="nearest class mean"),
-        reports.Row("untrained encoder", untrained, floor=True, note="FL-Proto at round 0"),
+        reports.ComparisonRow("raw pixels", pixels, floor=True, note="nearest class mean"),
+        reports.ComparisonRow(
+            "untrained encoder", untrained, floor=True, note="FL-Proto at round 0"
+        ),
     ]
 
 
@@ -101,10 +103,10 @@ def main() -> int:
             reports.Run.read(experiment.folder, f"{label}, seed {seed}")
             for seed, experiment in zip(SEEDS, made, strict=True)
         ]
-        rows.append(reports.Row.of_runs(label, seen))
+        rows.append(reports.ComparisonRow.of_runs(label, seen))
         groups[label] = seen
         curves.append(curve(label, seen[0]))
-        looks[label] = reports.look(seen[0].folder)
+        looks[label] = reports.data_views(seen[0].folder)
         if label == "FL-Proto":
             below = floors(made[0])
     rows += below

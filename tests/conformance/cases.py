@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from conformance.letters import by_letter
 from conformance.own import FLProtoMomentum
 from conformance.patchwork import Patchwork
+from conformance.wire_messages import by_letter
 from fedshot.conformance.checks import REFERENCE, THREADS, VECTORISED
 from fedshot.conformance.federation import FleetCase
 from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
@@ -16,7 +16,7 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.fleets.threads import Threads
 from fedshot.learners.learner import InnerLoop
-from fedshot.learners.local_training import Lessons, draw_lessons
+from fedshot.learners.local_training import LocalEpisodes, sample_episodes
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from fedshot.methods.base.fedbabu import FedBABU
 from fedshot.methods.base.fedmeta import FedMeta
@@ -66,8 +66,8 @@ BASE = tuple(range(CLASSES))
 class UnevenProto(FLProto):
     """FL-Proto where larger clients take more episodes, so that the weights differ."""
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
-        return draw_lessons(data, self.episode, 1 + data.n // 16 % 3, 1, key)
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
+        return sample_episodes(data, self.episode, 1 + data.n // 16 % 3, 1, key)
 
 
 METHODS: dict[str, Method[Any]] = {

@@ -21,13 +21,13 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Proto, Question
-from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.protocol.method import Prediction, predict_at_server
 from fedshot.protocol.reducers import Gather, Mean, Sum
 
 SKETCH = 4
@@ -46,7 +46,7 @@ class Server(NamedTuple):
 class Visit(NamedTuple):
     """What is drawn for the second exchange."""
 
-    lessons: Lessons
+    local_episodes: LocalEpisodes
     n: Tensor  # int64 scalar, the client's images
 
 
@@ -103,22 +103,27 @@ class Patchwork:
 
     def draw_visit(self, data: ClientData, key: Key) -> Visit:
         steps = 1 + data.n // 16 % 2  # some clients do twice the work of others
-        lessons = draw_lessons(data, self.episode, steps, 1, key)
-        return Visit(lessons, torch.tensor(data.n))
+        local_episodes = sample_episodes(data, self.episode, steps, 1, key)
+        return Visit(local_episodes, torch.tensor(data.n))
 
     @client_work(draw="draw_visit")
     def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
         """Train from theta with an optimiser of one's own; follow the hint as the diary likes."""
         theta, stats = down["theta"], down["stats"]
         new = local_sgd(
-            self.learner.lesson, self.optimizer, theta, stats, drawn.lessons, private["optimizer"]
+            self.learner.episode_loss,
+            self.optimizer,
+            theta,
+            stats,
+            drawn.local_episodes,
+            private["optimizer"],
         )
         liking = 1 + 0.1 * torch.tanh(private["diary"].mean(0) @ down["hint"])
         up = {
             "delta": tree.map(lambda a, b: (a - b) * liking, new.params, theta),
             "stats": tree.sub(new.stats, stats),
-            "steps": {"taken": torch.tensor(len(drawn.lessons.steps))},
-            "tasks": torch.stack([e.classes for step in drawn.lessons.steps for e in step]),
+            "steps": {"taken": torch.tensor(len(drawn.local_episodes.steps))},
+            "tasks": torch.stack([e.classes for step in drawn.local_episodes.steps for e in step]),
         }
         kept = private | {"optimizer": new.state, "visits": private["visits"] + 1}
         return Reply(up, kept, drawn.n, new.metrics)
@@ -170,7 +175,7 @@ class Patchwork:
         return new, first.metrics | second.metrics | {"steps": float(second["steps"]["taken"])}
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: Server, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         answer = partial(self.learner.answer, server.theta, server.stats)
-        return answer_at_server(answer, questions, clients)
+        return predict_at_server(answer, eval_episodes, clients)

@@ -25,9 +25,9 @@ from fedshot.conformance.small import CLASSES, DATASET
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.augment import Augment
-from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.methods.f2l.readings import OptimizerChoice
 from fedshot.methods.f2l.set_transformer import SetTransformer
 from fedshot.nn.models.backbones import Conv4
@@ -198,10 +198,10 @@ def words(method: Any, path: str) -> tuple[Any, ...]:
     return ()
 
 
-def groups() -> Exam:
+def groups() -> EpisodicTest:
     """Return questions whose support three clients share, with a fourth beside them."""
-    spec, group = EpisodeSpec(way=3, shot=6, query=3), Gathering(3, "iid", spare=1)
-    return Exam.draw(DATASET, range(CLASSES), spec, 3, Key(0).at("exam"), None, group)
+    spec, group = EpisodeSpec(way=3, shot=6, query=3), GroupSampler(3, "iid", spare=1)
+    return EpisodicTest.draw(DATASET, range(CLASSES), spec, 3, Key(0).at("exam"), None, group)
 
 
 @pytest.fixture(scope="module")

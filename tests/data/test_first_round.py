@@ -17,7 +17,7 @@ from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.data.sources.publishers import PUBLISHERS
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 pytestmark = pytest.mark.data
 
@@ -50,7 +50,7 @@ def test_a_round_changes_the_server_and_the_test_is_answered(name, tmp_path):
     for folder in (PUBLISHERS[source].folder, "glove"):
         if not (data_dir / folder).is_dir():
             pytest.skip(f"needs {folder} below $FEDSHOT_DATA")
-    experiment = Experiment(Setting(Config.of(settings), str(data_dir)), tmp_path / "run")
+    experiment = Experiment(PreparedRun(Config.of(settings), str(data_dir)), tmp_path / "run")
     assert len(experiment.setting.clients) == 2
     before = experiment.server
     _, record = list(experiment.run())

@@ -25,7 +25,7 @@ from fedshot.data.sources.sent140 import split_users as split
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Tokens
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 pytestmark = pytest.mark.data
 
@@ -169,6 +169,6 @@ def test_a_round_of_prototypes_with_a_gru_runs_on_headlines(tmp_path):
             "test": {"episodes": 20, "validation_episodes": 20},
         }
     )
-    experiment = Experiment(Setting(config, str(home("huffpost"))), tmp_path / "run")
+    experiment = Experiment(PreparedRun(config, str(home("huffpost"))), tmp_path / "run")
     assert len(list(experiment.run())) == 2
     assert experiment.result().accuracy > 0.2

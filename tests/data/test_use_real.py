@@ -10,7 +10,7 @@ import pytest
 
 from fedshot.config.load import Config
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.use.classifier import FewShotClassifier
 from system.test_use_classifier import score_of
 
@@ -37,9 +37,9 @@ def test_score_is_the_runs_own_test_accuracy(name: str, method: str, tmp_path: P
         "run": {"rounds": 2, "cohort": 2, "validate_every": 1},
         "test": {"way": 5, "shot": 1, "query": 15, "episodes": 40, "validation_episodes": 10},
     })  # fmt: skip
-    run = Experiment(Setting(config, str(folder)), tmp_path / "run")
+    run = Experiment(PreparedRun(config, str(folder)), tmp_path / "run")
     list(run.run())
-    accuracy, exam = run.result().accuracy, run.setting.test
+    accuracy, episodic_test = run.result().accuracy, run.setting.test
     assert 0.2 < accuracy < 1
     classifier = FewShotClassifier.from_run(tmp_path / "run")
-    assert score_of(classifier, exam, range(len(exam))) == accuracy
+    assert score_of(classifier, episodic_test, range(len(episodic_test))) == accuracy

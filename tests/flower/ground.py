@@ -20,7 +20,7 @@ from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.protocol.exchange import Exchange, Fleet
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.recorder import Record
 from system.runs import merged
 
@@ -44,9 +44,9 @@ BASE: dict[str, Any] = {
 """All runs share data, partition and seed, hence the files that the nodes hold."""
 
 
-def setting(*changes: dict[str, Any]) -> Setting:
+def setting(*changes: dict[str, Any]) -> PreparedRun:
     """Return the setting of BASE with changes."""
-    return Setting(Config.of(merged(BASE, *changes)))
+    return PreparedRun(Config.of(merged(BASE, *changes)))
 
 
 class Ground:

@@ -59,18 +59,18 @@ def test_a_node_names_what_is_no_certificate(ground: Ground) -> None:
 
 def test_a_node_with_tls_names_a_server_without(tmp_path: Path) -> None:
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.connection import Link
+    from fedshot.deploy.flower.connection import Connection
     from fedshot.deploy.flower.keys import make_server_keys, new_key
     from fedshot.deploy.flower.local import start_server
     from fedshot.deploy.flower.processes import Children
-    from fedshot.deploy.flower.server_folder import CA, Home, free_port, joined
+    from fedshot.deploy.flower.server_folder import CA, ServerFolder, free_port, joined
 
     make_server_keys(tmp_path / "keys", ["127.0.0.1"])
-    home, port = Home(tmp_path / "plain"), free_port()
+    home, port = ServerFolder(tmp_path / "plain"), free_port()
     with Children() as children:
         log = tmp_path / "server.log"
         start_server(children, home, "127.0.0.1", port, LIMITS, log=log, secure=False)
-        line = Link(joined("127.0.0.1", port), new_key(), tmp_path / "keys" / CA,
+        line = Connection(joined("127.0.0.1", port), new_key(), tmp_path / "keys" / CA,
                     tmp_path / "node.json", LIMITS)  # fmt: skip
         try:
             with pytest.raises(ConfigError, match="the server does not speak TLS"):

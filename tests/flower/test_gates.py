@@ -108,26 +108,26 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
     from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.connection import Link
+    from fedshot.deploy.flower.connection import Connection
     from fedshot.deploy.flower.fleet import FlowerFleet
     from fedshot.deploy.flower.keys import load_node_key
-    from fedshot.deploy.flower.messages import Letter
+    from fedshot.deploy.flower.messages import WireMessage
     from fedshot.deploy.flower.wire import name_message
 
     key = load_node_key(ground.folder / "node-1" / "node.key")
-    liar = Link(ground.address(), key, ground.home.ca, tmp_path / "node.json", LIMITS)
+    liar = Connection(ground.address(), key, ground.home.ca, tmp_path / "node.json", LIMITS)
     with ground.experiment(PRIVATE, {"run": {"rounds": 2}}) as there:
         rounds = there.run()
         next(rounds), next(rounds)
         before, fleet = ground.private(there), there.fleet
         while not isinstance(fleet, FlowerFleet):
             fleet = fleet.fleet
-        nodes = {node.name: node for node in fleet.roster}
+        nodes = {node.name: node for node in fleet.node_registry}
         victim, liar._node.node_id = nodes["node-0"].number, nodes["node-1"].number
 
-        def forged() -> Letter:
-            head = fleet.roster.letter(nodes["node-0"]).head
-            return Letter(head | {"life": 1 << 39, "base": [-1, ""]})
+        def forged() -> WireMessage:
+            head = fleet.node_registry.wire_message(nodes["node-0"]).head
+            return WireMessage(head | {"life": 1 << 39, "base": [-1, ""]})
 
         for reply_to, source, to in (
             ("", 1, victim),  # Flower's number of the server
@@ -242,10 +242,10 @@ def test_a_node_has_no_clients_but_those_that_the_operator_wrote(
 def test_keys_come_and_go_while_the_server_runs(ground: Ground, tmp_path: Path) -> None:
     """A new one is let in, one taken away is turned away, and nothing in the folder is fatal."""
     from fedshot.deploy.flower.keys import make_node_key
-    from fedshot.deploy.flower.local import Doorman
+    from fedshot.deploy.flower.local import Registrar
 
     said: list[str] = []
-    door, nodes = Doorman(ground.home, said.append), ground.home.nodes
+    door, nodes = Registrar(ground.home, said.append), ground.home.nodes
     data = make_node_key(tmp_path / "late.key").read_bytes()
     words = ("--ca", ground.home.ca, "--key", tmp_path / "late.key")
     late = nodes / "late.pub"
@@ -288,7 +288,7 @@ def test_keys_come_and_go_while_the_server_runs(ground: Ground, tmp_path: Path) 
 def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None:
     """Another seed deals the clients other samples; their node says so and none takes part."""
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.messages import Letter
+    from fedshot.deploy.flower.messages import WireMessage
     from fedshot.deploy.flower.setup import Setup
     from fedshot.deploy.flower.shards import read_shards
     from fedshot.deploy.flower.worker import Worker
@@ -298,21 +298,21 @@ def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None
     worker = Worker("n", read_shards(ground.folder / "node-0" / "data"), tmp_path, limits=LIMITS)
     setup = Setup.of("0" * 32, setting({"seed": 1}))
     head = {"setup": setup.to_json(), "life": 1, "base": [-1, ""], "orders": [], "hello": True}
-    reply = worker.answer(Letter(head))
+    reply = worker.answer(WireMessage(head))
     assert "another deal than the server's" in reply.head["refused"]
     head["setup"] = setup.to_json() | {"fedshot": "0.0.0"}
-    assert "the server runs fedshot 0.0.0" in worker.answer(Letter(head)).head["refused"]
+    assert "the server runs fedshot 0.0.0" in worker.answer(WireMessage(head)).head["refused"]
     head["setup"] = setup.to_json() | {"draws": None}
-    assert "does not tell what its keys draw" in worker.answer(Letter(head)).head["refused"]
+    assert "does not tell what its keys draw" in worker.answer(WireMessage(head)).head["refused"]
     head["setup"] = setup.to_json() | {"draws": ["0" * 32, "numpy 9.9", "torch 9.9"]}
-    refused = worker.answer(Letter(head)).head["refused"]
+    refused = worker.answer(WireMessage(head)).head["refused"]
     assert "draws other numbers (numpy 9.9, torch 9.9) than this node (numpy " in refused
 
 
 def test_a_node_with_another_file_of_a_method_is_named(ground: Ground, tmp_path: Path) -> None:
     """A method that is not the package's is the same at both, by the hash of its file."""
     from fedshot.deploy.flower.codec import LIMITS
-    from fedshot.deploy.flower.messages import Letter
+    from fedshot.deploy.flower.messages import WireMessage
     from fedshot.deploy.flower.setup import Setup
     from fedshot.deploy.flower.shards import read_shards
     from fedshot.deploy.flower.worker import Worker
@@ -323,7 +323,7 @@ def test_a_node_with_another_file_of_a_method_is_named(ground: Ground, tmp_path:
 
     def refused(setup: dict[str, Any]) -> str:
         head = {"setup": setup, "life": 1, "base": [-1, ""], "orders": [], "hello": True}
-        return str(worker.answer(Letter(head)).head.get("refused", ""))
+        return str(worker.answer(WireMessage(head)).head.get("refused", ""))
 
     setup = Setup.of("0" * 32, setting({"method": {"name": "quilt"}})).to_json()
     assert setup["own"].startswith("quilt.py ")

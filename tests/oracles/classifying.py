@@ -21,15 +21,15 @@ from fedshot.core.tree import Tree
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.learners.feature_cache import pays
-from fedshot.learners.probe import Readout
+from fedshot.learners.feature_cache import worth_caching
+from fedshot.learners.probe import FeatureProbe
 from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
@@ -112,20 +112,22 @@ class Run:
         exchange = self.spy.exchanges[-1]
         return exchange.work.draw(self.host.data(k), exchange.client_key(k))
 
-    def exam(self, questions: int = 4) -> Exam:
+    def episodic_test(self, eval_episodes: int = 4) -> EpisodicTest:
         """Draw questions from the classes that are not base classes."""
-        return Exam.draw(self.data, [0, 2, 5, 6, 9], SPEC, questions, Key(8))
+        return EpisodicTest.draw(self.data, [0, 2, 5, 6, 9], SPEC, eval_episodes, Key(8))
 
-    def questions(self, many: bool) -> Any:
+    def eval_episodes(self, many: bool) -> Any:
         """Draw questions; of many, embedding each example once pays."""
-        questions = self.exam(20 if many else 2).questions
-        assert pays(questions) == many
-        return questions
+        eval_episodes = self.episodic_test(20 if many else 2).eval_episodes
+        assert worth_caching(eval_episodes) == many
+        return eval_episodes
 
-    def answers(self, questions: Any) -> list[Tensor]:
+    def answers(self, eval_episodes: Any) -> list[Tensor]:
         clients = Clients(self.spy, self.ids, round=self.t, phase="evaluate")
-        found = self.method.evaluate(self.server, clients, questions, Key(7))
-        assert [(a.question, a.client) for a in found] == [(u, None) for u in range(len(questions))]
+        found = self.method.evaluate(self.server, clients, eval_episodes, Key(7))
+        assert [(a.eval_episode, a.client) for a in found] == [
+            (u, None) for u in range(len(eval_episodes))
+        ]
         return [a.logits for a in found]
 
 
@@ -217,12 +219,16 @@ def train(twin: Twin, opt: Optimizer, steps: Any) -> list[Tensor]:
     return [loss.detach() for loss in losses]
 
 
-def assert_readout(readout: Readout, twin: Twin, questions: Any, answers: list[Tensor]) -> None:
+def assert_readout(
+    probe_options: FeatureProbe, twin: Twin, eval_episodes: Any, answers: list[Tensor]
+) -> None:
     """The answers are read out of the features under running statistics."""
     twin.eval()
-    for q, found in zip(questions, answers, strict=True):
+    for q, found in zip(eval_episodes, answers, strict=True):
         with torch.no_grad():
             support, query = twin.features(q.support_x), twin.features(q.query_x)
-        want = readout(support, q.support_y, query, len(q.classes))
-        tol = 1e-4 if readout.probe == "logistic" else 1e-9  # its solver stops when near enough
+        want = probe_options(support, q.support_y, query, len(q.classes))
+        tol = (
+            1e-4 if probe_options.probe == "logistic" else 1e-9
+        )  # its solver stops when near enough
         torch.testing.assert_close(found, want, rtol=tol, atol=tol)

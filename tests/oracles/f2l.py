@@ -20,7 +20,7 @@ from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.methods.f2l.f2l import F2L, Local
+from fedshot.methods.f2l.f2l import F2L, F2LLocalState
 from fedshot.methods.f2l.readings import InnerChoice, OptimizerChoice
 from fedshot.methods.f2l.set_transformer import SetTransformer
 from fedshot.nn.heads import LinearHead
@@ -48,13 +48,13 @@ def method(backbone: str = "mlp", **changes: Any) -> F2L:
     return F2L(**found | changes)
 
 
-def begin(m: F2L, folder: Path) -> tuple[Local, Any]:
+def begin(m: F2L, folder: Path) -> tuple[F2LLocalState, Any]:
     """Return a state with nothing at zero, and what client 0 draws."""
     run = Run(m, folder)
     server = m.init(Key(9))
     psi = beside(m.client_model.init(Key(3), torch.float64))
     drawn = m.draw(run.host.data(0), Key(5))
-    return Local(server.phi, psi, server.stats, m.client_steps.init(psi)), drawn
+    return F2LLocalState(server.phi, psi, server.stats, m.client_steps.init(psi)), drawn
 
 
 def beside(w: Tree) -> Tree:

@@ -89,8 +89,8 @@ class Run:
         """Return the first episode that client 0 draws in round 1, and the seed of its noise."""
         self.t = 1
         drawn = self.drawn(0)
-        lessons = getattr(drawn, "lessons", drawn)
-        return lessons.steps[0][0], lessons.seed
+        local_episodes = getattr(drawn, "local_episodes", drawn)
+        return local_episodes.steps[0][0], local_episodes.seed
 
     def private(self, k: int) -> Tree:
         return self.host.private(k, (10**6, 0))
@@ -176,10 +176,10 @@ def divergence(reference: Tensor, mine: Tensor, clip: str = "none", eps: float =
     return -(ratio * mine).sum() / len(mine)
 
 
-def nearness(m: Any, reference: Weights, w: Weights, e: Episode) -> Tensor:
+def regularizer(m: Any, reference: Weights, w: Weights, e: Episode) -> Tensor:
     """The term of eq. (12) for one task, as the options of a method say."""
     told, mine = (p(v, e, m.predictions, m.inner) for v in (reference, w))
-    return m.gamma * divergence(told, mine, m.nearness.clipping, m.epsilon)
+    return m.gamma * divergence(told, mine, m.regularizer.clipping, m.epsilon)
 
 
 def stepper(opt: Optimizer, leaves: list[Tensor]) -> torch.optim.Optimizer:

@@ -27,7 +27,7 @@ from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
-from fedshot.methods.frl.client_share import Share
+from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.frl import FRL
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP, Conv4
@@ -84,7 +84,7 @@ class Run:
         self.metrics = dict(metrics)
         return server
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[EpisodeShare]:
         """Return what the clients draw in this round, whichever exchange asks."""
         at = self.key.at("step", 0, "work", "update", "client")
         return [self.m.draw(self.host.data(k), at.at(k)) for k in range(len(self.partition))]
@@ -165,7 +165,7 @@ def leaf(w: Weights) -> Weights:
     return {name: value.detach().clone().requires_grad_() for name, value in w.items()}
 
 
-def update(m: FRL, theta: Weights, s: Share, told: Means | None) -> tuple[Weights, Means]:
+def update(m: FRL, theta: Weights, s: EpisodeShare, told: Means | None) -> tuple[Weights, Means]:
     """Lines 12 to 16 with E = 1: the client's model and its prototypes, of theta_r."""
     w, x, y = leaf(theta), s.support_x, s.support_y
     if m.variant == "linear":
@@ -182,7 +182,7 @@ def update(m: FRL, theta: Weights, s: Share, told: Means | None) -> tuple[Weight
     return new, {c: p.detach() for c, p in own.items()}
 
 
-def joined(shares: list[Share], own: list[Means], shrunk: bool) -> Means:
+def joined(shares: list[EpisodeShare], own: list[Means], shrunk: bool) -> Means:
     """Line 20 with lambda_k = |S_k| / |S|, or over the clients' supports of the class alone."""
     found: Means = {}
     for c in sorted({c for mine in own for c in mine}):
@@ -194,7 +194,7 @@ def joined(shares: list[Share], own: list[Means], shrunk: bool) -> Means:
 
 
 def adapt(
-    m: FRL, phi: Weights, shares: list[Share], rounds: int, shrunk: bool, refresh: bool
+    m: FRL, phi: Weights, shares: list[EpisodeShare], rounds: int, shrunk: bool, refresh: bool
 ) -> tuple[Weights, Means | None]:
     """Lines 4 to 21."""
     theta, told = phi, None
@@ -215,7 +215,9 @@ def adapt(
     return theta, told if m.variant != "linear" else None
 
 
-def episode(m: FRL, phi: Weights, shares: list[Share], shrunk: bool, refresh: bool) -> Weights:
+def episode(
+    m: FRL, phi: Weights, shares: list[EpisodeShare], shrunk: bool, refresh: bool
+) -> Weights:
     """Algorithm 1, lines 4 to 26, with a plain gradient step at the server."""
     theta, told = adapt(m, phi, shares, m.inner_rounds, shrunk, refresh)
     total = sum(len(s.support_y) + len(s.query_y) for s in shares)

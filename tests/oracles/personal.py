@@ -19,7 +19,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
@@ -28,7 +28,7 @@ from fedshot.fleets.sequential import Sequential
 from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.model import Model
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 from oracles.classifying import BASE, Spy, dataset
 
 Weights = dict[str, Tensor]
@@ -63,7 +63,9 @@ class Group:
             tests.append(np.concatenate(asked))
         self.partition = Partition.of(rows)
         self.ids = list(range(len(held)))
-        self.exam = Exam.own(self.data, self.partition, Partition.of(tests), self.ids, Key(1))
+        self.episodic_test = EpisodicTest.own(
+            self.data, self.partition, Partition.of(tests), self.ids, Key(1)
+        )
         store = PrivateStore(folder / "clients")
         self.host = Host(method, self.data, self.partition, store, Key(4))
         self.meter = Meter(Sequential(self.host))
@@ -83,10 +85,10 @@ class Group:
         x, y = self.host.data(k).all()
         return pixels(x), torch.tensor([BASE.index(int(c)) for c in y])
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Prediction]:
         clients = Clients(self.spy, self.ids, round=self.t, phase="evaluate")
-        found: list[Answer] = self.method.evaluate(
-            self.server, clients, self.exam.questions, Key(7)
+        found: list[Prediction] = self.method.evaluate(
+            self.server, clients, self.episodic_test.eval_episodes, Key(7)
         )
         return sorted(found)
 

@@ -34,8 +34,8 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.learners.learner import Lesson
-from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.learners.learner import EpisodeLoss
+from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.nn.gradients import descend
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
@@ -79,7 +79,7 @@ class Tasks(NamedTuple):
 @cache
 def batch(k: int, equal: bool) -> Tasks:
     """Return B_k, the same at every visit; labels are the dataset's, not the episode's."""
-    (drawn,) = draw_lessons(client_data(k), SPEC, 1, 6 if equal else 4 + 2 * k, Key(1)).steps
+    (drawn,) = sample_episodes(client_data(k), SPEC, 1, 6 if equal else 4 + 2 * k, Key(1)).steps
 
     def inputs(x: Tensor) -> Tensor:
         rows = x.double().flatten(1) / 127.5 - 1
@@ -124,12 +124,12 @@ class LocalSGD:
         # Without inner steps only the queries count, so all tasks together are one large one.
         return (Tasks(*[part.flatten(0, 1)[None] for part in mine]),) * VISIT, n
 
-    def lesson(self, w: Tree, stats: Tree, task: Tasks, seed: Tensor) -> Lesson:
+    def episode_loss(self, w: Tree, stats: Tree, task: Tasks, seed: Tensor) -> EpisodeLoss:
         def support(v: Tree, step: int) -> Tensor:
             return loss(v["w"], task.support_x, task.support_y)
 
         adapted = descend(support, w, lr=INNER_LR, steps=self.inner_steps, second_order=True)
-        return Lesson(loss(adapted["w"], task.query_x, task.query_y), stats, torch.tensor(0.0))
+        return EpisodeLoss(loss(adapted["w"], task.query_x, task.query_y), stats, torch.tensor(0.0))
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: tuple[tuple[Tasks, ...], Tensor]) -> Reply:
@@ -137,8 +137,8 @@ class LocalSGD:
         w = {"w": down["w"]}
         for t, task in enumerate(tasks, start=int(down["t"])):
             sgd = Optimizer("sgd", 2 / (MU * (GAMMA + (0 if self.constant else t))))
-            steps = Lessons(((task,),), Key(0).tensor(), n)  # type: ignore[arg-type]
-            w = local_sgd(self.lesson, sgd, w, {}, steps).params  # type: ignore[arg-type]
+            steps = LocalEpisodes(((task,),), Key(0).tensor(), n)  # type: ignore[arg-type]
+            w = local_sgd(self.episode_loss, sgd, w, {}, steps).params  # type: ignore[arg-type]
         return Reply({"delta": {"w": w["w"] - down["w"]}}, private, float(n))
 
 
@@ -229,7 +229,9 @@ def test_the_loss_of_the_clients_is_the_objective(inner_steps: int) -> None:
     assert n == [4, 6, 8]
     w = torch.randn(3, 5, generator=Key(2).torch(), dtype=torch.float64)
     losses = [  # each task as a run of its own
-        m.lesson({"w": w.expand(n[k], 3, 5)}, {}, batch(k, False), Key(0).tensor()).loss.detach()
+        m.episode_loss(
+            {"w": w.expand(n[k], 3, 5)}, {}, batch(k, False), Key(0).tensor()
+        ).loss.detach()
         for k in range(CLIENTS)
     ]
     want = Objective(m)(w.flatten())

@@ -14,21 +14,23 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes import sampling as drawing_module
 from fedshot.data.episodes.episode import ClientData, Tasks
-from fedshot.data.episodes.sampling import MOST, Drawn, Shelf, kernel
+from fedshot.data.episodes.sampling import MOST, ClassIndex, SampledRows, kernel
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.local_training import draw_lessons
+from fedshot.learners.local_training import sample_episodes
 
 pytestmark = pytest.mark.skipif(
     kernel_build.library() is None, reason="there are no compiled kernels: numpy draws"
 )
 
 
-def same(one: list[Drawn], other: list[Drawn]) -> bool:
+def same(one: list[SampledRows], other: list[SampledRows]) -> bool:
     assert len(one) == len(other)
     return all(map(np.array_equal, sum(one, ()), sum(other, ())))
 
 
-def both(shelf: Shelf, spec: EpisodeSpec, seed: int, n: int) -> tuple[list[Drawn], list[Drawn]]:
+def both(
+    shelf: ClassIndex, spec: EpisodeSpec, seed: int, n: int
+) -> tuple[list[SampledRows], list[SampledRows]]:
     """Draw by the kernel and by numpy, and look at what comes next of either generator."""
     found, one, other = kernel(), Key(seed).numpy(), Key(seed).numpy()
     assert found is not None
@@ -61,33 +63,33 @@ def test_it_draws_what_numpy_draws(
     spec = EpisodeSpec(way, shot, query, queries, labels, classes)  # type: ignore[arg-type]
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     held = np.random.default_rng(seed + 1).permutation(len(y))
-    assert same(*both(Shelf(y, held), spec, seed, 3))
+    assert same(*both(ClassIndex(y, held), spec, seed, 3))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 127, 128, 129, 4097, MOST - 1])
 def test_it_draws_from_many_as_numpy_does(n: int) -> None:
     """Up to all of them, of which a rejected number is one in a few."""
-    shelf = Shelf(np.zeros(n, dtype=np.int64), np.arange(n))
+    shelf = ClassIndex(np.zeros(n, dtype=np.int64), np.arange(n))
     for query in {1, n // 2, n - 1}:
         assert same(*both(shelf, EpisodeSpec(1, 1, max(query, 1)), n, 2))
 
 
 def test_it_draws_from_many_classes_as_numpy_does() -> None:
     y = np.repeat(np.arange(3000), 2)
-    shelf = Shelf(y, np.arange(len(y)))
+    shelf = ClassIndex(y, np.arange(len(y)))
     for way in (1, 5, 2999, 3000):
         assert same(*both(shelf, EpisodeSpec(way, 1, 1), way, 2))
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    real = Shelf.draw_by_numpy
+    real = ClassIndex.draw_by_numpy
 
-    def draw_by_numpy(self: Shelf, *args: object) -> Drawn:
+    def draw_by_numpy(self: ClassIndex, *args: object) -> SampledRows:
         calls.append(1)
         return real(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Shelf, "draw_by_numpy", draw_by_numpy)
+    monkeypatch.setattr(ClassIndex, "draw_by_numpy", draw_by_numpy)
     return calls
 
 
@@ -105,21 +107,21 @@ def test_numpy_draws_where_the_kernel_cannot(
     y = np.repeat(np.arange(len(counts)), counts)
     drawing_module._checked_kernel()
     calls = counted(monkeypatch)
-    assert len(Shelf(y, np.arange(len(y))).draw(spec, Key(0).numpy(), 4)) == 4
+    assert len(ClassIndex(y, np.arange(len(y))).draw(spec, Key(0).numpy(), 4)) == 4
     assert len(calls) == by_numpy
 
 
 def test_a_numpy_that_draws_otherwise_draws_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Shelf.draw_by_numpy
+    real = ClassIndex.draw_by_numpy
 
-    def draw_by_numpy(self: Shelf, spec: EpisodeSpec, rng: np.random.Generator) -> Drawn:
+    def draw_by_numpy(self: ClassIndex, spec: EpisodeSpec, rng: np.random.Generator) -> SampledRows:
         rng.random()
         return real(self, spec, rng)
 
     drawing_module._checked_kernel.cache_clear()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Shelf, "draw_by_numpy", draw_by_numpy)
+            patch.setattr(ClassIndex, "draw_by_numpy", draw_by_numpy)
             assert drawing_module._checked_kernel() is None
         drawing_module._checked_kernel.cache_clear()
         assert drawing_module._checked_kernel() is not None
@@ -129,13 +131,13 @@ def test_a_numpy_that_draws_otherwise_draws_itself(monkeypatch: pytest.MonkeyPat
 
 def test_all_that_is_left_may_be_asked_for() -> None:
     y = np.repeat(np.arange(3), 9)
-    shelf = Shelf(y, np.arange(27))
+    shelf = ClassIndex(y, np.arange(27))
     assert same(*both(shelf, EpisodeSpec(2, 1, 10**12, "up_to"), 0, 3))
 
 
 def test_a_copy_draws_from_memory_of_its_own() -> None:
     y = np.repeat(np.arange(4), 9)
-    shelf, spec = Shelf(y, np.arange(36)), EpisodeSpec(3, 1, 5)
+    shelf, spec = ClassIndex(y, np.arange(36)), EpisodeSpec(3, 1, 5)
     wanted = shelf.draw(spec, Key(0).numpy())
     copied = copy.deepcopy(shelf)
     for held in (shelf._rows, shelf._starts, *shelf._able[spec.needed]):
@@ -148,7 +150,7 @@ def test_none_is_none() -> None:
     dataset = Dataset("t", np.zeros((36, 2, 2, 1), np.uint8), y, tuple("abcd"))
     data = ClientData(dataset, np.arange(36))
     assert data.episodes(EpisodeSpec(3, 1, 5), Key(0).numpy(), 0) == []
-    assert draw_lessons(data, EpisodeSpec(3, 1, 5), 0, 1, Key(0)).steps == ()
+    assert sample_episodes(data, EpisodeSpec(3, 1, 5), 0, 1, Key(0)).steps == ()
 
 
 def test_the_tasks_of_a_test_are_nobody_s_to_change() -> None:

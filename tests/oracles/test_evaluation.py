@@ -21,9 +21,9 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.evaluation.episodic_test import (
-    Exam,
-    ExamOptions,
-    Look,
+    EpisodicTest,
+    TestOptions,
+    ValidationResult,
     far_below,
     pixel_logits,
     score,
@@ -31,14 +31,14 @@ from fedshot.evaluation.episodic_test import (
 )
 from fedshot.evaluation.raw_baselines import tf_idf_logits
 from fedshot.fleets.sequential import Sequential
-from fedshot.learners.feature_cache import pays
-from fedshot.learners.learner import Question
+from fedshot.learners.feature_cache import worth_caching
+from fedshot.learners.learner import EvalEpisode
 from fedshot.methods.base.fl_proto import FLProto
 from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.model import Model
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import Answer, answer_at_server
-from fedshot.reports.significance import Row, compare
+from fedshot.protocol.method import Prediction, predict_at_server
+from fedshot.reports.significance import ComparisonRow, compare
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 
@@ -50,16 +50,19 @@ def dataset() -> Dataset:
     return Dataset("shades", x.astype(np.uint8), y, tuple("abcdef"))
 
 
-def exam(episodes: int = 8, seed: int = 0, classes: tuple[int, ...] = (1, 2, 3, 5)) -> Exam:
-    return Exam.draw(dataset(), classes, SPEC, episodes, Key(seed))
+def episodic_test(
+    episodes: int = 8, seed: int = 0, classes: tuple[int, ...] = (1, 2, 3, 5)
+) -> EpisodicTest:
+    return EpisodicTest.draw(dataset(), classes, SPEC, episodes, Key(seed))
 
 
 def test_equal_accuracies_have_no_interval() -> None:
-    test = exam(4)
-    answers = [Answer(u, None, torch.nn.functional.one_hot(test.labels(u), 3).double())
+    test = episodic_test(4)
+    answers = [Prediction(u, None, torch.nn.functional.one_hot(test.labels(u), 3).double())
                for u in range(4)]  # fmt: skip
     assert str(score(answers, test)) == "100.00 % (no interval: all 4 accuracies are equal)"
-    row, other = Row("a", score(answers, test)), Row("b", {"accuracy": 0.5, "interval": 0.0,
+    row, other = ComparisonRow("a", score(answers, test)), ComparisonRow("b", {"accuracy": 0.5,
+    "interval": 0.0,
                                                            "episodes": 4})  # fmt: skip
     assert compare(row, other).outcome == "unclear"
 
@@ -70,7 +73,7 @@ def test_word_counts_are_weighed_and_told_apart_as_by_scikit_learn() -> None:
     support, query = (rng.integers(2, 20, (n, 6)).astype(np.int32) for n in (9, 12))
     support[0, 4:], query[3] = 0, 21  # a short text; a text of words that no support has
     y = torch.arange(9) % 3
-    asked = Question(torch.from_numpy(support), y, torch.from_numpy(query), torch.arange(3))
+    asked = EvalEpisode(torch.from_numpy(support), y, torch.from_numpy(query), torch.arange(3))
     joined = [[" ".join(words[row]) for row in ids] for ids in (support, query)]
     oracle = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
     oracle.fit(joined[0], y.numpy())
@@ -93,8 +96,8 @@ def exact_half_width(values: Any) -> float:
 
 
 def test_a_score_is_the_mean_over_episodes_with_its_interval() -> None:
-    e = exam()
-    found = score([Answer(u, None, random_logits(u)) for u in range(8)], e)
+    e = episodic_test()
+    found = score([Prediction(u, None, random_logits(u)) for u in range(8)], e)
     each = [share_right(random_logits(u), e.labels(u)) for u in range(8)]
     assert len(set(each)) > 2
     assert found.per_episode == pytest.approx(each, rel=1e-15)
@@ -106,8 +109,8 @@ def test_a_score_is_the_mean_over_episodes_with_its_interval() -> None:
 
 
 def test_confusions_are_counted_by_the_names_of_the_classes() -> None:
-    e = exam()
-    answers = [Answer(u, None, random_logits(u)) for u in range(8)]
+    e = episodic_test()
+    answers = [Prediction(u, None, random_logits(u)) for u in range(8)]
     answers[3].logits[5] = math.nan  # no guess
     want: dict[str, dict[str, int]] = {}
     for u, _, logits in answers:
@@ -121,8 +124,8 @@ def test_confusions_are_counted_by_the_names_of_the_classes() -> None:
 
 
 def test_an_episode_that_every_client_answered_counts_once_with_their_mean() -> None:
-    e, clients = exam(4), (2, 5, 9)
-    found = score([Answer(u, k, random_logits(u, k)) for k in clients for u in range(4)], e)
+    e, clients = episodic_test(4), (2, 5, 9)
+    found = score([Prediction(u, k, random_logits(u, k)) for k in clients for u in range(4)], e)
     table = np.array(
         [[share_right(random_logits(u, k), e.labels(u)) for k in clients] for u in range(4)]
     )
@@ -135,21 +138,21 @@ def test_an_episode_that_every_client_answered_counts_once_with_their_mean() -> 
 
 
 def test_clients_that_take_turns_are_scored_on_their_own_episodes() -> None:
-    e = exam(7)
-    found = score([Answer(u, u % 3, random_logits(u)) for u in range(7)], e)
+    e = episodic_test(7)
+    found = score([Prediction(u, u % 3, random_logits(u)) for u in range(7)], e)
     each = [share_right(random_logits(u), e.labels(u)) for u in range(7)]
     assert found.accuracy == pytest.approx(np.mean(each), rel=1e-14)
     assert found.clients == pytest.approx({k: np.mean(each[k::3]) for k in range(3)}, rel=1e-14)
 
 
 def test_the_order_of_the_answers_does_not_matter() -> None:
-    answers = [Answer(u, k, random_logits(u, k)) for k in (0, 1) for u in range(8)]
-    assert score(answers, exam()) == score(answers[::-1], exam())
+    answers = [Prediction(u, k, random_logits(u, k)) for k in (0, 1) for u in range(8)]
+    assert score(answers, episodic_test()) == score(answers[::-1], episodic_test())
 
 
 def test_unanswered_episodes_are_counted_and_left_out_of_the_mean() -> None:
-    e = exam()
-    found = score([Answer(u, 0, random_logits(u)) for u in (1, 4, 6)], e)
+    e = episodic_test()
+    found = score([Prediction(u, 0, random_logits(u)) for u in (1, 4, 6)], e)
     each = [share_right(random_logits(u), e.labels(u)) for u in (1, 4, 6)]
     assert (found.episodes, found.unanswered) == (3, 5)
     assert found.accuracy == pytest.approx(np.mean(each), rel=1e-14)
@@ -158,13 +161,13 @@ def test_unanswered_episodes_are_counted_and_left_out_of_the_mean() -> None:
 @pytest.mark.parametrize("answered", [0, 1])
 def test_fewer_than_two_answers_are_no_score(answered: int) -> None:
     with pytest.raises(ValueError, match=f"{answered} episodes were answered"):
-        score([Answer(u, None, random_logits(u)) for u in range(answered)], exam())
+        score([Prediction(u, None, random_logits(u)) for u in range(answered)], episodic_test())
 
 
 def test_a_score_says_whether_it_is_transductive() -> None:
-    answers = [Answer(u, None, random_logits(u)) for u in range(8)]
-    assert not score(answers, exam()).transductive
-    assert score(answers, exam(), transductive=True).transductive
+    answers = [Prediction(u, None, random_logits(u)) for u in range(8)]
+    assert not score(answers, episodic_test()).transductive
+    assert score(answers, episodic_test(), transductive=True).transductive
 
 
 def test_the_worst_tenth_is_the_mean_of_the_lowest_values() -> None:
@@ -176,17 +179,17 @@ def test_the_worst_tenth_is_the_mean_of_the_lowest_values() -> None:
 def test_logits_that_are_not_numbers_are_not_scored_as_guesses() -> None:
     # argmax of a row of NaN is 0, which would pass a diverged model off as one that guesses.
     nan = torch.full((12, 3), math.nan)
-    found = score([Answer(u, None, nan) for u in range(8)], exam())
+    found = score([Prediction(u, None, nan) for u in range(8)], episodic_test())
     assert (found.accuracy, found.diverged) == (0.0, 8)
 
 
 def test_only_the_queries_that_diverged_count_as_wrong() -> None:
-    e = exam()
+    e = episodic_test()
     answers = []
     for u in range(8):
         logits = torch.nn.functional.one_hot(e.labels(u), 3).double()
         logits[0] = math.inf
-        answers.append(Answer(u, None, logits))
+        answers.append(Prediction(u, None, logits))
     found = score(answers, e)
     assert found.accuracy == pytest.approx(11 / 12)
     assert found.diverged == 8
@@ -196,10 +199,10 @@ def test_only_the_queries_that_diverged_count_as_wrong() -> None:
 
 
 def test_a_question_has_no_answers_and_the_examiner_has_them() -> None:
-    e = exam()
-    assert Question._fields == ("support_x", "support_y", "query_x", "classes", "held")
-    for u, q in enumerate(e.questions):
-        assert type(q) is Question
+    e = episodic_test()
+    assert EvalEpisode._fields == ("support_x", "support_y", "query_x", "classes", "held")
+    for u, q in enumerate(e.eval_episodes):
+        assert type(q) is EvalEpisode
         assert q.held == ()
         assert q.support_x.shape == (6, 5, 5, 1)
         assert q.query_x.shape == (12, 5, 5, 1)
@@ -208,13 +211,13 @@ def test_a_question_has_no_answers_and_the_examiner_has_them() -> None:
 
 def test_the_order_of_the_queries_does_not_give_their_labels_away() -> None:
     in_order = torch.arange(3).repeat_interleave(4)
-    assert not all(torch.equal(exam().labels(u), in_order) for u in range(8))
+    assert not all(torch.equal(episodic_test().labels(u), in_order) for u in range(8))
 
 
 def test_labels_are_those_of_the_images() -> None:
-    e, data = exam(), dataset()
+    e, data = episodic_test(), dataset()
     where = {data.x[i].tobytes(): int(data.y[i]) for i in range(len(data))}
-    for u, q in enumerate(e.questions):
+    for u, q in enumerate(e.eval_episodes):
         for images, y in ((q.support_x, q.support_y), (q.query_x, e.labels(u))):
             for image, label in zip(images, y.tolist(), strict=True):
                 assert where[image.numpy().tobytes()] == int(q.classes[label])
@@ -222,63 +225,64 @@ def test_labels_are_those_of_the_images() -> None:
 
 
 def test_no_query_is_also_a_support() -> None:
-    for q in exam().questions:
+    for q in episodic_test().eval_episodes:
         support = {image.numpy().tobytes() for image in q.support_x}
         assert not support & {image.numpy().tobytes() for image in q.query_x}
 
 
 def test_one_seed_is_one_exam_and_another_seed_another() -> None:
-    first, same, other = exam(), exam(), exam(seed=1)
+    first, same, other = episodic_test(), episodic_test(), episodic_test(seed=1)
     assert first.digest == same.digest != other.digest
     assert all(
         torch.equal(a.query_x, b.query_x)
-        for a, b in zip(first.questions, same.questions, strict=True)
+        for a, b in zip(first.eval_episodes, same.eval_episodes, strict=True)
     )
     assert not all(
         torch.equal(a.query_x, b.query_x)
-        for a, b in zip(first.questions, other.questions, strict=True)
+        for a, b in zip(first.eval_episodes, other.eval_episodes, strict=True)
     )
-    assert torch.equal(first.questions[3].query_x, first.questions[3].query_x)
+    assert torch.equal(first.eval_episodes[3].query_x, first.eval_episodes[3].query_x)
 
 
 def test_the_digest_tells_data_classes_shape_and_number_apart() -> None:
     data = dataset()
     brighter = Dataset("shades", data.x + 1, data.y, data.class_names)
     digests = [
-        exam().digest,
-        exam(7).digest,
-        exam(classes=(0, 1, 2, 3)).digest,
-        Exam.draw(data, (1, 2, 3, 5), EpisodeSpec(3, 2, 3), 8, Key(0)).digest,
-        Exam.draw(brighter, (1, 2, 3, 5), SPEC, 8, Key(0)).digest,
+        episodic_test().digest,
+        episodic_test(7).digest,
+        episodic_test(classes=(0, 1, 2, 3)).digest,
+        EpisodicTest.draw(data, (1, 2, 3, 5), EpisodeSpec(3, 2, 3), 8, Key(0)).digest,
+        EpisodicTest.draw(brighter, (1, 2, 3, 5), SPEC, 8, Key(0)).digest,
     ]
     assert len(set(digests)) == 5
 
 
 def test_a_shorter_exam_is_the_beginning_of_a_longer_one() -> None:
-    short, long = exam(3), exam(8)
+    short, long = episodic_test(3), episodic_test(8)
     assert all(
-        torch.equal(short.questions[u].support_x, long.questions[u].support_x) for u in range(3)
+        torch.equal(short.eval_episodes[u].support_x, long.eval_episodes[u].support_x)
+        for u in range(3)
     )
     assert all(
         torch.equal(a.query_x, b.query_x)
-        for a, b in zip(short.questions, long.questions[:3], strict=True)
+        for a, b in zip(short.eval_episodes, long.eval_episodes[:3], strict=True)
     )
-    assert len(long.questions[2:5]) == 3
+    assert len(long.eval_episodes[2:5]) == 3
 
 
 def test_a_class_that_is_too_small_is_refused_with_the_exam() -> None:
     with pytest.raises(DataError, match="needs"):
-        Exam.draw(dataset(), (0, 1, 2), EpisodeSpec(3, 5, 15), 4, Key(0))
+        EpisodicTest.draw(dataset(), (0, 1, 2), EpisodeSpec(3, 5, 15), 4, Key(0))
 
 
 @pytest.mark.parametrize("name", ["episodes", "validation_episodes"])
 def test_one_episode_is_not_a_test(name: str) -> None:
     with pytest.raises(ConfigError, match=f"test.{name} is 1"):
-        ExamOptions(**{name: 1})
+        TestOptions(**{name: 1})
 
 
 def test_a_test_has_a_thousand_episodes_of_fifteen_queries_by_default() -> None:
-    options = ExamOptions()
+    options = TestOptions()
     assert (options.episodes, options.way, options.shot, options.query) == (1000, 5, 1, 15)
 
 
@@ -286,8 +290,8 @@ def test_a_test_has_a_thousand_episodes_of_fifteen_queries_by_default() -> None:
 
 
 def test_pixel_logits_predict_as_nearest_centroids_of_scikit_learn() -> None:
-    e = exam(20)
-    for u, q in enumerate(e.questions):
+    e = episodic_test(20)
+    for u, q in enumerate(e.eval_episodes):
         floor = NearestCentroid().fit(q.support_x.flatten(1).numpy() / 255, q.support_y.numpy())
         want = floor.predict(q.query_x.flatten(1).numpy() / 255)
         assert pixel_logits(q).argmax(1).tolist() == want.tolist()
@@ -295,8 +299,8 @@ def test_pixel_logits_predict_as_nearest_centroids_of_scikit_learn() -> None:
 
 
 def test_the_floor_is_above_chance_where_pixels_tell_the_classes() -> None:
-    e = exam(20)
-    found = score(answer_at_server(pixel_logits, e.questions), e)
+    e = episodic_test(20)
+    found = score(predict_at_server(pixel_logits, e.eval_episodes), e)
     assert found.accuracy > 0.8
     assert found.episodes == 20
 
@@ -308,44 +312,49 @@ def test_embedding_every_example_once_gives_the_same_answers() -> None:
     server = method.init(Key(3))
     config = Config.of({"data": "digits"})
     data = config.data.load(None)
-    drawn = Exam.draw(data, [5, 6, 7, 8, 9], EpisodeSpec(3, 2, 4), 60, Key(0))
-    assert pays(drawn.questions)
+    drawn = EpisodicTest.draw(data, [5, 6, 7, 8, 9], EpisodeSpec(3, 2, 4), 60, Key(0))
+    assert worth_caching(drawn.eval_episodes)
     clients = Clients(Sequential(None), range(3))  # type: ignore[arg-type]
-    once = method.evaluate(server, clients, drawn.questions, Key(1))
-    apart = method.evaluate(server, clients, list(drawn.questions), Key(1))
-    assert [a.question for a in once] == [a.question for a in apart] == list(range(60))
+    once = method.evaluate(server, clients, drawn.eval_episodes, Key(1))
+    apart = method.evaluate(server, clients, list(drawn.eval_episodes), Key(1))
+    assert [a.eval_episode for a in once] == [a.eval_episode for a in apart] == list(range(60))
     for a, b in zip(once, apart, strict=True):
         torch.testing.assert_close(a.logits, b.logits, rtol=1e-9, atol=1e-9)
 
 
 def test_a_few_questions_of_many_examples_are_answered_one_by_one() -> None:
     data = Config.of({"data": "digits"}).data.load(None)
-    few = Exam.draw(data, [5, 6, 7, 8, 9], EpisodeSpec(5, 1, 1), 2, Key(0))
-    assert few.questions.distinct == 20
-    assert not pays(few.questions)
-    assert not pays(list(few.questions))
+    few = EpisodicTest.draw(data, [5, 6, 7, 8, 9], EpisodeSpec(5, 1, 1), 2, Key(0))
+    assert few.eval_episodes.distinct == 20
+    assert not worth_caching(few.eval_episodes)
+    assert not worth_caching(list(few.eval_episodes))
 
 
 def test_a_look_beats_another_over_the_episodes_that_both_answered() -> None:
-    whole, better = Look((0.2, 0.4, 0.9)), Look((0.3, 0.5), missing=(2,))
+    whole, better = ValidationResult((0.2, 0.4, 0.9)), ValidationResult((0.3, 0.5), missing=(2,))
     assert whole.beats(None)
     assert better.beats(whole)  # 0.4 against 0.3, though 0.5 is the mean of all three
     assert not whole.beats(better)
-    assert not Look((0.2, 0.4), missing=(2,)).beats(whole)  # a tie keeps the earlier round
-    early, late = Look((0.9,), missing=(1, 2)), Look((0.1, 0.1), missing=(0,))
+    assert not ValidationResult((0.2, 0.4), missing=(2,)).beats(
+        whole
+    )  # a tie keeps the earlier round
+    early, late = (
+        ValidationResult((0.9,), missing=(1, 2)),
+        ValidationResult((0.1, 0.1), missing=(0,)),
+    )
     assert late.beats(early)  # nothing in common: the better known goes on
     assert not early.beats(late)
-    few = Look((0.9, 0.9), missing=tuple(range(2, 10)))
-    assert Look((0.5,) * 10).beats(few)  # of which two episodes tell little
-    assert not few.beats(Look((0.95,) * 10))
-    assert few.beats(Look((0.5,) * 10))
+    few = ValidationResult((0.9, 0.9), missing=tuple(range(2, 10)))
+    assert ValidationResult((0.5,) * 10).beats(few)  # of which two episodes tell little
+    assert not few.beats(ValidationResult((0.95,) * 10))
+    assert few.beats(ValidationResult((0.5,) * 10))
 
 
 def test_a_score_names_the_episodes_that_nobody_answered() -> None:
-    e = exam(5)
-    found = score([Answer(u, None, random_logits(u)) for u in (0, 2, 3)], e)
+    e = episodic_test(5)
+    found = score([Prediction(u, None, random_logits(u)) for u in (0, 2, 3)], e)
     assert (found.missing, found.unanswered, found.episodes) == ((1, 4), 2, 3)
-    assert Look.from_json(found.to_json()) == Look.of(found)
+    assert ValidationResult.from_json(found.to_json()) == ValidationResult.of(found)
 
 
 def test_a_client_whose_accuracy_is_far_below_the_others_is_told() -> None:

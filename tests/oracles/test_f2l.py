@@ -15,13 +15,13 @@ from conformance.cases import METHODS, REFERENCE
 from covering import slow
 from fedshot.config.load import Config
 from fedshot.conformance.federation import LATE, Federation
-from fedshot.conformance.small import Home
+from fedshot.conformance.small import FederationHost
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop, Question
-from fedshot.learners.probe import Readout
+from fedshot.learners.learner import EvalEpisode, InnerLoop
+from fedshot.learners.probe import FeatureProbe
 from fedshot.methods.f2l.f2l import F2L
 from fedshot.methods.f2l.readings import InnerChoice, OptimizerChoice, f2l_defaults
 from fedshot.methods.f2l.set_transformer import SetTransformer
@@ -39,7 +39,7 @@ from fedshot.nn.models.recurrent import BiLSTM
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.method import warnings_of
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from oracles.classifying import SPEC, Run, Twin, assert_readout, unequal_clients
 from oracles.f2l import WAY, Client, Oracle, assert_client, begin, beside, close, method
 from oracles.fedfsl import assert_slopes
@@ -212,7 +212,7 @@ def gradients(m: F2L, folder: Path) -> dict[str, Any]:
     at, drawn = begin(m, folder)
     both, e = {"phi": at.phi, "psi": at.psi}, drawn.steps[0][0]
     _, _, grad = value_and_grad(
-        lambda w: (m.models.lesson(w, at.stats, e, Key(6).tensor()).loss, None), both
+        lambda w: (m.models.episode_loss(w, at.stats, e, Key(6).tensor()).loss, None), both
     )
     return {part: tree.digest(below) for part, below in grad.items()}
 
@@ -250,7 +250,7 @@ def test_second_order_gradients_are_finite_differences(
     _, _, second = value_and_grad(lambda psi: (loss(m, psi), None), at.psi)
 
     def whole(psi: Any) -> tuple[Tensor, None]:
-        return m.models.lesson({"phi": at.phi, "psi": psi}, at.stats, e, seed).loss, None
+        return m.models.episode_loss({"phi": at.phi, "psi": psi}, at.stats, e, seed).loss, None
 
     _, _, joint = value_and_grad(whole, at.psi)
     tree.map(close, joint, second)
@@ -260,9 +260,9 @@ def test_second_order_gradients_are_finite_differences(
                zip(tree.leaves(second), tree.leaves(other), strict=True))  # fmt: skip
 
 
-def answers(run: Run, questions: Any = None) -> list[Any]:
+def answers(run: Run, eval_episodes: Any = None) -> list[Any]:
     clients = Clients(run.spy, run.ids, round=run.t, phase="evaluate")
-    asked = run.exam(6).questions if questions is None else questions
+    asked = run.episodic_test(6).eval_episodes if eval_episodes is None else eval_episodes
     return run.method.evaluate(run.server, clients, asked, Key(7))
 
 
@@ -274,15 +274,15 @@ def test_task_u_is_answered_by_client_u_mod_k(backbone: str, many: bool, tmp_pat
     run = Run(m, tmp_path, (10, 10, 10))
     run.round()
     before = [tree.digest(run.host.private(k, (9, 0))) for k in run.ids]
-    questions = run.questions(many)
-    found = {a.question: a for a in answers(run, questions)}
-    assert [found[u].client for u in range(len(questions))] == [
-        run.ids[u % 3] for u in range(len(questions))
+    eval_episodes = run.eval_episodes(many)
+    found = {a.eval_episode: a for a in answers(run, eval_episodes)}
+    assert [found[u].client for u in range(len(eval_episodes))] == [
+        run.ids[u % 3] for u in range(len(eval_episodes))
     ]
     server = run.server
     twin = Twin(server.phi["body"], server.phi["classifier"], server.stats).eval()
-    for u in range(min(4, len(questions))):
-        q, psi = questions[u], run.host.private(run.ids[u % 3], (9, 0))["psi"]
+    for u in range(min(4, len(eval_episodes))):
+        q, psi = eval_episodes[u], run.host.private(run.ids[u % 3], (9, 0))["psi"]
         with torch.no_grad():
             s, x = twin.features(q.support_x), twin.features(q.query_x)
         net = Client(m, psi)
@@ -304,7 +304,7 @@ def classified(net: Client, w: Any, s: Tensor) -> Tensor:
 def test_all_clients_may_answer_every_task(tmp_path: Path) -> None:
     run = Run(method(answer_by="all"), tmp_path, (10, 10))
     run.round()
-    assert sorted((a.question, a.client) for a in answers(run)) == [
+    assert sorted((a.eval_episode, a.client) for a in answers(run)) == [
         (u, k) for u in range(6) for k in run.ids
     ]
 
@@ -318,9 +318,9 @@ def test_a_probe_answers_on_the_server_model(options: dict[str, Any], tmp_path: 
     server = run.server
     twin = Twin(server.phi["body"], server.phi["classifier"], server.stats)
     for many in (False, True):
-        questions = run.questions(many)
-        found = run.answers(questions)
-        assert_readout(Readout(run.method.reading.probe), twin, questions, found)
+        eval_episodes = run.eval_episodes(many)
+        found = run.answers(eval_episodes)
+        assert_readout(FeatureProbe(run.method.reading.probe), twin, eval_episodes, found)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_query_is_answered_whatever_the_others_are(
     y = torch.tensor([0, 1, 2, 0, 1, 2])
 
     def answer(rows: Tensor) -> Tensor:
-        return m.client_model.answer(at.psi, Question(s, y, rows, torch.arange(3)))
+        return m.client_model.answer(at.psi, EvalEpisode(s, y, rows, torch.arange(3)))
 
     whole = answer(q)
     turned = torch.tensor([0, 4, 2, 1, 3])
@@ -351,7 +351,7 @@ def test_a_fresh_head_at_test_does_not_know_the_learned_one(tmp_path: Path) -> N
     m = method(test_head="fresh")
     at, _ = begin(m, tmp_path)
     s = torch.randn(6, 7, generator=Key(8).torch(), dtype=torch.float64)
-    asked = Question(s, torch.arange(6) % 3, s, torch.arange(3))
+    asked = EvalEpisode(s, torch.arange(6) % 3, s, torch.arange(3))
     other = at.psi | {"head": beside(at.psi["head"])}
 
     def found(psi: Any, fresh: bool) -> Tensor:
@@ -372,7 +372,7 @@ def test_a_head_of_prototypes_classifies_by_squared_distances(tmp_path: Path) ->
     g_s, g_q = net.encode(net.weights(), s, q)
     c = torch.stack([g_s[y == k].mean(0) for k in range(4)])
     want = (-(torch.cdist(g_q, c) ** 2)).softmax(1)
-    found = m.client_model.answer(at.psi, Question(s, y, q, torch.arange(4)))
+    found = m.client_model.answer(at.psi, EvalEpisode(s, y, q, torch.arange(4)))
     close(found.softmax(1), want)
 
 
@@ -427,8 +427,8 @@ def test_a_probe_may_sit_a_test_wider_than_the_head_that_has_no_part_in_it() -> 
     }
     small = {"name": "f2l", "transformer": {"hidden": 8}}
 
-    def setting(**changes: Any) -> Setting:
-        return Setting(Config.of(merged(SMALL, wide, {"method": small}, changes)))
+    def setting(**changes: Any) -> PreparedRun:
+        return PreparedRun(Config.of(merged(SMALL, wide, {"method": small}, changes)))
 
     assert setting(method={"name": "f2l", "evaluated": "server"}).test.widest == 5
     with pytest.raises(ConfigError, match=r"test.way is 5; model.head.way is 3"):
@@ -485,7 +485,7 @@ def test_a_client_that_returns_after_many_rounds_finds_its_own_state(tmp_path: P
     assert [path.name for path in (tmp_path / "clients" / "000003").iterdir()] == [
         "r000001-00.safetensors"
     ]
-    later = Home(run.method, tmp_path, run.key)  # of a process that begins now
+    later = FederationHost(run.method, tmp_path, run.key)  # of a process that begins now
     later.store.open(run.round, run.sealed)
     assert tree.digest(later.host.private(3, LATE)) == own
     play(3)
@@ -537,5 +537,5 @@ def test_a_head_that_adam_learns_from_zero_is_warned_of_and_what_learns_is_not()
         (False, {"episode": replace(SPEC, labels="fixed")}),
     ):
         assert bool(warnings_of(method(**options))) is told, options
-    found = Setting(Config.of(merged(SMALL, {"method": {"name": "f2l"}}))).notices()
+    found = PreparedRun(Config.of(merged(SMALL, {"method": {"name": "f2l"}}))).notices()
     assert any("method.head_start to 'prototypes'" in text for text in found)

@@ -29,21 +29,25 @@ def test_questions_as_features_still_go_to_their_owners(
 ) -> None:
     """Whether each example is embedded once or each question by itself."""
     run = Run(method(answer_by=by), tmp_path, (10, 10, 10))
-    questions = run.questions(many)
-    questions.owners = tuple((1, 2)[u % 2] for u in range(len(questions)))
+    eval_episodes = run.eval_episodes(many)
+    eval_episodes.owners = tuple((1, 2)[u % 2] for u in range(len(eval_episodes)))
     clients = Clients(run.spy, run.ids, round=0, phase="evaluate")
-    found = run.method.evaluate(run.server, clients, questions, Key(7))
-    assert sorted((a.question, a.client) for a in found) == list(enumerate(questions.owners))
+    found = run.method.evaluate(run.server, clients, eval_episodes, Key(7))
+    assert sorted((a.eval_episode, a.client) for a in found) == list(
+        enumerate(eval_episodes.owners)
+    )
 
 
 @pytest.mark.parametrize("by", ["turns", "all"])
 def test_a_client_answers_its_own_test_and_no_other(by: str, tmp_path: Path) -> None:
     f2l = {"name": "f2l", "local_steps": 1, "transformer": {"hidden": 8}, "answer_by": by}
     run = finished(tmp_path / "run", OWN, {"method": f2l, "run": {"cohort": 4}})
-    exam = run.setting.test
+    episodic_test = run.setting.test
     clients = run._clients(1, "evaluate")
-    found = run.method.evaluate(run.server, clients, exam.questions, Key(0))
-    assert sorted((a.question, a.client) for a in found) == list(enumerate(exam.owners or ()))
+    found = run.method.evaluate(run.server, clients, episodic_test.eval_episodes, Key(0))
+    assert sorted((a.eval_episode, a.client) for a in found) == list(
+        enumerate(episodic_test.owners or ())
+    )
     assert len(found) == 4
     score = run.result()
     assert (sorted(score.clients), score.unanswered) == (run.setting.clients, 0)

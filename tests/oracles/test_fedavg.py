@@ -24,8 +24,8 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.learners.learner import InnerLoop, Lesson
-from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.learners.learner import EpisodeLoss, InnerLoop
+from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.methods.base.fl_proto import FLProto
 from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
 from fedshot.nn.heads import LinearHead
@@ -67,8 +67,8 @@ class Spy(Wrapper):
 class _UnequalDraw:
     """Client k draws k + 1 episodes a step."""
 
-    def draw(self: Any, data: ClientData, key: Key) -> Lessons:
-        return draw_lessons(data, SPEC, self.local_steps, 1 + int(data.indices[0]), key)
+    def draw(self: Any, data: ClientData, key: Key) -> LocalEpisodes:
+        return sample_episodes(data, SPEC, self.local_steps, 1 + int(data.indices[0]), key)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def weights_and_stats(server: Tree) -> tuple[Tree, Tree]:
 def client_model(m: Any, h: Host, server: Tree, k: int) -> tuple[Tree, Tree, int]:
     """Train client k by itself from the server's state, with a fresh optimiser."""
     drawn = m.draw(h.data(k), ROUND.at("work", "train", "client", k))
-    got = local_sgd(m.learner.lesson, m.optimizer, *weights_and_stats(server), drawn)
+    got = local_sgd(m.learner.episode_loss, m.optimizer, *weights_and_stats(server), drawn)
     return got.params, got.stats, drawn.n_episodes
 
 
@@ -166,7 +166,7 @@ def test_the_optimiser_starts_afresh_at_every_visit(cls: type[Any], tmp_path: Pa
     for t in (1, 2):
         key = Key(9).at("round", t)
         drawn = m.draw(h.data(0), key.at("work", "train", "client", 0))
-        want = local_sgd(m.learner.lesson, m.optimizer, *weights_and_stats(server), drawn)
+        want = local_sgd(m.learner.episode_loss, m.optimizer, *weights_and_stats(server), drawn)
         server, _ = m.round(server, Clients(Guard(Sequential(h)), [0], round=t), key)
         close(weights_and_stats(server), (want.params, want.stats))
 
@@ -211,17 +211,17 @@ class Quadratic:
     def init_client(self, client: int, key: Key) -> Tree:
         return {}
 
-    def lesson(self, w: Tree, stats: Tree, terms: Any, seed: Tensor) -> Lesson:
+    def episode_loss(self, w: Tree, stats: Tree, terms: Any, seed: Tensor) -> EpisodeLoss:
         a, c = terms
-        return Lesson(0.5 * (w["w"] - c) @ a @ (w["w"] - c), stats, torch.tensor(0.0))
+        return EpisodeLoss(0.5 * (w["w"] - c) @ a @ (w["w"] - c), stats, torch.tensor(0.0))
 
     @client_work()
     def train(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        steps = Lessons(
+        steps = LocalEpisodes(
             (((down["a"], down["c"]),),) * int(down["steps"]), Key(0).tensor(), torch.tensor(1)
         )
         w = {"w": down["w"]}
-        new = local_sgd(self.lesson, Optimizer("sgd", LR), w, {}, steps)
+        new = local_sgd(self.episode_loss, Optimizer("sgd", LR), w, {}, steps)
         return Reply({"delta": tree.sub(new.params, w)}, private, down["weight"])
 
     def message(self, w: Tensor, k: int) -> Tree:

@@ -19,7 +19,7 @@ from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Classifier
 from fedshot.learners.learner import Proto
-from fedshot.learners.probe import Readout
+from fedshot.learners.probe import FeatureProbe
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from oracles.classifying import (
     ADAM,
@@ -128,8 +128,10 @@ def test_a_test_is_answered_by_the_probe_on_running_features(
 ) -> None:
     """The same whether each example is embedded once or each question by itself."""
     run = Run(method(local_steps=3, probe=probe, ridge_lambda=0.3, logistic_c=2.0), tmp_path)
-    encoder, questions = twin(run.round()), run.questions(many)
-    assert_readout(Readout(probe, 2.0, 0.3), encoder, questions, run.answers(questions))
+    encoder, eval_episodes = twin(run.round()), run.eval_episodes(many)
+    assert_readout(
+        FeatureProbe(probe, 2.0, 0.3), encoder, eval_episodes, run.answers(eval_episodes)
+    )
 
 
 def test_a_cosine_classifier_ignores_the_length_of_features_and_rows(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_a_cosine_classifier_ignores_the_length_of_features_and_rows(tmp_path: P
     h = learner.embed(params, stats, batch.x)
     cosines = F.cosine_similarity(h[:, None], params["classifier"]["weight"][None], dim=-1)
     want = F.cross_entropy(4.0 * cosines, batch.y)
-    found = learner.lesson(params, stats, batch, Key(0).tensor()).loss
+    found = learner.episode_loss(params, stats, batch, Key(0).tensor()).loss
     torch.testing.assert_close(found, want, rtol=1e-11, atol=1e-12)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.learners.probe import Readout
+from fedshot.learners.probe import FeatureProbe
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from fedshot.methods.base.fedbabu import FedBABU
 from oracles.classifying import (
@@ -131,8 +131,8 @@ def test_at_test_a_new_head_takes_gradient_steps_on_features_of_length_one(
 ) -> None:
     run = Run(method(finetune_lr=0.5, finetune_steps=7), tmp_path)
     body = twin(run.round()).eval()
-    questions = run.questions(many)
-    for q, found in zip(questions, run.answers(questions), strict=True):
+    eval_episodes = run.eval_episodes(many)
+    for q, found in zip(eval_episodes, run.answers(eval_episodes), strict=True):
         with torch.no_grad():
             support, query = (F.normalize(body.features(x)) for x in (q.support_x, q.query_x))
         head = nn.Linear(support.shape[1], 3).double()
@@ -149,8 +149,8 @@ def test_at_test_a_new_head_takes_gradient_steps_on_features_of_length_one(
 @pytest.mark.parametrize("probe", ["mean", "logistic", "ridge"])
 def test_the_other_probes_answer_too(probe: Any, tmp_path: Path) -> None:
     run = Run(method(probe=probe), tmp_path)
-    body, questions = twin(run.round()), run.questions(many=False)
-    assert_readout(Readout(probe), body, questions, run.answers(questions))
+    body, eval_episodes = twin(run.round()), run.eval_episodes(many=False)
+    assert_readout(FeatureProbe(probe), body, eval_episodes, run.answers(eval_episodes))
 
 
 @pytest.mark.parametrize(

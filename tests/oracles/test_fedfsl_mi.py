@@ -21,9 +21,9 @@ from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
 from fedshot.methods.fedfsl.leave_one_out import (
     first_pool,
     first_share,
+    leave_one_out,
     next_pool,
     next_share,
-    others,
 )
 from fedshot.methods.fedfsl.predictions import PREDICTIONS
 from fedshot.nn.gradients import value_and_grad
@@ -33,7 +33,7 @@ from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import warnings_of
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from oracles.fedfsl import (
     ADAM,
     SGD,
@@ -48,8 +48,8 @@ from oracles.fedfsl import (
     holds_less,
     local_training,
     mean_of,
-    nearness,
     options,
+    regularizer,
     task_loss,
 )
 
@@ -66,7 +66,7 @@ def client_update(run: Run, start: Weights, k: int, reference: Weights) -> Weigh
     m = run.method
 
     def loss(w: Weights, e: Any) -> Tensor:
-        return task_loss(w, e) + nearness(m, reference, w, e)
+        return task_loss(w, e) + regularizer(m, reference, w, e)
 
     return local_training(start, run.drawn(k).steps, m.optimizer, loss)
 
@@ -132,11 +132,11 @@ def test_the_divergence_from_itself_is_zero_with_a_zero_gradient(
     (e, seed), w = run.episode(), run.server.w
 
     def plain(v: Any) -> Any:
-        return m.learner.lesson(v, {}, e, seed).loss, {}
+        return m.learner.episode_loss(v, {}, e, seed).loss, {}
 
     def whole(v: Any) -> Any:
-        taught = m.objective(w, v, {}, e, seed)
-        return taught.loss, taught.extra["mi"]
+        gradients = m.objective(w, v, {}, e, seed)
+        return gradients.loss, gradients.extra["mi"]
 
     want_loss, _, want = value_and_grad(plain, w)
     loss, mi, grad = value_and_grad(whole, w)
@@ -238,7 +238,7 @@ def test_log_is_warned_of_where_it_is_used() -> None:
     assert not warnings_of(FedFSLMIAdv(**options(**adv)))
     assert warnings_of(FedFSLMIAdv(**options(mode="paper")))
     config = Config.of({"method": {"name": "fedfsl_mi", "clip": "log"}})
-    (text,) = (told for told in Setting(config).notices() if "clip" in told)
+    (text,) = (told for told in PreparedRun(config).notices() if "clip" in told)
     assert "away from the reference" in text
 
 
@@ -290,10 +290,10 @@ def test_extreme_logits_give_finite_gradients() -> None:
 
 
 def test_the_mode_decides_the_clip_where_none_is_said() -> None:
-    assert [method(mode=mode).nearness.clipping for mode in ("strict", "paper", "v1")] == [
+    assert [method(mode=mode).regularizer.clipping for mode in ("strict", "paper", "v1")] == [
         "coef", "log", "none",
     ]  # fmt: skip
-    assert method(mode="v1", clip="log").nearness.clipping == "log"
+    assert method(mode="v1", clip="log").regularizer.clipping == "log"
 
 
 # ------------------------------------------------------------------------- the other clients
@@ -315,13 +315,15 @@ def test_of_two_clients_each_has_the_other_for_a_reference() -> None:
     w = models(2)
     mean, pool, shares = pooled(w, [3, 5])
     for k in range(2):
-        torch.testing.assert_close(others(mean, pool, shares[k]), w[1 - k], rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(
+            leave_one_out(mean, pool, shares[k]), w[1 - k], rtol=1e-13, atol=1e-14
+        )
 
 
 def test_it_is_the_weighted_mean_of_the_others_and_the_sums_add_up() -> None:
     w, b = models(4), [1, 2, 3, 10]
     mean, pool, shares = pooled(w, b)
-    found = [others(mean, pool, share)["a"] for share in shares]
+    found = [leave_one_out(mean, pool, share)["a"] for share in shares]
     for k in range(4):  # eq. (11) of the first version
         rest = [c for c in range(4) if c != k]
         want = sum(b[c] * w[c]["a"] for c in rest) / sum(b[c] for c in rest)
@@ -333,18 +335,18 @@ def test_it_is_the_weighted_mean_of_the_others_and_the_sums_add_up() -> None:
 def test_who_has_no_part_in_the_mean_has_the_mean_for_a_reference() -> None:
     w = models(3)
     mean, pool, shares = pooled(w, [1, 1, 1])
-    assert others(mean, pool, first_share(w[0])) is not mean
-    assert torch.equal(others(mean, pool, first_share(w[0]))["a"], mean["a"])
+    assert leave_one_out(mean, pool, first_share(w[0])) is not mean
+    assert torch.equal(leave_one_out(mean, pool, first_share(w[0]))["a"], mean["a"])
     later = next_pool(pool, 2)  # a round without client 0
-    assert torch.equal(others(mean, later, shares[0])["a"], mean["a"])
+    assert torch.equal(leave_one_out(mean, later, shares[0])["a"], mean["a"])
     mean, pool, shares = pooled(w[:1], [2])  # a round of its own alone
-    assert torch.equal(others(mean, pool, shares[0])["a"], mean["a"])
+    assert torch.equal(leave_one_out(mean, pool, shares[0])["a"], mean["a"])
 
 
 def test_float32_models_lose_nothing_by_it() -> None:
     w = [{"a": m["a"].float()} for m in models(2)]
     mean, pool, shares = pooled(w, [7, 7])
-    found = others({"a": mean["a"].float()}, pool, shares[0])["a"]
+    found = leave_one_out({"a": mean["a"].float()}, pool, shares[0])["a"]
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, w[1]["a"], rtol=1e-6, atol=1e-6)
 
@@ -381,7 +383,7 @@ def test_the_reference_of_two_clients_in_a_run_is_the_other(tmp_path: Path) -> N
     run.round()
     sent = [client_update(run, w, k, w) for k in range(2)]
     for k in range(2):
-        found = others(run.server.w, run.server.pool, run.private(k)["share"])
+        found = leave_one_out(run.server.w, run.server.pool, run.private(k)["share"])
         close(found, sent[1 - k])
 
 

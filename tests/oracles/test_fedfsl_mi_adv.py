@@ -20,7 +20,7 @@ from fedshot.learners.learner import Maml
 from fedshot.methods.fedfsl import fedfsl_mi_adv
 from fedshot.methods.fedfsl import prediction_regularizer as nn_nearness
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
-from fedshot.methods.fedfsl.prediction_regularizer import Told
+from fedshot.methods.fedfsl.prediction_regularizer import ReferenceLogits
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.losses import floored_kl, jensen_shannon, kl, mean_gap
 from fedshot.nn.models.backbones import MLP
@@ -39,9 +39,9 @@ from oracles.fedfsl import (
     flat,
     holds_less,
     mean_of,
-    nearness,
     options,
     p,
+    regularizer,
     stepper,
     task_loss,
 )
@@ -85,7 +85,7 @@ def client_update(
             both = [body | first, body | other]
             loss = sum(task_loss(w, e, m.inner) for w in both)
             if m.mi_counts:
-                loss = loss + sum(nearness(m, fixed, w, e) for w in both)
+                loss = loss + sum(regularizer(m, fixed, w, e) for w in both)
             losses.append(
                 loss + weight * gap(m, *(p(w, e, m.adv_predictions, m.inner) for w in both))
             )
@@ -106,7 +106,7 @@ def client_update(
             leaf.grad = grad
         by_features.step()
 
-    steps = drawn.lessons.steps
+    steps = drawn.local_episodes.steps
     for chunk in [[s] for s in steps] if m.turns == "batch" else [steps]:
         for stage in (stage_1, stage_2):
             for step in chunk:
@@ -190,7 +190,7 @@ def test_with_two_equal_heads_only_the_tasks_are_left(tmp_path: Path) -> None:
     w = {n: leaf.clone().requires_grad_() for n, leaf in start.items()}
     parts = [[leaf for n, leaf in w.items() if n.startswith(s)] for s in ("head", "body")]
     by = [stepper(SGD, part) for part in parts]
-    for step in run.drawn(0).lessons.steps:
+    for step in run.drawn(0).local_episodes.steps:
         for part, optimizer, times in zip(parts, by, (1, 2), strict=True):
             for leaf, grad in zip(
                 part, torch.autograd.grad(task_loss(w, step[0]), part), strict=True
@@ -227,7 +227,7 @@ def test_the_gradients_of_the_stages_equal_finite_differences(
     heads, body = {"first": w["head"], "second": run.drawn(0).second}, w["body"]
 
     def value(at: Any) -> Tensor:
-        told = Told(m.nearness, m.learner, reference)
+        told = ReferenceLogits(m.regularizer, m.learner, reference)
         if stage == 1:
             return m.stage_1(told, body, at, {}, e, seed).loss
         return m.stage_2(told, heads, at, {}, e, seed).loss
@@ -243,8 +243,8 @@ class Spy:
         self.calls: list[tuple[Any, Any]] = []
         real = fedfsl_mi_adv.local_sgd
 
-        def watched(lesson: Any, optimizer: Any, params: Any, *args: Any, **more: Any) -> Any:
-            done = real(lesson, optimizer, params, *args, **more)
+        def watched(episode_loss: Any, optimizer: Any, params: Any, *args: Any, **more: Any) -> Any:
+            done = real(episode_loss, optimizer, params, *args, **more)
             self.calls.append((params, done.params))
             return done
 
@@ -390,7 +390,7 @@ def test_stage_1_alone_has_short_gradients(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- options
 def test_the_mode_decides_what_is_not_said() -> None:
     found = [
-        (m.nearness.clipping, m.turns, m.mi_counts)
+        (m.regularizer.clipping, m.turns, m.mi_counts)
         for m in (method(mode=mode) for mode in ("strict", "paper", "v1"))
     ]
     assert found == [("coef", "batch", True), ("log", "batch", True), ("none", "round", False)]
@@ -471,7 +471,7 @@ def test_heads_share_what_the_reference_sees_of_an_episode_while_they_have_its_b
         return tree.digest(run.round().w), seen[0]
 
     shared = train("shared")
-    monkeypatch.setattr(nn_nearness, "Looks", lambda *_: None)
+    monkeypatch.setattr(nn_nearness, "SharedFeatures", lambda *_: None)
     alone = train("alone")
     assert shared[0] == alone[0]
     assert alone[1] == 9 * 2 * m.n_episodes

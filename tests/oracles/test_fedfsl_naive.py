@@ -18,7 +18,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
@@ -183,13 +183,13 @@ def test_at_test_the_averaged_model_adapts_with_its_own_number_of_steps(tmp_path
     m = method(inner=InnerLoop(0.1, steps=1, test_steps=6))
     h = host(m, tmp_path, 2)
     server = one_round(m, h, m.init(Key(9)), 1, 2)
-    exam = Exam.draw(h._dataset, range(5), SPEC, 4, Key(8))
+    episodic_test = EpisodicTest.draw(h._dataset, range(5), SPEC, 4, Key(8))
     clients = Clients(Guard(Sequential(h)), [0, 1], round=1, phase="evaluate")
-    answers = m.evaluate(server, clients, exam.questions, Key(7))
-    assert [(a.question, a.client) for a in answers] == [(u, None) for u in range(4)]
+    answers = m.evaluate(server, clients, episodic_test.eval_episodes, Key(7))
+    assert [(a.eval_episode, a.client) for a in answers] == [(u, None) for u in range(4)]
     for u, answer in enumerate(answers):
-        q = exam.questions[u]
-        e = Episode(q.support_x, q.support_y, q.query_x, exam.labels(u), q.classes)
+        q = episodic_test.eval_episodes[u]
+        e = Episode(q.support_x, q.support_y, q.query_x, episodic_test.labels(u), q.classes)
         want = logits(adapt(server.w, e, 0.1, 6), q.query_x)
         torch.testing.assert_close(answer.logits, want, rtol=1e-11, atol=1e-12)
 
@@ -199,9 +199,9 @@ def test_a_test_leaves_the_server_as_it_was(tmp_path: Path) -> None:
     h = host(m, tmp_path, 1)
     server = m.init(Key(9))
     before = tree.digest(server)
-    exam = Exam.draw(h._dataset, range(5), SPEC, 2, Key(8))
+    episodic_test = EpisodicTest.draw(h._dataset, range(5), SPEC, 2, Key(8))
     clients = Clients(Guard(Sequential(h)), [0], phase="evaluate")
-    first = m.evaluate(server, clients, exam.questions, Key(7))
-    again = m.evaluate(server, clients, exam.questions, Key(7))
+    first = m.evaluate(server, clients, episodic_test.eval_episodes, Key(7))
+    again = m.evaluate(server, clients, episodic_test.eval_episodes, Key(7))
     assert tree.digest(server) == before
     assert all(torch.equal(a.logits, b.logits) for a, b in zip(first, again, strict=True))

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import Episode
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.learners.learner import InnerLoop
 from fedshot.methods.base.fedmeta import FedMeta
 from fedshot.methods.base.fsl_local import FSLLocal
@@ -50,12 +50,17 @@ every_method = pytest.mark.parametrize("kind", FEDFSL)
 
 def answered(run: Run) -> list[tuple[Any, Episode]]:
     """Return the answers of a test, each with its question as an episode."""
-    exam = Exam.draw(run.host._dataset, range(5), SPEC, 4, Key(8))
+    episodic_test = EpisodicTest.draw(run.host._dataset, range(5), SPEC, 4, Key(8))
     clients = Clients(run.fleet, run.ids, round=run.t, phase="evaluate")
-    found = run.method.evaluate(run.server, clients, exam.questions, Key(7))
-    asked = [exam.questions[a.question] for a in found]
+    found = run.method.evaluate(run.server, clients, episodic_test.eval_episodes, Key(7))
+    asked = [episodic_test.eval_episodes[a.eval_episode] for a in found]
     return [
-        (a, Episode(q.support_x, q.support_y, q.query_x, exam.labels(a.question), q.classes))
+        (
+            a,
+            Episode(
+                q.support_x, q.support_y, q.query_x, episodic_test.labels(a.eval_episode), q.classes
+            ),
+        )
         for a, q in zip(found, asked, strict=True)
     ]
 

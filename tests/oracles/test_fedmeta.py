@@ -205,7 +205,7 @@ def one_episode(tmp_path: Path) -> Episode:
 
 def gradient(learner: Any, params: Tree, stats: Tree, e: Episode) -> Tree:
     w = tree.map(lambda leaf: leaf.clone().requires_grad_(), params)
-    learner.lesson(w, stats, e, SEED).loss.backward()
+    learner.episode_loss(w, stats, e, SEED).loss.backward()
     return tree.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, w)
 
 
@@ -227,7 +227,7 @@ def test_the_gradient_by_alpha_equals_finite_differences(
 
         def loss(s: float, along: Tree = along) -> Tensor:
             moved = tree.map(lambda a, b: a + s * 1e-6 * b, params["alpha"], along)
-            return learner.lesson(params | {"alpha": moved}, stats, e, SEED).loss.detach()
+            return learner.episode_loss(params | {"alpha": moved}, stats, e, SEED).loss.detach()
 
         want = (loss(-2) - 8 * loss(-1) + 8 * loss(1) - loss(2)) / 12e-6
         torch.testing.assert_close(dot(found, along), want, rtol=1e-6, atol=1e-8)
@@ -246,7 +246,7 @@ def test_with_a_constant_alpha_it_is_maml(
     start, _ = other.init(Key(2))
     assert tree.digest(params["start"]) == tree.digest(start)
     close(gradient(one, params, stats, e)["start"], gradient(other, start, stats, e), 1e-9)
-    q = Run(method(), tmp_path / "exam").exam(2).questions[0]
+    q = Run(method(), tmp_path / "exam").episodic_test(2).eval_episodes[0]
     close(one.answer(params, stats, q).detach(), other.answer(start, stats, q).detach(), 1e-9)
 
 
@@ -264,8 +264,8 @@ def test_step_sizes_are_learned_sent_down_and_used_at_test(tmp_path: Path) -> No
     sent = run.spy.exchanges[-1].message(0)["theta"]["alpha"]
     assert tree.digest(sent) != tree.digest(first)
     start, alpha = (run.server.theta[name] for name in ("start", "alpha"))
-    questions = run.exam(2).questions
-    for q, found in zip(questions, run.answers(questions), strict=True):
+    eval_episodes = run.episodic_test(2).eval_episodes
+    for q, found in zip(eval_episodes, run.answers(eval_episodes), strict=True):
         e = Episode(q.support_x, q.support_y, q.query_x, q.support_y, q.classes)
         close(found, logits(adapted(start, alpha, e, 3), q.query_x))
 
@@ -275,8 +275,8 @@ def test_without_learned_steps_no_step_sizes_are_sent(tmp_path: Path) -> None:
     run.round()
     assert set(run.spy.exchanges[0].message(0)["theta"]) == {"body", "head"}
     assert set(run.spy.seen[0].up["gradient"]) == {"body", "head"}
-    questions = run.exam(2).questions
-    for q, found in zip(questions, run.answers(questions), strict=True):
+    eval_episodes = run.episodic_test(2).eval_episodes
+    for q, found in zip(eval_episodes, run.answers(eval_episodes), strict=True):
         w = run.server.theta
         e = Episode(q.support_x, q.support_y, q.query_x, q.support_y, q.classes)
         close(found, logits(adapted(w, constant(w, 0.1), e, 3), q.query_x))
@@ -308,7 +308,7 @@ def test_stacked_clients_have_the_gradients_of_single_ones(
     each = [shaken(learner.init(Key(k))[0], k) for k in range(2)]
 
     def one(params: Tree, e: Episode) -> Tree:
-        return mean_gradient(learner.lesson, params, {}, (e,), Mode(seed=SEED)).grads
+        return mean_gradient(learner.episode_loss, params, {}, (e,), Mode(seed=SEED)).grads
 
     stacked = tree.map(lambda *leaves: torch.stack(leaves), *each)
     both = tree.map(lambda *leaves: torch.stack(leaves), *episodes(run, 0))

@@ -14,7 +14,7 @@ from fedshot.core import kernel_build, tree
 from fedshot.core.seeds import Key
 from fedshot.methods.frl import losses_fused as module
 from fedshot.methods.frl.frl_personal import FRLPersonal
-from fedshot.methods.frl.local_steps import Local, Prototypes
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.model import Model
@@ -62,7 +62,7 @@ def test_the_loss_of_supports_is_that_of_float64(
 ) -> None:
     g, y, told = case(*shape)
     near = told if positions else None
-    local = Local(MODEL, "gpal", 0.7, positions=positions or "mean")
+    local = FewRoundLearner(MODEL, "gpal", 0.7, positions=positions or "mean")
 
     def loss(g: Tensor, near: Prototypes | None) -> tuple[Tensor, Any]:
         value, *rest = local.support_loss(g, y, shape[3], near)
@@ -87,7 +87,7 @@ def test_the_loss_of_queries_is_that_of_float64(
     shape: tuple[int, int, int, int], calls: list[str]
 ) -> None:
     g, y, told = case(*shape)
-    local = Local(MODEL, "proto")
+    local = FewRoundLearner(MODEL, "proto")
 
     def loss(at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         value, hits = local.query_loss(at[0], y, told._replace(means=at[1]))
@@ -113,14 +113,16 @@ def test_options_that_have_no_kernel_are_torchs(calls: list[str]) -> None:
         {"distance": "unit"},
     ]
     for option in options:
-        local = Local(MODEL, "gpal", **option)
+        local = FewRoundLearner(MODEL, "gpal", **option)
         local.support_loss(g, y, 5, told)
         local.query_loss(g, y, told)
-    Local(MODEL, "gpal", through_prototypes=False).support_loss(g, y, 5, told)
-    Local(MODEL, "gpal", own_sample="left_out").support_loss(g, y, 5, told)
+    FewRoundLearner(MODEL, "gpal", through_prototypes=False).support_loss(g, y, 5, told)
+    FewRoundLearner(MODEL, "gpal", own_sample="left_out").support_loss(g, y, 5, told)
 
     def by_told(means: Tensor) -> tuple[Tensor, None]:
-        return Local(MODEL, "gpal").support_loss(g, y, 5, Prototypes(means, told.held))[0], None
+        return FewRoundLearner(MODEL, "gpal").support_loss(g, y, 5, Prototypes(means, told.held))[
+            0
+        ], None
 
     assert float(value_and_grad(by_told, told.means)[2].abs().sum()) > 0
     assert calls == []
@@ -157,7 +159,7 @@ def few_round(model: Model, mode: Any) -> Any:
 
 def test_what_is_differentiated_twice_is_torchs(calls: list[str]) -> None:
     g, y, told = case(*SHAPES[1])
-    local, numbers = Local(MODEL, "gpal"), SHAPES[1][3]
+    local, numbers = FewRoundLearner(MODEL, "gpal"), SHAPES[1][3]
 
     def loss(g: Tensor) -> tuple[Tensor, None]:
         near = told._replace(means=told.means.to(g.dtype))
@@ -177,7 +179,7 @@ def test_what_is_differentiated_twice_is_torchs(calls: list[str]) -> None:
 
 def test_what_is_not_finite_is_not_hidden() -> None:
     g, y, told = case(*SHAPES[0])
-    local = Local(MODEL, "gpal")
+    local = FewRoundLearner(MODEL, "gpal")
     for i in (0, int((y != y[0]).nonzero()[0])):  # of a class without a prototype, and of another
         bad = g.clone()
         bad[i, 2, 1] = float("nan")
@@ -191,7 +193,7 @@ def test_an_exporter_follows_torchs_own_operations(calls: list[str]) -> None:
             return local.support_loss(g, y, 5, told)[0] + local.query_loss(g, y, told)[0]
 
     g, y, told = case(*SHAPES[0])
-    local = Local(MODEL, "gpal")
+    local = FewRoundLearner(MODEL, "gpal")
     made = torch.export.export(Net(), (g, y)).module()
     assert calls == []
     torch.testing.assert_close(made(g, y), Net()(g, y))
@@ -202,7 +204,7 @@ def test_memory_may_lie_in_any_order() -> None:
     g, y, told = case(*SHAPES[0])
     apart = torch.stack([y, y + 7], 1)[:, 0]
     turned = Prototypes(told.means.T.contiguous().T, torch.stack([told.held, ~told.held], 1)[:, 0])
-    local = Local(MODEL, "gpal")
+    local = FewRoundLearner(MODEL, "gpal")
 
     def both(g: Tensor, y: Tensor, told: Prototypes) -> tuple[Tensor, None]:
         return local.support_loss(g, y, 5, told)[0] + local.query_loss(g, y, told)[0], None
@@ -216,7 +218,7 @@ def test_memory_may_lie_in_any_order() -> None:
 
 def test_what_c_would_misread_is_refused() -> None:
     g, y, told = case(*SHAPES[0])
-    local = Local(MODEL, "gpal")
+    local = FewRoundLearner(MODEL, "gpal")
     for label in (-1, 5):
         wrong = y.clone()
         wrong[4] = label

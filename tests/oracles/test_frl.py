@@ -14,16 +14,16 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.learners.learner import Proto
-from fedshot.methods.frl.client_share import Share, shares_of
+from fedshot.methods.frl.client_share import EpisodeShare, shares_of
 from fedshot.methods.frl.frl import FRL
 from fedshot.methods.frl.group import Group
 from fedshot.methods.frl.group_answers import GroupNorms
-from fedshot.methods.frl.local_steps import Local, Prototypes, fresh_head, pieces
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, fresh_head, pieces
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.mode import Mode
@@ -96,16 +96,16 @@ def test_options_follow_the_equations(
 def test_the_answer_of_a_group_is_that_of_its_rounds_written_out(tmp_path: Path) -> None:
     """Inductive: a client's queries are normalised by its own supports."""
     m = method()
-    exam = group_exam(m.model)
+    episodic_test = group_exam(m.model)
     run = Run(m, tmp_path)
-    found = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    found = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
 
-    question = exam.questions[1]
+    eval_episode = episodic_test.eval_episodes[1]
     shares = [
-        Share(question.support_x[question.held.support == k],
-              question.support_y[question.held.support == k],
-              question.query_x[question.held.query == k],
-              question.support_y[:0], torch.ones(3, dtype=torch.bool), ())
+        EpisodeShare(eval_episode.support_x[eval_episode.held.support == k],
+              eval_episode.support_y[eval_episode.held.support == k],
+              eval_episode.query_x[eval_episode.held.query == k],
+              eval_episode.support_y[:0], torch.ones(3, dtype=torch.bool), ())
         for k in range(K)
     ]  # fmt: skip
     theta, told = adapt(m, flat(run.server.phi), shares, 2, shrunk=False, refresh=True)
@@ -113,7 +113,7 @@ def test_the_answer_of_a_group_is_that_of_its_rounds_written_out(tmp_path: Path)
     for k, share in enumerate(shares):
         f = net_by(theta, share.query_x, share.support_x).mean(-1)
         want = torch.stack([-(f - p).square().sum(-1) for p in told.values()], dim=1)
-        torch.testing.assert_close(found[1].logits[question.held.query == k], want.float())
+        torch.testing.assert_close(found[1].logits[eval_episode.held.query == k], want.float())
 
 
 # ------------------------------------------------------------------------- prototypes
@@ -146,7 +146,7 @@ def test_global_prototypes_are_the_means_over_all_supports(tmp_path: Path) -> No
 
 
 def test_the_unweighted_mean_counts_every_client_alike() -> None:
-    local = Local(FLAT, "proto", prototypes="unweighted")
+    local = FewRoundLearner(FLAT, "proto", prototypes="unweighted")
     own = Prototypes(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), torch.tensor([True, False]))
     other = Prototypes(torch.tensor([[5.0, 5.0], [2.0, 2.0]]), torch.tensor([True, True]))
     one, n_one = local.tell(own, torch.tensor([9.0, 0.0]))
@@ -180,17 +180,17 @@ def test_a_client_with_one_class_has_no_local_gradient_and_takes_part(
     assert float(skipped.weight) < 1e-4
 
 
-def one_class(share: Share) -> Share:
+def one_class(share: EpisodeShare) -> EpisodeShare:
     y = torch.zeros_like(share.support_y)
     return share._replace(support_y=y, query_y=torch.zeros_like(share.query_y))
 
 
 def test_no_rounds_are_a_prototypical_network_on_the_pooled_supports(tmp_path: Path) -> None:
     m = small(method(variant="proto", inner_rounds=2, test_rounds=0))
-    exam, run = group_exam(FLAT), Run(m, tmp_path)
-    answers = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    episodic_test, run = group_exam(FLAT), Run(m, tmp_path)
+    answers = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
     for u, answer in enumerate(answers):
-        whole = exam.questions[u]._replace(held=())
+        whole = episodic_test.eval_episodes[u]._replace(held=())
         want = Proto(FLAT).answer(run.server.phi, {}, whole)
         torch.testing.assert_close(answer.logits, want.float())
 
@@ -223,7 +223,7 @@ def told() -> Prototypes:
 def test_losses_are_the_sums_of_the_paper(loss: Any) -> None:
     g, y = features()
     p = dict(enumerate(told().means))
-    local = Local(FLAT, "gpal", loss=loss)
+    local = FewRoundLearner(FLAT, "gpal", loss=loss)
     torch.testing.assert_close(
         g.shape[-1] * local.aux_loss(g, y, told()), l_aux(g, y, p, literal=loss == "literal")
     )
@@ -236,11 +236,11 @@ def test_losses_are_the_sums_of_the_paper(loss: Any) -> None:
 def test_gpal_over_positions_is_a_mean_or_of_the_pool() -> None:
     g, y = features()
     p = dict(enumerate(told().means))
-    pooled = Local(FLAT, "gpal", positions="pooled").aux_loss(g, y, told())
+    pooled = FewRoundLearner(FLAT, "gpal", positions="pooled").aux_loss(g, y, told())
     torch.testing.assert_close(pooled, l_local(g.mean(-1), y, p))
     assert method(mode="official").local.positions == "pooled"
     flat_map = g[:, :, :1]
-    one = Local(FLAT, "gpal", positions="mean").aux_loss(flat_map, y, told())
+    one = FewRoundLearner(FLAT, "gpal", positions="mean").aux_loss(flat_map, y, told())
     torch.testing.assert_close(one, l_local(flat_map[:, :, 0], y, p))
 
 
@@ -250,18 +250,18 @@ def test_the_literal_loss_has_no_bound() -> None:
     for far in (1.0, 10.0, 100.0):
         f = torch.tensor([[far], [far], [-far], [-far]], dtype=torch.float64)
         y = torch.tensor([0, 0, 1, 1])
-        local = Local(FLAT, "proto", loss="literal")
+        local = FewRoundLearner(FLAT, "proto", loss="literal")
         values.append(float(local.local_loss(f, y, *local.prototypes_of(f, y, 2))))
     assert values == pytest.approx([-4.0, -400.0, -40000.0])
     f, y = torch.randn(4, 3, generator=Key(0).torch()).double(), torch.zeros(4, dtype=torch.int64)
-    local = Local(FLAT, "proto", loss="literal")
+    local = FewRoundLearner(FLAT, "proto", loss="literal")
     alone = local.local_loss(f, y, *local.prototypes_of(f, y, 2))
     torch.testing.assert_close(alone, (f - f.mean(0)).square().sum(-1).mean())
 
 
 def test_a_sample_left_out_of_its_prototype_is_left_out() -> None:
     g, y = features()
-    f, local = g.mean(-1), Local(FLAT, "proto", own_sample="left_out")
+    f, local = g.mean(-1), FewRoundLearner(FLAT, "proto", own_sample="left_out")
     each = []
     for j in range(len(y)):
         rest = torch.arange(len(y)) != j
@@ -277,7 +277,7 @@ def test_a_sample_left_out_meets_a_fixed_prototype_where_gradients_stop_there() 
     y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
     for through in (True, False):
         f = g.mean(-1).requires_grad_()
-        local = Local(FLAT, "proto", own_sample="left_out", through_prototypes=through)
+        local = FewRoundLearner(FLAT, "proto", own_sample="left_out", through_prototypes=through)
         found = local.local_loss(f, y, *local.prototypes_of(f, y, 3))
         w = g.mean(-1).requires_grad_()
         each = []
@@ -304,7 +304,7 @@ def test_gradients_pass_through_the_clients_prototypes_or_not() -> None:
     grads = []
     for through in (True, False):
         f = g.mean(-1).requires_grad_()
-        local = Local(FLAT, "proto", through_prototypes=through)
+        local = FewRoundLearner(FLAT, "proto", through_prototypes=through)
         own, counts = local.prototypes_of(f, y, 3)
         grads.append(torch.autograd.grad(local.local_loss(f, y, own, counts), f)[0])
     f = g.mean(-1).requires_grad_()
@@ -316,7 +316,9 @@ def test_gradients_pass_through_the_clients_prototypes_or_not() -> None:
 
 def test_distances_may_be_means_or_of_unit_features() -> None:
     g, _ = features()
-    plain, mean, unit = (Local(FLAT, "proto", distance=kind) for kind in ("plain", "mean", "unit"))
+    plain, mean, unit = (
+        FewRoundLearner(FLAT, "proto", distance=kind) for kind in ("plain", "mean", "unit")
+    )
     f = plain.rows(g)
     torch.testing.assert_close(mean.logits(f, told()), plain.logits(f, told()) / 4)
     torch.testing.assert_close(unit.rows(g).norm(dim=1), torch.ones(8).double())
@@ -325,7 +327,7 @@ def test_distances_may_be_means_or_of_unit_features() -> None:
 def test_a_class_whose_clients_were_lost_does_not_count() -> None:
     g, y = features()
     lost = told()._replace(held=torch.tensor([True, True, False]))
-    local = Local(FLAT, "gpal")
+    local = FewRoundLearner(FLAT, "gpal")
     p = {c: lost.means[c] for c in (0, 1)}
     torch.testing.assert_close(6 * local.aux_loss(g, y, lost), l_aux(g[:6], y[:6], p))
 
@@ -552,27 +554,27 @@ def test_bytes_are_those_of_the_table(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------- tests of groups
-def group_exam(model: Model, way: Any = 3, by: Any = "shards", spare: int = 0) -> Exam:
+def group_exam(model: Model, way: Any = 3, by: Any = "shards", spare: int = 0) -> EpisodicTest:
     dataset = data_of(model.shape)
-    spec, group = EpisodeSpec(way, 6, 6), Gathering(K, by, spare=spare)
-    return Exam.draw(dataset, range(CLASSES), spec, 3, Key(4), None, group)
+    spec, group = EpisodeSpec(way, 6, 6), GroupSampler(K, by, spare=spare)
+    return EpisodicTest.draw(dataset, range(CLASSES), spec, 3, Key(4), None, group)
 
 
 def test_trained_for_some_rounds_and_tested_after_others(tmp_path: Path) -> None:
     m = method(inner_rounds=3)
-    run, exam = Run(m, tmp_path), group_exam(CONV)
+    run, episodic_test = Run(m, tmp_path), group_exam(CONV)
     by_rounds = {}
     for rounds in (0, 1, 3):
         tested = replace(m, test_rounds=rounds)
         trained = replace(m, inner_rounds=rounds)
         answers = [
-            one.evaluate(run.server, run.clients, exam.questions, Key(5))
+            one.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
             for one in (tested, trained)
         ]
         assert all(torch.equal(a.logits, b.logits) for a, b in zip(*answers, strict=True))
         by_rounds[rounds] = answers[0][0].logits
     assert not torch.equal(by_rounds[3], by_rounds[0])
-    default = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    default = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
     assert torch.equal(default[0].logits, by_rounds[3])
 
 
@@ -597,25 +599,25 @@ def test_episodes_may_have_a_random_way(variant: Any, tmp_path: Path) -> None:
         moved = m.update({"theta": run.server.phi}, {}, used).up["theta"]["head"]
         assert not moved["weight"][2:].any()
         assert moved["weight"][:2].any()
-    exam = group_exam(model, (2, 5), "iid")
-    for answer in m.evaluate(run.server, run.clients, exam.questions, Key(5)):
-        way = len(exam.questions[answer.question].classes)
+    episodic_test = group_exam(model, (2, 5), "iid")
+    for answer in m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5)):
+        way = len(episodic_test.eval_episodes[answer.eval_episode].classes)
         assert answer.logits.shape == (6 * way, way)
 
 
 def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> None:
-    exam = group_exam(CONV)
-    question = exam.questions[0]
-    assert question.held
-    order = torch.arange(len(question.query_x))[5:]
-    fewer = question._replace(
-        query_x=question.query_x[order],
-        held=question.held._replace(query=question.held.query[order]),
+    episodic_test = group_exam(CONV)
+    eval_episode = episodic_test.eval_episodes[0]
+    assert eval_episode.held
+    order = torch.arange(len(eval_episode.query_x))[5:]
+    fewer = eval_episode._replace(
+        query_x=eval_episode.query_x[order],
+        held=eval_episode.held._replace(query=eval_episode.held.query[order]),
     )
     for policy, alike in (("group", True), ("support", True), ("transductive", False)):
         m = method(replace(CONV, norm_policy=policy))
         run = Run(m, tmp_path / policy)
-        (whole,) = m.evaluate(run.server, run.clients, [question], Key(5))
+        (whole,) = m.evaluate(run.server, run.clients, [eval_episode], Key(5))
         (part,) = m.evaluate(run.server, run.clients, [fewer], Key(5))
         assert torch.allclose(whole.logits[order], part.logits, atol=1e-6) == alike
         assert m.transductive == (not alike)
@@ -625,14 +627,16 @@ def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> No
 @pytest.mark.parametrize("variant", ["linear", "proto", "gpal"])
 def test_one_model_answers_a_query_whoever_holds_it(variant: Any, tmp_path: Path) -> None:
     """With shards, the batch-norm statistics of a hand tell which classes are in it."""
-    question = group_exam(CONV).questions[0]
-    assert question.held
-    other = question._replace(held=question.held._replace(query=question.held.query.flip(0)))
-    assert not torch.equal(other.held.query, question.held.query)
+    eval_episode = group_exam(CONV).eval_episodes[0]
+    assert eval_episode.held
+    other = eval_episode._replace(
+        held=eval_episode.held._replace(query=eval_episode.held.query.flip(0))
+    )
+    assert not torch.equal(other.held.query, eval_episode.held.query)
     for policy, alike in (("group", True), ("support", False)):
         m = method(replace(CONV, norm_policy=policy), variant=variant)
         run = Run(m, tmp_path / policy)
-        both = [m.evaluate(run.server, run.clients, [q], Key(5))[0] for q in (question, other)]
+        both = [m.evaluate(run.server, run.clients, [q], Key(5))[0] for q in (eval_episode, other)]
         assert torch.allclose(both[0].logits, both[1].logits, rtol=0, atol=1e-9) == alike
     assert FRL.norm_policy({"mode": "strict"}) == "group"
 
@@ -641,7 +645,7 @@ def test_a_groups_statistics_are_its_clients_moments_joined(tmp_path: Path) -> N
     """In the first layer those of all supports together; in the next, of what each one saw."""
     m = method(replace(CONV, norm_policy="group"))
     theta = Run(m, tmp_path).server.phi
-    shares = shares_of(group_exam(CONV).questions[0], 3)
+    shares = shares_of(group_exam(CONV).eval_episodes[0], 3)
     norms = GroupNorms(m.local, {}, shares)
     found = norms(theta)
     assert norms(theta) is found, "the same model is not asked again"
@@ -676,15 +680,15 @@ def test_running_statistics_are_those_of_the_queries_and_serve_at_test(tmp_path:
     want = sum(part * mean for part, mean in zip(n, seen, strict=True)) / sum(n)
     after = run.play()
     torch.testing.assert_close(after.stats["norm1"]["mean"], 0.1 * want)
-    question = group_exam(CONV).questions[0]
-    answers = m.evaluate(after, run.clients, [question, question._replace(held=())], Key(5))
+    eval_episode = group_exam(CONV).eval_episodes[0]
+    answers = m.evaluate(after, run.clients, [eval_episode, eval_episode._replace(held=())], Key(5))
     torch.testing.assert_close(answers[0].logits, answers[1].logits, rtol=1e-5, atol=1e-6)
 
 
 def test_a_group_that_diverges_answers_with_nan(tmp_path: Path) -> None:
     m = small(method(variant="linear", inner_lr=1e200))
-    run, exam = Run(m, tmp_path), group_exam(FLAT)
-    answers = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT)
+    answers = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
     assert all(not answer.logits.isfinite().any() for answer in answers)
 
 
@@ -698,18 +702,22 @@ def test_fresh_heads_differ_between_episodes_and_questions(tmp_path: Path) -> No
 def test_rounds_start_from_the_fresh_head_in_training_and_at_test(tmp_path: Path) -> None:
     """Whatever head the start has: its own plays no part, and its step is along the episode's."""
     m = small(method(variant="linear", head="fresh", inner_rounds=1, inner_lr=0.1))
-    run, exam = Run(m, tmp_path), group_exam(FLAT)
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT)
     body, shares = run.server.phi["body"], run.shares()
     learnt, learnt_too = replace(m, head="learned"), run.server
     theta = {"body": body, "head": fresh_head(FLAT, run.server.phi, run.key)}
     there = learnt.round(learnt_too._replace(phi=theta), Group.of_shares(shares), run.key)[0]
     moved = tree.sub(run.play().phi, run.server.phi)
     close(moved, flat(tree.sub(there.phi, theta)), 1e-7)
-    for u, answer in enumerate(m.evaluate(run.server, run.clients, exam.questions, Key(5))):
+    for u, answer in enumerate(
+        m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
+    ):
         key = Key(5).at("question", u)
         theta = {"body": body, "head": fresh_head(FLAT, run.server.phi, key)}
-        w, _ = adapt(learnt, flat(theta), shares_of(exam.questions[u]), 1, False, False)
-        h = net(w, exam.questions[u].query_x).flatten(1)
+        w, _ = adapt(
+            learnt, flat(theta), shares_of(episodic_test.eval_episodes[u]), 1, False, False
+        )
+        h = net(w, episodic_test.eval_episodes[u].query_x).flatten(1)
         want = torch.nn.functional.linear(h, w["head/weight"], w["head/bias"])
         torch.testing.assert_close(answer.logits, want.float(), rtol=1e-5, atol=1e-6)
 

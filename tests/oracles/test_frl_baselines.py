@@ -14,8 +14,8 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.learners.learner import Proto, Question
-from fedshot.methods.frl.client_share import Share, shares_of
+from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.methods.frl.client_share import EpisodeShare, shares_of
 from fedshot.methods.frl.frl_fedavg import FRLFedAvg
 from fedshot.methods.frl.frl_finetune import FRLFinetune
 from fedshot.methods.frl.frl_frozen import FRLFrozen
@@ -51,20 +51,22 @@ def head_logits(w: Weights, x: Tensor) -> Tensor:
     return F.linear(net(w, x).flatten(1), w["head/weight"], w["head/bias"])
 
 
-def rounds_of(theta: Any, question: Question, rounds: int, lr: float) -> Weights:
+def rounds_of(theta: Any, eval_episode: EvalEpisode, rounds: int, lr: float) -> Weights:
     """FedAvg with a head, written out."""
     m = method(FLAT, variant="linear", inner_lr=lr)
-    found, _ = adapt(m, flat(theta), shares_of(question), rounds, shrunk=False, refresh=False)
+    found, _ = adapt(m, flat(theta), shares_of(eval_episode), rounds, shrunk=False, refresh=False)
     return found
 
 
 def test_fedavg_from_a_random_start_is_fedavg_written_out(tmp_path: Path) -> None:
     m = FRLFedAvg(FLAT, SPEC, test_rounds=2, inner_lr=0.2)
-    run, exam = Run(m, tmp_path), group_exam(FLAT)
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT)
     assert m.round(run.server, run.clients, run.key) == (run.server, {})
-    for u, answer in enumerate(m.evaluate(run.server, run.clients, exam.questions, Key(5))):
-        w = rounds_of(run.server.theta, exam.questions[u], 2, 0.2)
-        want = head_logits(w, exam.questions[u].query_x).float()
+    for u, answer in enumerate(
+        m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
+    ):
+        w = rounds_of(run.server.theta, episodic_test.eval_episodes[u], 2, 0.2)
+        want = head_logits(w, episodic_test.eval_episodes[u].query_x).float()
         torch.testing.assert_close(answer.logits, want, rtol=1e-5, atol=1e-6)
 
 
@@ -77,14 +79,16 @@ def test_a_random_start_has_no_running_statistics(tmp_path: Path) -> None:
 
 def test_fine_tuning_starts_from_the_prepared_encoder_and_a_fresh_head(tmp_path: Path) -> None:
     m = FRLFinetune(FLAT, SPEC, BASE, test_rounds=2, inner_lr=0.2)
-    run, exam = Run(m, tmp_path), group_exam(FLAT)
-    answers = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT)
+    answers = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
     heads = []
     for u, answer in enumerate(answers):
         head = fresh_head(FLAT, run.server.theta["body"], Key(5).at("question", u))
         heads.append(tree.digest(head))
-        w = rounds_of({"body": run.server.theta["body"], "head": head}, exam.questions[u], 2, 0.2)
-        want = head_logits(w, exam.questions[u].query_x).float()
+        w = rounds_of(
+            {"body": run.server.theta["body"], "head": head}, episodic_test.eval_episodes[u], 2, 0.2
+        )
+        want = head_logits(w, episodic_test.eval_episodes[u].query_x).float()
         torch.testing.assert_close(answer.logits, want, rtol=1e-5, atol=1e-6)
     assert len(set(heads)) == len(heads)
 
@@ -166,23 +170,25 @@ def test_what_shares_a_preparation_has_the_same_encoder(tmp_path: Path) -> None:
 def test_the_frozen_control_does_not_care_who_holds_what(tmp_path: Path) -> None:
     model = replace(CONV, norm_policy="running")
     m = FRLFrozen(model, SPEC, BASE)
-    run, exam = Run(m, tmp_path), group_exam(model)
-    question = exam.questions[0]
-    assert question.held
-    other = question._replace(
-        held=question.held._replace(
-            support=question.held.support[torch.randperm(18, generator=Key(0).torch())]
+    run, episodic_test = Run(m, tmp_path), group_exam(model)
+    eval_episode = episodic_test.eval_episodes[0]
+    assert eval_episode.held
+    other = eval_episode._replace(
+        held=eval_episode.held._replace(
+            support=eval_episode.held.support[torch.randperm(18, generator=Key(0).torch())]
         )
     )
-    pooled = question._replace(held=())
-    found = m.evaluate(run.server, run.clients, [question, other, pooled], Key(5))
+    pooled = eval_episode._replace(held=())
+    found = m.evaluate(run.server, run.clients, [eval_episode, other, pooled], Key(5))
     for answer in found[1:]:
         torch.testing.assert_close(answer.logits, found[0].logits, rtol=1e-5, atol=1e-6)
     flat_model = FRLFrozen(FLAT, SPEC, BASE)
     run = Run(flat_model, tmp_path / "flat")
-    question = group_exam(FLAT).questions[0]
-    (answer,) = flat_model.evaluate(run.server, run.clients, [question], Key(5))
-    want = Proto(FLAT).answer({"body": run.server.theta["body"]}, {}, question._replace(held=()))
+    eval_episode = group_exam(FLAT).eval_episodes[0]
+    (answer,) = flat_model.evaluate(run.server, run.clients, [eval_episode], Key(5))
+    want = Proto(FLAT).answer(
+        {"body": run.server.theta["body"]}, {}, eval_episode._replace(held=())
+    )
     torch.testing.assert_close(answer.logits, want.float(), rtol=1e-5, atol=1e-6)
 
 
@@ -192,7 +198,7 @@ def one_shot(**options: Any) -> FRLOneShot:
     return FRLOneShot(FLAT, SPEC, BASE, **(given | options))
 
 
-def candidates_of(m: FRLOneShot, theta: Weights, shares: list[Share]) -> list[Any]:
+def candidates_of(m: FRLOneShot, theta: Weights, shares: list[EpisodeShare]) -> list[Any]:
     """Every candidate's model, held-out accuracy, and number of examples, written out."""
     found = []
     for s in shares:
@@ -210,12 +216,14 @@ def candidates_of(m: FRLOneShot, theta: Weights, shares: list[Share]) -> list[An
 @pytest.mark.parametrize("last", ["average", "ensemble"])
 def test_the_best_candidates_are_kept_and_joined(last: Any, tmp_path: Path) -> None:
     m = one_shot(last=last)
-    run, exam = Run(m, tmp_path), group_exam(FLAT, by="iid")
-    for u, answer in enumerate(m.evaluate(run.server, run.clients, exam.questions, Key(5))):
-        question = exam.questions[u]
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT, by="iid")
+    for u, answer in enumerate(
+        m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
+    ):
+        eval_episode = episodic_test.eval_episodes[u]
         head = fresh_head(FLAT, run.server.theta["body"], Key(5).at("question", u))
         theta = flat({"body": run.server.theta["body"], "head": head})
-        every = candidates_of(m, theta, shares_of(question))
+        every = candidates_of(m, theta, shares_of(eval_episode))
         best = sorted(range(K), key=lambda k, e=every: (-e[k][1], k))[:2]
         n = [every[k][2] for k in best]
         if last == "average":
@@ -225,33 +233,35 @@ def test_the_best_candidates_are_kept_and_joined(last: Any, tmp_path: Path) -> N
                 ).sum(0)
                 for name in theta
             }
-            p = head_logits(w, question.query_x).softmax(-1)
+            p = head_logits(w, eval_episode.query_x).softmax(-1)
         else:
-            each = [head_logits(every[k][0], question.query_x).softmax(-1) for k in best]
+            each = [head_logits(every[k][0], eval_episode.query_x).softmax(-1) for k in best]
             p = torch.stack(each).mean(0)
         torch.testing.assert_close(answer.logits.exp(), p.float(), rtol=1e-4, atol=1e-6)
 
 
 def test_all_candidates_kept_with_nothing_unseen_are_fedavg_on_the_rest(tmp_path: Path) -> None:
     m = one_shot(keep=K)
-    run, exam = Run(m, tmp_path), group_exam(FLAT, by="iid")
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT, by="iid")
     body = run.server.theta["body"]
     theta = flat({"body": body, "head": fresh_head(FLAT, body, Key(5).at("question", 0))})
-    every = candidates_of(m, theta, shares_of(exam.questions[0]))
+    every = candidates_of(m, theta, shares_of(episodic_test.eval_episodes[0]))
     total = sum(n for _, _, n, _ in every)
     w = {name: torch.stack([new[name] * n / total for new, _, n, _ in every]).sum(0)
          for name in theta}  # fmt: skip
-    answer = m.evaluate(run.server, run.clients, exam.questions, Key(5))[0]
-    want = head_logits(w, exam.questions[0].query_x).log_softmax(-1).float()
+    answer = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))[0]
+    want = head_logits(w, episodic_test.eval_episodes[0].query_x).log_softmax(-1).float()
     torch.testing.assert_close(answer.logits, want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_class_that_no_kept_client_holds_cannot_be_answered(tmp_path: Path) -> None:
     m = one_shot(keep=1)
-    run, exam = Run(m, tmp_path), group_exam(FLAT)
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT)
     unseen = 0
-    for u, answer in enumerate(m.evaluate(run.server, run.clients, exam.questions, Key(5))):
-        shares = shares_of(exam.questions[u])
+    for u, answer in enumerate(
+        m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
+    ):
+        shares = shares_of(episodic_test.eval_episodes[u])
         head = fresh_head(FLAT, run.server.theta["body"], Key(5).at("question", u))
         every = candidates_of(m, flat({"body": run.server.theta["body"], "head": head}), shares)
         best = min(range(K), key=lambda k, e=every: (-e[k][1], k))
@@ -264,13 +274,15 @@ def test_a_class_that_no_kept_client_holds_cannot_be_answered(tmp_path: Path) ->
 
 def test_a_class_that_any_round_has_seen_can_be_answered(tmp_path: Path) -> None:
     m = one_shot(keep=1, test_rounds=2, inner_lr=1.0)
-    run, exam = Run(m, tmp_path), group_exam(FLAT)
+    run, episodic_test = Run(m, tmp_path), group_exam(FLAT)
     more = 0
-    for u, answer in enumerate(m.evaluate(run.server, run.clients, exam.questions, Key(5))):
+    for u, answer in enumerate(
+        m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
+    ):
         head = fresh_head(FLAT, run.server.theta["body"], Key(5).at("question", u))
         theta, seen = flat({"body": run.server.theta["body"], "head": head}), []
         for _ in range(2):
-            every = candidates_of(m, theta, shares_of(exam.questions[u]))
+            every = candidates_of(m, theta, shares_of(episodic_test.eval_episodes[u]))
             best = min(range(K), key=lambda k, e=every: (-e[k][1], k))
             theta = every[best][0]
             seen.append(every[best][3])
@@ -279,34 +291,36 @@ def test_a_class_that_any_round_has_seen_can_be_answered(tmp_path: Path) -> None
             assert hidden == (c not in seen[0] | seen[1])
         more += bool(seen[0] - seen[1])
     assert more
-    none = replace(m, test_rounds=0).evaluate(run.server, run.clients, exam.questions, Key(5))
+    none = replace(m, test_rounds=0).evaluate(
+        run.server, run.clients, episodic_test.eval_episodes, Key(5)
+    )
     assert all(bool((answer.logits > -1e9).all()) for answer in none)
 
 
 def test_spare_clients_are_candidates_and_nobody_elses(tmp_path: Path) -> None:
     plain, more = group_exam(FLAT, by="iid", spare=K), one_shot(keep=2 * K)
     run = Run(more, tmp_path)
-    question = plain.questions[0]
-    assert question.held
-    with_spare = more.evaluate(run.server, run.clients, [question], Key(5))[0].logits
-    without = question._replace(
-        held=question.held._replace(
-            spare=question.held.spare[:0],
-            spare_x=question.held.spare_x[:0],
-            spare_y=question.held.spare_y[:0],
+    eval_episode = plain.eval_episodes[0]
+    assert eval_episode.held
+    with_spare = more.evaluate(run.server, run.clients, [eval_episode], Key(5))[0].logits
+    without = eval_episode._replace(
+        held=eval_episode.held._replace(
+            spare=eval_episode.held.spare[:0],
+            spare_x=eval_episode.held.spare_x[:0],
+            spare_y=eval_episode.held.spare_y[:0],
         )
     )
     alone = more.evaluate(run.server, run.clients, [without], Key(5))[0].logits
     assert not torch.equal(with_spare, alone)
     other = FRLFinetune(FLAT, SPEC, BASE)
     both = [other.evaluate(run.server, run.clients, [q], Key(5))[0].logits
-            for q in (question, without)]  # fmt: skip
+            for q in (eval_episode, without)]  # fmt: skip
     assert torch.equal(*both)
 
 
 def test_supports_are_split_among_more_candidates() -> None:
-    question = group_exam(FLAT, by="iid").questions[0]
-    shares = shares_of(question)
+    eval_episode = group_exam(FLAT, by="iid").eval_episodes[0]
+    shares = shares_of(eval_episode)
     split = split_among(shares, 2 * K)
     assert len(split) == 2 * K
     for i, share in enumerate(shares):
@@ -368,11 +382,14 @@ def test_personal_training_is_its_definition(variant: Any, tmp_path: Path) -> No
         g = {name: value + mine[name] / K for name, value in g.items()}
     want = {name: value - SGD.lr * g[name] for name, value in phi.items()}
     close(run.play().phi, want)
-    exam = group_exam(CONV)
-    answers = m.evaluate(run.server, run.clients, exam.questions, Key(5))
+    episodic_test = group_exam(CONV)
+    answers = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
     like = method(variant=variant, inner_rounds=3)
     same = like.evaluate(
-        like.init(Key(2))._replace(phi=run.server.phi), run.clients, exam.questions, Key(5)
+        like.init(Key(2))._replace(phi=run.server.phi),
+        run.clients,
+        episodic_test.eval_episodes,
+        Key(5),
     )
     assert all(torch.equal(a.logits, b.logits) for a, b in zip(answers, same, strict=True))
 

@@ -15,9 +15,9 @@ from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.seeds import Key
-from fedshot.methods.frl.client_share import Share
+from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.local_steps import Local, Prototypes, pieces
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, pieces
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.model import Model
@@ -63,7 +63,7 @@ def weighed(parts: list[Weights], n: list[float]) -> Weights:
     }
 
 
-def pooled_means(shares: list[Share], own: list[Means]) -> Means:
+def pooled_means(shares: list[EpisodeShare], own: list[Means]) -> Means:
     """The means over all supports of a class, of the clients' means."""
     found: Means = {}
     for c in range(3):
@@ -255,7 +255,7 @@ def test_equal_weights_are_of_models_and_of_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize("distance", ["mean", "unit"])
 def test_positions_meet_the_prototypes_by_the_distance_asked_for(distance: Any) -> None:
     g, y = features()
-    local, p = Local(FLAT, "gpal", distance=distance), dict(enumerate(told().means))
+    local, p = FewRoundLearner(FLAT, "gpal", distance=distance), dict(enumerate(told().means))
     each = []
     for j, c in enumerate(y.tolist()):
         for i in range(g.shape[-1]):

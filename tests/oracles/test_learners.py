@@ -17,8 +17,13 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import InnerLoop, Maml, Proto, Question
-from fedshot.methods.fedfsl.predictions import PREDICTIONS, Looks, Outlook, outlooks
+from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml, Proto
+from fedshot.methods.fedfsl.predictions import (
+    PREDICTIONS,
+    EpisodePredictions,
+    SharedFeatures,
+    paired_predictions,
+)
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP, Conv4
@@ -70,8 +75,8 @@ def episode(way: int = WAY, shot: int = 2, query: int = 4, side: int = 6, seed: 
     )
 
 
-def question(e: Episode) -> Question:
-    return Question(e.support_x, e.support_y, e.query_x, e.classes)
+def eval_episode(e: Episode) -> EvalEpisode:
+    return EvalEpisode(e.support_x, e.support_y, e.query_x, e.classes)
 
 
 def mlp() -> Model:
@@ -119,7 +124,7 @@ def derivative(fn: Callable[[Tree], Tensor], at: Tree, along: Tree, h: float) ->
 
 def gradient(learner: Any, params: Tree, stats: Tree, e: Episode) -> Tree:
     return value_and_grad(
-        lambda w: ((taught := learner.lesson(w, stats, e, SEED)).loss, taught), params
+        lambda w: ((gradients := learner.episode_loss(w, stats, e, SEED)).loss, gradients), params
     )[2]
 
 
@@ -201,7 +206,7 @@ def test_proto_answers_are_minus_squared_distances_to_class_means(policy: str) -
     params, _ = trained(model)
     _, stats = trained(conv4())
     hs, hq = by_hand(params, stats, e.support_x, e.query_x, policy)
-    got = Proto(model).answer(params, stats if policy == "running" else {}, question(e))
+    got = Proto(model).answer(params, stats if policy == "running" else {}, eval_episode(e))
     torch.testing.assert_close(got, distances_by_hand(hs, e.support_y, hq), rtol=1e-11, atol=1e-12)
 
 
@@ -211,9 +216,11 @@ def test_proto_lesson_is_the_cross_entropy_of_supports_and_queries_passed_togeth
     h = Twin(params, stats)(prepared(torch.cat([e.support_x, e.query_x])))
     n = len(e.support_y)
     logits = distances_by_hand(h[:n], e.support_y, h[n:])
-    taught = Proto(model).lesson(params, stats, e, SEED)
-    torch.testing.assert_close(taught.loss, F.cross_entropy(logits, e.query_y), rtol=1e-12, atol=0)
-    assert taught.accuracy == (logits.argmax(1) == e.query_y).double().mean()
+    gradients = Proto(model).episode_loss(params, stats, e, SEED)
+    torch.testing.assert_close(
+        gradients.loss, F.cross_entropy(logits, e.query_y), rtol=1e-12, atol=0
+    )
+    assert gradients.accuracy == (logits.argmax(1) == e.query_y).double().mean()
 
 
 def test_proto_lessons_have_right_gradients() -> None:
@@ -223,7 +230,9 @@ def test_proto_lessons_have_right_gradients() -> None:
     grad = gradient(learner, params, stats, e)
     for seed in range(3):
         along = direction(params, seed)
-        want = derivative(lambda w: learner.lesson(w, stats, e, SEED).loss, params, along, 1e-5)
+        want = derivative(
+            lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-5
+        )
         torch.testing.assert_close(dot(grad, along), want, rtol=1e-8, atol=1e-9)
 
 
@@ -231,10 +240,10 @@ def test_proto_prototypes_do_not_depend_on_the_order_of_the_support() -> None:
     learner, e = Proto(conv4("support")), episode()
     params, stats = trained(learner.model)
     order = torch.randperm(len(e.support_y), generator=Key(1).torch())
-    other = question(e)._replace(support_x=e.support_x[order], support_y=e.support_y[order])
+    other = eval_episode(e)._replace(support_x=e.support_x[order], support_y=e.support_y[order])
     torch.testing.assert_close(
         learner.answer(params, stats, other),
-        learner.answer(params, stats, question(e)),
+        learner.answer(params, stats, eval_episode(e)),
         rtol=1e-12,
         atol=1e-13,
     )
@@ -254,7 +263,9 @@ def learners(policy: str) -> list[Any]:
 
 def answers(learner: Any, query_x: Tensor) -> Tensor:
     params, stats = trained(learner.model)
-    logits: Tensor = learner.answer(params, stats, question(episode())._replace(query_x=query_x))
+    logits: Tensor = learner.answer(
+        params, stats, eval_episode(episode())._replace(query_x=query_x)
+    )
     return logits
 
 
@@ -282,7 +293,7 @@ def test_a_transductive_answer_depends_on_the_other_queries(which: int) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("which", range(3), ids=["proto", "maml", "anil"])
 def test_an_answer_changes_nothing_and_holds_no_graph(policy: str, which: int) -> None:
-    learner, q = learners(policy)[which], question(episode())
+    learner, q = learners(policy)[which], eval_episode(episode())
     params, stats = trained(learner.model)
     before = tree.digest((params, stats, q))
     assert not learner.answer(params, stats, q).requires_grad
@@ -297,7 +308,7 @@ def test_a_proto_lesson_moves_the_statistics_as_one_pass_of_torch() -> None:
     params, stats = trained(model)
     twin = Twin(params, stats)
     twin(prepared(torch.cat([e.support_x, e.query_x])))
-    got = Proto(model).lesson(params, stats, e, SEED).stats
+    got = Proto(model).episode_loss(params, stats, e, SEED).stats
     torch.testing.assert_close(got, twin.stats(), rtol=1e-12, atol=1e-14)
 
 
@@ -312,7 +323,7 @@ def test_a_maml_lesson_moves_the_statistics_by_one_pass_of_the_queries(
     adapted = adapted_by_torch(model, params, e, 0.1, steps, adapts)
     twin = Twin(adapted, stats)
     twin(prepared(e.query_x))
-    got = learner.lesson(params, stats, e, SEED).stats
+    got = learner.episode_loss(params, stats, e, SEED).stats
     torch.testing.assert_close(tree.detach(got), twin.stats(), rtol=1e-10, atol=1e-12)
 
 
@@ -321,8 +332,8 @@ def test_without_the_running_policy_there_are_no_statistics(policy: str) -> None
     model = conv4(policy)
     params, stats = model.init(Key(0))
     assert stats == {}
-    assert Proto(model).lesson({"body": params["body"]}, stats, episode(), SEED).stats == {}
-    assert Maml(model).lesson(params, stats, episode(), SEED).stats == {}
+    assert Proto(model).episode_loss({"body": params["body"]}, stats, episode(), SEED).stats == {}
+    assert Maml(model).episode_loss(params, stats, episode(), SEED).stats == {}
 
 
 # MAML
@@ -380,7 +391,7 @@ def test_the_maml_loss_and_its_second_order_gradient_equal_those_of_torch_func(
     want, value = torch.func.grad_and_value(outer_by_torch)(params, model, e, inner)
     learner = Maml(model, inner)
     torch.testing.assert_close(
-        learner.lesson(params, stats, e, SEED).loss.detach(), value, rtol=1e-11, atol=0
+        learner.episode_loss(params, stats, e, SEED).loss.detach(), value, rtol=1e-11, atol=0
     )
     got = gradient(learner, params, stats, e)
     torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
@@ -400,7 +411,9 @@ def test_the_maml_gradient_on_two_parameters_equals_finite_differences(
         {"body": {"scale": one}, "head": {"slope": zero}},
         {"body": {"scale": zero}, "head": {"slope": one}},
     ):
-        want = derivative(lambda w: learner.lesson(w, stats, e, SEED).loss, params, along, 1e-3)
+        want = derivative(
+            lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-3
+        )
         assert want.abs() > 1e-4
         torch.testing.assert_close(dot(grad, along), want, rtol=1e-8, atol=1e-11)
 
@@ -415,7 +428,9 @@ def test_the_maml_gradient_of_a_network_equals_finite_differences(
     grad = gradient(learner, params, stats, e)
     for seed in range(2):
         along = direction(params, seed)
-        want = derivative(lambda w: learner.lesson(w, stats, e, SEED).loss, params, along, 1e-6)
+        want = derivative(
+            lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-6
+        )
         torch.testing.assert_close(dot(grad, along), want, rtol=1e-6, atol=1e-7)
 
 
@@ -473,8 +488,8 @@ def test_no_inner_steps_leave_the_plain_query_loss(order: Any, adapts: Any) -> N
     def plain(w: Tree) -> Tensor:
         return F.cross_entropy(batch_logits(model, w, e.query_x), e.query_y)
 
-    taught = learner.lesson(params, stats, e, SEED)
-    torch.testing.assert_close(taught.loss, plain(params), rtol=1e-14, atol=0)
+    gradients = learner.episode_loss(params, stats, e, SEED)
+    torch.testing.assert_close(gradients.loss, plain(params), rtol=1e-14, atol=0)
     torch.testing.assert_close(
         gradient(learner, params, stats, e), torch.func.grad(plain)(params), rtol=1e-12, atol=1e-14
     )
@@ -491,7 +506,7 @@ def test_a_head_wider_than_the_episode_uses_its_first_outputs() -> None:
         tree.map(lambda t: t[:WAY], grad["head"]), gradient(same, narrow, stats, e)["head"]
     )
     assert not any(t[WAY:].any() for t in tree.leaves(grad["head"]))
-    assert wide.answer(params, stats, question(e)).shape == (len(e.query_y), WAY)
+    assert wide.answer(params, stats, eval_episode(e)).shape == (len(e.query_y), WAY)
 
 
 @pytest.mark.parametrize("adapts", ["all", "head"])
@@ -513,7 +528,7 @@ def test_a_maml_answer_adapts_on_the_support_by_the_policy(policy: str, adapts: 
         )(some, params)
         params = params | tree.map(lambda w, g: w - 0.2 * g, some, grad)
     learner = Maml(model, InnerLoop(lr=0.2, steps=9, test_steps=3, adapts=adapts))
-    got = learner.answer(start, stats if policy == "running" else {}, question(e))
+    got = learner.answer(start, stats if policy == "running" else {}, eval_episode(e))
     torch.testing.assert_close(got, logits(params, e.query_x, policy), rtol=1e-9, atol=1e-11)
 
 
@@ -522,7 +537,9 @@ def test_lessons_pass_the_dropout_of_steps_and_queries_with_seeds_of_their_own()
     e = episode()
     params, stats = trained(model)
     learner = Maml(model, InnerLoop(lr=0.1, steps=2))
-    losses = [learner.lesson(params, stats, e, Key(s).tensor()).loss.item() for s in (0, 0, 1)]
+    losses = [
+        learner.episode_loss(params, stats, e, Key(s).tensor()).loss.item() for s in (0, 0, 1)
+    ]
     assert losses[0] == losses[1] != losses[2]
     modes = [Mode(True, "batch", seed=SEED).layer(i).seed for i in (-1, 0, 1)]
     assert len({int(seed) for seed in modes if seed is not None}) == 3
@@ -544,8 +561,8 @@ def test_with_global_labels_a_wide_head_is_the_head_of_the_episodes_classes(adap
     rest = [c for c in range(9) if c not in e.classes.tolist()]
     assert all(not leaf[rest].any() for leaf in tree.leaves(here["head"]))
     torch.testing.assert_close(
-        one.answer(params, stats, question(e)),
-        other.answer(narrow, stats, question(e)),
+        one.answer(params, stats, eval_episode(e)),
+        other.answer(narrow, stats, eval_episode(e)),
     )
 
 
@@ -561,19 +578,19 @@ def test_heads_on_one_body_see_what_each_would_see_alone(
     real = Model.features
     monkeypatch.setattr(Model, "features", lambda *args: passes.append(1) or real(*args))
 
-    def by_itself(w: Tree) -> Outlook:
+    def by_itself(w: Tree) -> EpisodePredictions:
         adapted = learner.adapt(w, stats, e, SEED)
         query, moved = learner.predict(adapted, stats, e.query_x, e.classes, SEED, -1)
         support, _ = learner.predict(adapted, stats, e.support_x, e.classes, SEED, -2)
         before, _ = learner.predict(w, stats, e.query_x, e.classes, SEED, -1)
         both = torch.cat([query, support])
         told = {"adapted_query": query, "unadapted_query": before, "adapted_both": both}
-        return Outlook(query, moved, told)
+        return EpisodePredictions(query, moved, told)
 
     def total(w: Tree, together: bool) -> tuple[Tensor, Any]:
         both = list(w["heads"].values())
         if together:
-            found = outlooks(learner, w["body"], both, stats, e, SEED, PREDICTIONS)
+            found = paired_predictions(learner, w["body"], both, stats, e, SEED, PREDICTIONS)
         else:
             found = [by_itself({"body": w["body"], "head": head}) for head in both]
         losses = [(p.square() * (1 + u)).sum() for u, one in enumerate(found)
@@ -599,7 +616,7 @@ def test_looks_are_shared_while_body_statistics_and_noise_are_the_same(
     passes: list[int] = []
     real = Model.features
     monkeypatch.setattr(Model, "features", lambda *args: passes.append(1) or real(*args))
-    looks, body = Looks(learner, params["body"]), params["body"]
+    looks, body = SharedFeatures(learner, params["body"]), params["body"]
     other = torch.tensor(5)
     asked = [(stats, SEED, 0), (stats, SEED, -1), (stats, other, 0), ({**stats}, SEED, 0)]
     for seen, seed, site in asked:
@@ -616,7 +633,7 @@ def test_looks_are_shared_while_body_statistics_and_noise_are_the_same(
     assert len(passes) == before + 1
 
     def slope(w: Tree) -> tuple[Tensor, None]:
-        return Looks(learner, w)(w, stats, x, SEED, 0)[0].square().sum(), None
+        return SharedFeatures(learner, w)(w, stats, x, SEED, 0)[0].square().sum(), None
 
     assert max(float(g.abs().max()) for g in tree.leaves(value_and_grad(slope, body)[2])) > 0
 
@@ -630,7 +647,7 @@ def test_heads_that_adapt_alone_look_at_a_test_s_support_once(
     passes: list[int] = []
     real = Model.features
     monkeypatch.setattr(Model, "features", lambda *args: passes.append(1) or real(*args))
-    learner.answer(params, stats, question(episode()))
+    learner.answer(params, stats, eval_episode(episode()))
     assert len(passes) == 2
 
 

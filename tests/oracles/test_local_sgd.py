@@ -19,13 +19,13 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.pooled import Iid
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.learners.learner import InnerLoop, Lesson, Maml, Proto
-from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml, Proto
+from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.methods.base.fsl_local import FSLLocal
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead
@@ -54,10 +54,10 @@ def host(method: Any, folder: Path, clients: int = 2) -> Host:
     return Host(method, data, deal.train, PrivateStore(folder), Key(4))
 
 
-def lessons(steps: int, per_step: int, seed: int = 0) -> Lessons:
+def local_episodes(steps: int, per_step: int, seed: int = 0) -> LocalEpisodes:
     data = dataset()
     whole = Iid(1).deal(data, np.arange(len(data)), Key(3), SPEC).train
-    return draw_lessons(ClientData(data, whole[0]), SPEC, steps, per_step, Key(seed))
+    return sample_episodes(ClientData(data, whole[0]), SPEC, steps, per_step, Key(seed))
 
 
 def model(backbone: Any = MLP((7,))) -> Model:  # noqa: B008
@@ -88,9 +88,9 @@ def proto_loss_by_torch(w: Tree, e: Episode) -> Tensor:
 @pytest.mark.parametrize("opt", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_local_steps_equal_those_of_torch_on_the_mean_loss(opt: Optimizer, per_step: int) -> None:
-    learner, drawn = Proto(model()), lessons(4, per_step)
+    learner, drawn = Proto(model()), local_episodes(4, per_step)
     params, stats = learner.init(Key(1))
-    got = local_sgd(learner.lesson, opt, params, stats, drawn)
+    got = local_sgd(learner.episode_loss, opt, params, stats, drawn)
 
     theirs = tree.map(lambda t: t.clone().requires_grad_(), params)
     stepper = torch_optimizer(opt, tree.leaves(theirs))
@@ -113,11 +113,11 @@ def test_three_episodes_a_step_equal_one_step_on_their_mean_loss(
 ) -> None:
     learner: Any = Proto(model()) if which == "proto" else Maml(model(), InnerLoop(0.1, 2))
     params, stats = learner.init(Key(1))
-    drawn = lessons(1, 3)
-    got = local_sgd(learner.lesson, opt, params, stats, drawn)
+    drawn = local_episodes(1, 3)
+    got = local_sgd(learner.episode_loss, opt, params, stats, drawn)
 
     def mean(w: Tree) -> tuple[Tensor, None]:
-        every = [learner.lesson(w, stats, e, drawn.seed).loss for e in drawn.steps[0]]
+        every = [learner.episode_loss(w, stats, e, drawn.seed).loss for e in drawn.steps[0]]
         return torch.stack(every).mean(), None
 
     _, _, grad = value_and_grad(mean, params)
@@ -128,22 +128,26 @@ def test_three_episodes_a_step_equal_one_step_on_their_mean_loss(
 
 @pytest.mark.parametrize("opt", OPTIMIZERS, ids=str)
 def test_a_visit_in_two_parts_that_hands_on_the_state_equals_one_visit(opt: Optimizer) -> None:
-    learner, drawn = Proto(model()), lessons(6, 1)
+    learner, drawn = Proto(model()), local_episodes(6, 1)
     params, stats = learner.init(Key(1))
-    whole = local_sgd(learner.lesson, opt, params, stats, drawn)
-    first = local_sgd(learner.lesson, opt, params, stats, drawn._replace(steps=drawn.steps[:2]))
+    whole = local_sgd(learner.episode_loss, opt, params, stats, drawn)
+    first = local_sgd(
+        learner.episode_loss, opt, params, stats, drawn._replace(steps=drawn.steps[:2])
+    )
     rest = drawn._replace(steps=drawn.steps[2:])
-    second = local_sgd(learner.lesson, opt, first.params, first.stats, rest, first.state)
+    second = local_sgd(learner.episode_loss, opt, first.params, first.stats, rest, first.state)
     assert tree.digest((second.params, second.state)) == tree.digest((whole.params, whole.state))
 
 
 def test_without_a_state_the_optimiser_starts_afresh() -> None:
-    learner, drawn, opt = Proto(model()), lessons(3, 1), Optimizer("adam", 0.01)
+    learner, drawn, opt = Proto(model()), local_episodes(3, 1), Optimizer("adam", 0.01)
     params, stats = learner.init(Key(1))
-    first = local_sgd(learner.lesson, opt, params, stats, drawn)
-    kept = local_sgd(learner.lesson, opt, first.params, first.stats, drawn, first.state)
-    fresh = local_sgd(learner.lesson, opt, first.params, first.stats, drawn)
-    zero = local_sgd(learner.lesson, opt, first.params, first.stats, drawn, opt.init(first.params))
+    first = local_sgd(learner.episode_loss, opt, params, stats, drawn)
+    kept = local_sgd(learner.episode_loss, opt, first.params, first.stats, drawn, first.state)
+    fresh = local_sgd(learner.episode_loss, opt, first.params, first.stats, drawn)
+    zero = local_sgd(
+        learner.episode_loss, opt, first.params, first.stats, drawn, opt.init(first.params)
+    )
     assert tree.digest(fresh.params) == tree.digest(zero.params)
     assert int(fresh.state.step) == 3
     assert (tree.leaves(fresh.params)[1] - tree.leaves(kept.params)[1]).abs().max() > 1e-4
@@ -154,11 +158,11 @@ def test_every_episode_moves_the_running_statistics_once_in_turn(which: str) -> 
     net = model(Conv4(4))
     learner: Any = Proto(net) if which == "proto" else Maml(net, InnerLoop(0.1, 2))
     params, stats = learner.init(Key(1))
-    drawn = lessons(1, 3)
-    got = local_sgd(learner.lesson, Optimizer("sgd", 0.1), params, stats, drawn)
+    drawn = local_episodes(1, 3)
+    got = local_sgd(learner.episode_loss, Optimizer("sgd", 0.1), params, stats, drawn)
     want = stats
     for e in drawn.steps[0]:  # all from the parameters before the step
-        want = tree.detach(learner.lesson(params, want, e, drawn.seed).stats)
+        want = tree.detach(learner.episode_loss(params, want, e, drawn.seed).stats)
     close(got.stats, want)
     assert got.stats["norm1"].keys() == {"mean", "var"}
 
@@ -169,9 +173,9 @@ def test_nothing_that_comes_back_holds_a_graph_and_nothing_given_is_changed(whic
     learner: Any = Proto(net) if which == "proto" else Maml(net, InnerLoop(0.1, 2))
     params, stats = learner.init(Key(1))
     state = Optimizer().init(params)
-    drawn = lessons(2, 2)
+    drawn = local_episodes(2, 2)
     before = tree.digest((params, stats, state, drawn))
-    got = local_sgd(learner.lesson, Optimizer(), params, stats, drawn, state)
+    got = local_sgd(learner.episode_loss, Optimizer(), params, stats, drawn, state)
     assert tree.digest((params, stats, state, drawn)) == before
     assert not any(t.requires_grad for t in tree.leaves((params, stats, state)))
     back = (got.params, got.stats, got.state, dict(got.metrics))
@@ -179,17 +183,21 @@ def test_nothing_that_comes_back_holds_a_graph_and_nothing_given_is_changed(whic
 
 
 def test_every_episode_gets_a_seed_of_its_own_that_the_visit_decides() -> None:
-    def seeds(drawn: Lessons) -> list[int]:
+    def seeds(drawn: LocalEpisodes) -> list[int]:
         seen = []
 
-        def lesson(w: Tree, stats: Tree, e: Episode, seed: Tensor) -> Lesson:
+        def episode_loss(w: Tree, stats: Tree, e: Episode, seed: Tensor) -> EpisodeLoss:
             seen.append(int(seed))
-            return Lesson(w.square().sum(), stats, torch.tensor(0.0))
+            return EpisodeLoss(w.square().sum(), stats, torch.tensor(0.0))
 
-        local_sgd(lesson, Optimizer(), torch.ones(2), {}, drawn)
+        local_sgd(episode_loss, Optimizer(), torch.ones(2), {}, drawn)
         return seen
 
-    first, again, other = seeds(lessons(3, 2)), seeds(lessons(3, 2)), seeds(lessons(3, 2, seed=1))
+    first, again, other = (
+        seeds(local_episodes(3, 2)),
+        seeds(local_episodes(3, 2)),
+        seeds(local_episodes(3, 2, seed=1)),
+    )
     assert len(set(first)) == 6
     assert first == again
     assert not set(first) & set(other)
@@ -198,11 +206,11 @@ def test_every_episode_gets_a_seed_of_its_own_that_the_visit_decides() -> None:
 def test_metrics_are_means_over_all_episodes() -> None:
     values = iter([1.0, 2.0, 3.0, 6.0])
 
-    def lesson(w: Tree, stats: Tree, e: Episode, seed: Tensor) -> Lesson:
+    def episode_loss(w: Tree, stats: Tree, e: Episode, seed: Tensor) -> EpisodeLoss:
         v = next(values)
-        return Lesson(0.0 * w.sum() + v, stats, torch.tensor(v / 10))
+        return EpisodeLoss(0.0 * w.sum() + v, stats, torch.tensor(v / 10))
 
-    got = local_sgd(lesson, Optimizer(), torch.ones(2), {}, lessons(2, 2))
+    got = local_sgd(episode_loss, Optimizer(), torch.ones(2), {}, local_episodes(2, 2))
     assert got.metrics["loss"] == 3.0
     assert float(got.metrics["accuracy"]) == pytest.approx(0.3, rel=1e-6)
 
@@ -241,7 +249,9 @@ def test_a_local_client_trains_as_if_it_were_alone_and_keeps_its_optimiser(
         losses = []
         for k, (theta, stats, state) in alone.items():
             drawn = method.draw(h.data(k), key.at("work", "train", "client", k))
-            got = local_sgd(method.learner.lesson, method.optimizer, theta, stats, drawn, state)
+            got = local_sgd(
+                method.learner.episode_loss, method.optimizer, theta, stats, drawn, state
+            )
             alone[k] = (got.params, got.stats, got.state)
             losses.append(float(got.metrics["loss"]))
         assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-12)
@@ -287,16 +297,16 @@ def test_local_models_answer_the_shared_questions_with_their_own_weights(
 ) -> None:
     method = local_method("proto", answer_by=by)
     h = host(method, tmp_path)
-    exam = Exam.draw(h._dataset, range(5), SPEC, 5, Key(8))
+    episodic_test = EpisodicTest.draw(h._dataset, range(5), SPEC, 5, Key(8))
     clients = Clients(Guard(Sequential(h)), [0, 1], round=0, phase="evaluate")
-    answers = method.evaluate({}, clients, exam.questions, Key(7))
-    who = sorted((a.question, a.client) for a in answers)
+    answers = method.evaluate({}, clients, episodic_test.eval_episodes, Key(7))
+    who = sorted((a.eval_episode, a.client) for a in answers)
     everyone = [(u, k) for u in range(5) for k in (0, 1)]
     assert who == (everyone if by == "all" else [(u, u % 2) for u in range(5)])
     for u, client, logits in answers:
         assert client is not None
         own = h.private(client, (0, 0))
-        want = method.learner.answer(own["theta"], own["stats"], exam.questions[u])
+        want = method.learner.answer(own["theta"], own["stats"], episodic_test.eval_episodes[u])
         assert torch.equal(logits, want.float())
 
 

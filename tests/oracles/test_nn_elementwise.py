@@ -13,8 +13,8 @@ from torch import Tensor
 from fedshot.core import kernel_build, tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import Lesson
-from fedshot.learners.local_training import Lessons, local_sgd
+from fedshot.learners.learner import EpisodeLoss
+from fedshot.learners.local_training import LocalEpisodes, local_sgd
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.kernels import tensors
 from fedshot.nn.models.layers import kept
@@ -105,14 +105,14 @@ def test_training_leaves_what_it_was_given_as_it_was(name: Any, stack: bool) -> 
     state = optimizer.init(start)
     steps = tuple((torch.randn(6, 5, generator=Key(i).torch()),) for i in range(4))
 
-    def lesson(w: Tree, stats: Tree, x: Tensor, seed: Tensor) -> Lesson:
+    def episode_loss(w: Tree, stats: Tree, x: Tensor, seed: Tensor) -> EpisodeLoss:
         del seed
         loss = (x @ w["a"]).square().mean() + (w["b"] - 1).square().sum()
-        return Lesson(loss, stats, loss.detach())
+        return EpisodeLoss(loss, stats, loss.detach())
 
     def visit(steps: Any) -> tuple[Tree, Tree]:
-        lessons = Lessons(steps, torch.tensor(1), torch.tensor(6))
-        new = local_sgd(lesson, optimizer, start, {}, lessons, state)
+        local_episodes = LocalEpisodes(steps, torch.tensor(1), torch.tensor(6))
+        new = local_sgd(episode_loss, optimizer, start, {}, local_episodes, state)
         return new.params, new.state.first
 
     if stack:
@@ -122,7 +122,7 @@ def test_training_leaves_what_it_was_given_as_it_was(name: Any, stack: bool) -> 
         found = visit(steps)
     w, now = {"a": four(5, 4)[0], "b": four(3)[0]}, state
     for (x,) in steps:
-        _, _, grads = value_and_grad(lambda w, x=x: (lesson(w, {}, x, x).loss, {}), w)
+        _, _, grads = value_and_grad(lambda w, x=x: (episode_loss(w, {}, x, x).loss, {}), w)
         w, now = optimizer.update(grads, now, w)
     for part, want in zip(tree.leaves(found), tree.leaves((w, now.first)), strict=True):
         torch.testing.assert_close(part, want, **({} if stack else {"rtol": 0, "atol": 0}))
@@ -133,16 +133,16 @@ def test_training_leaves_what_it_was_given_as_it_was(name: Any, stack: bool) -> 
 def test_what_a_lesson_reports_of_its_parameters_stays_as_it_saw_it() -> None:
     steps, seen = tuple((torch.full((2,), float(i)),) for i in range(4)), []
 
-    def lesson(w: Tree, stats: Tree, x: Tensor, seed: Tensor) -> Lesson:
+    def episode_loss(w: Tree, stats: Tree, x: Tensor, seed: Tensor) -> EpisodeLoss:
         del seed
         seen.append(w["s"].detach().clone())
         loss = (w["s"] - x).square().sum() + w["t"].square().sum()
-        return Lesson(loss, {"last": w["t"][:1]}, loss.detach(), {"s": w["s"]})
+        return EpisodeLoss(loss, {"last": w["t"][:1]}, loss.detach(), {"s": w["s"]})
 
     def visit(steps: Any) -> tuple[Tensor, Tensor, Tensor]:
         start = {"s": torch.tensor(1.0), "t": torch.ones(3)}
-        lessons = Lessons(steps, torch.tensor(1), torch.tensor(2))
-        new = local_sgd(lesson, Optimizer("adam", lr=0.5), start, {}, lessons)
+        local_episodes = LocalEpisodes(steps, torch.tensor(1), torch.tensor(2))
+        new = local_sgd(episode_loss, Optimizer("adam", lr=0.5), start, {}, local_episodes)
         return new.metrics["s"], new.stats["last"], new.params["t"][:1]
 
     s, last, end = alone = visit(steps)

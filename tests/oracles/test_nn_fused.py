@@ -192,7 +192,7 @@ def test_a_maml_lesson_has_the_gradient_that_it_has_in_float64(order: str, block
 
     def gradient(learner: Maml, at: Tree) -> Tree:
         def fn(w: Tree) -> tuple[Tensor, Tree]:
-            return learner.lesson(w, stats, episode, Key(1).tensor()).loss, {}
+            return learner.episode_loss(w, stats, episode, Key(1).tensor()).loss, {}
 
         return value_and_grad(fn, at)[2]
 

@@ -11,7 +11,7 @@ from fedshot.core.seeds import Key
 from fedshot.learners.average_distance import average_distance_logits
 from fedshot.nn.heads import HEADS, CosineHead
 from fedshot.nn.losses import accuracy, cross_entropy, kl, proximal
-from fedshot.nn.masking import shut
+from fedshot.nn.masking import mask_logits
 from fedshot.nn.prototypes import (
     class_means,
     cosine_logits,
@@ -119,6 +119,6 @@ def test_a_class_without_support_is_never_answered_and_nothing_diverges(by: str)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_shut_out_stays_a_number(dtype: torch.dtype) -> None:
-    found = shut(torch.zeros(2, 3, dtype=dtype), torch.tensor([True, False, True]))
+    found = mask_logits(torch.zeros(2, 3, dtype=dtype), torch.tensor([True, False, True]))
     assert found.float().isfinite().all()
     assert torch.equal(found.softmax(-1)[0], torch.tensor([0.5, 0, 0.5], dtype=dtype))

@@ -364,20 +364,20 @@ def test_a_lesson_of_a_conv4_is_the_same_with_and_without(
     episode = Episode(x[:4], y[0], x[4:], y[1], torch.arange(2))
     params, stats = learner.init(Key(0))
 
-    def taught(learner: Proto, params: Tree, stats: Tree) -> tuple[Tensor, Tree, Tree]:
+    def gradients(learner: Proto, params: Tree, stats: Tree) -> tuple[Tensor, Tree, Tree]:
         def fn(w: Tree) -> tuple[Tensor, Tree]:
-            lesson = learner.lesson(w, stats, episode, Key(1).tensor())
-            return lesson.loss, lesson.stats
+            episode_loss = learner.episode_loss(w, stats, episode, Key(1).tensor())
+            return episode_loss.loss, episode_loss.stats
 
         return value_and_grad(fn, params)
 
-    found = taught(learner, params, stats)
+    found = gradients(learner, params, stats)
     embedded = learner.embed(params, stats, x)
     monkeypatch.setattr(stem, "fits", lambda *_: False)
     torch.testing.assert_close(embedded, learner.embed(params, stats, x), rtol=1e-4, atol=1e-4)
-    wanted = taught(learner, params, stats)
+    wanted = gradients(learner, params, stats)
     wide = replace(learner, model=replace(learner.model, dtype="float64"))
-    exact = taught(wide, double(params), double(stats))
+    exact = gradients(wide, double(params), double(stats))
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-4, atol=1e-5)
     ours, theirs, truth = (tree.leaves(one[2]) for one in (found, wanted, exact))
     scale = max(float(g.norm()) for g in truth)

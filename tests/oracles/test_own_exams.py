@@ -20,9 +20,9 @@ from fedshot.data.episodes.own_class_tasks import own_tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partition
-from fedshot.evaluation.episodic_test import Exam, score
-from fedshot.protocol.method import Answer
-from fedshot.runs.prepare import Setting
+from fedshot.evaluation.episodic_test import EpisodicTest, score
+from fedshot.protocol.method import Prediction
+from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL, finished, merged
 
 OWN: dict[str, Any] = {
@@ -34,32 +34,32 @@ OWN: dict[str, Any] = {
 }
 
 
-def setting(*changes: dict[str, Any]) -> Setting:
-    return Setting(Config.of(merged(SMALL, OWN, *changes)))
+def setting(*changes: dict[str, Any]) -> PreparedRun:
+    return PreparedRun(Config.of(merged(SMALL, OWN, *changes)))
 
 
 def test_a_question_holds_a_clients_training_images_and_asks_for_its_tests() -> None:
     made = setting()
-    exam, deal, y = made.test, made.deal, made.dataset.y
+    episodic_test, deal, y = made.test, made.deal, made.dataset.y
     assert deal.test is not None
-    assert exam.owners == tuple(made.clients)
-    assert len(exam) == 6
-    for u, client in enumerate(exam.owners):
-        q, train, asked = exam.questions[u], deal.train[client], deal.test[client]
+    assert episodic_test.owners == tuple(made.clients)
+    assert len(episodic_test) == 6
+    for u, client in enumerate(episodic_test.owners):
+        q, train, asked = episodic_test.eval_episodes[u], deal.train[client], deal.test[client]
         assert q.classes.tolist() == sorted(set(y[train].tolist()))
         assert sorted(q.classes[q.support_y].tolist()) == sorted(y[train].tolist())
         pool = {made.dataset.x[row].tobytes() for row in train}
         assert {image.numpy().tobytes() for image in q.support_x} == pool
         truth = {made.dataset.x[row].tobytes(): int(y[row]) for row in asked}
-        for image, label in zip(q.query_x, exam.labels(u), strict=True):
+        for image, label in zip(q.query_x, episodic_test.labels(u), strict=True):
             assert truth[image.numpy().tobytes()] == int(q.classes[label])
         assert len(q.query_x) == len(asked) == 2 * len(train)
         assert not pool & truth.keys()
 
 
 def test_the_order_of_queries_does_not_tell_their_labels() -> None:
-    exam = setting().test
-    orders = [exam.labels(u).tolist() for u in range(len(exam))]
+    episodic_test = setting().test
+    orders = [episodic_test.labels(u).tolist() for u in range(len(episodic_test))]
     assert all(order != sorted(order) for order in orders)
 
 
@@ -70,27 +70,31 @@ def test_all_seeds_and_methods_sit_one_exam_and_another_test_seed_another() -> N
         assert other.test.digest == one.test.digest
         assert np.array_equal(other.deal.train.indices, one.deal.train.indices)
     assert setting({"test": {"seed": 1}}).test.digest != one.test.digest
-    fewer = Exam.own(one.dataset, one.deal.train, one.deal.test, one.clients[:5], Key(0))  # type: ignore[arg-type]
+    fewer = EpisodicTest.own(one.dataset, one.deal.train, one.deal.test, one.clients[:5], Key(0))  # type: ignore[arg-type]
     assert fewer.digest != one.test.digest
 
 
 def test_the_hash_tells_whose_questions_they_are() -> None:
     made = setting()
-    exam = made.test
-    renamed = Exam(made.dataset, exam._tasks, tuple(reversed(exam.owners or ())))
-    assert renamed.digest != exam.digest
+    episodic_test = made.test
+    renamed = EpisodicTest(
+        made.dataset, episodic_test._tasks, tuple(reversed(episodic_test.owners or ()))
+    )
+    assert renamed.digest != episodic_test.digest
 
 
 def test_a_score_is_the_mean_over_clients_with_spread_and_worst_tenth() -> None:
-    exam = setting().test
+    episodic_test = setting().test
     answers, each = [], {}
-    for u in range(len(exam)):
-        truth = exam.labels(u)
-        logits = torch.nn.functional.one_hot(truth, len(exam.classes(u))).double()
+    for u in range(len(episodic_test)):
+        truth = episodic_test.labels(u)
+        logits = torch.nn.functional.one_hot(truth, len(episodic_test.classes(u))).double()
         logits[: u + 1] = -logits[: u + 1]  # the first u + 1 are wrong
-        answers.append(Answer(u, None, logits))  # by the server's model: its owner's all the same
+        answers.append(
+            Prediction(u, None, logits)
+        )  # by the server's model: its owner's all the same
         each[u] = 1 - (u + 1) / len(truth)
-    found = score(answers, exam)
+    found = score(answers, episodic_test)
     marks = list(each.values())
     assert found.clients == pytest.approx(each)
     assert found.accuracy == pytest.approx(np.mean(marks))
@@ -100,13 +104,15 @@ def test_a_score_is_the_mean_over_clients_with_spread_and_worst_tenth() -> None:
     assert found.to_json()["spread"] == found.spread
 
 
-@pytest.mark.parametrize("dealer", [Pathological, Clusters])
-def test_validation_images_come_on_top_and_none_is_dealt_twice(dealer: Any) -> None:
+@pytest.mark.parametrize("partitioner", [Pathological, Clusters])
+def test_validation_images_come_on_top_and_none_is_dealt_twice(partitioner: Any) -> None:
     y = np.repeat(np.arange(10), 200).astype(np.int64)
     data = Dataset("made", np.zeros((len(y), 1, 1, 1), np.uint8), y, tuple("abcdefghij"))
-    options = {"clients": 6, "way": 3, "shot": 4} | ({"clusters": 2} if dealer is Clusters else {})
+    options = {"clients": 6, "way": 3, "shot": 4} | (
+        {"clusters": 2} if partitioner is Clusters else {}
+    )
     for validation in (0, 1, 2):
-        deal = dealer(**options, validation=validation).deal(
+        deal = partitioner(**options, validation=validation).deal(
             data, np.arange(len(y)), Key(0), EpisodeSpec(2, 1, 1)
         )
         parts = [deal.train, deal.test, *([deal.validation] if validation else [])]
@@ -152,10 +158,10 @@ def test_methods_of_new_classes_sit_the_same_exam(name: str, tmp_path: Path) -> 
     assert sorted(found.clients) == run.setting.clients
     assert found.unanswered == 0
     answers = run.method.evaluate(
-        run.server, run._clients(1, "evaluate"), run.setting.test.questions, Key(0)
+        run.server, run._clients(1, "evaluate"), run.setting.test.eval_episodes, Key(0)
     )
     if name == "fsl_local":  # each by its owner, not in turns
-        assert [(a.question, a.client) for a in answers] == list(enumerate(run.setting.clients))
+        assert [(a.eval_episode, a.client) for a in answers] == list(enumerate(run.setting.clients))
 
 
 @pytest.mark.parametrize("name", ["fedavg", *slow("ditto")])
@@ -176,12 +182,12 @@ def test_held_out_users_are_asked_for_base_classes_without_a_look_at_the_support
         "method": {"name": name, "local_steps": 5, "optimizer": {"name": "adam", "lr": 0.01}},
         "run": {"rounds": 10},
     })  # fmt: skip
-    questions = run.setting.test.questions
-    assert questions[0].classes.tolist() != questions[1].classes.tolist()
-    blind = [q._replace(support_x=torch.zeros_like(q.support_x)) for q in questions]
+    eval_episodes = run.setting.test.eval_episodes
+    assert eval_episodes[0].classes.tolist() != eval_episodes[1].classes.tolist()
+    blind = [q._replace(support_x=torch.zeros_like(q.support_x)) for q in eval_episodes]
     seen, unseen = (
         run.method.evaluate(run.server, run._clients(10, "evaluate"), asked, Key(0))
-        for asked in (questions, blind)
+        for asked in (eval_episodes, blind)
     )
     for a, b in zip(seen, unseen, strict=True):
         assert torch.equal(a.logits, b.logits)
@@ -202,11 +208,11 @@ def test_a_held_out_user_with_a_class_of_its_own_is_refused(tmp_path: Path) -> N
         "method": {"name": "fedavg"},
     }
     np.savez(tmp_path / "users.npz", x=x, y=y, users=users)
-    held_out = Setting(Config.of(merged(SMALL, changes))).rows.novel
+    held_out = PreparedRun(Config.of(merged(SMALL, changes))).rows.novel
     y[held_out[0]] = 3
     np.savez(tmp_path / "users.npz", x=x, y=y, users=users)
     with pytest.raises(ConfigError, match="who have no class of their own"):
-        Setting(Config.of(merged(SMALL, changes)))
+        PreparedRun(Config.of(merged(SMALL, changes)))
 
 
 @pytest.mark.parametrize(
@@ -253,10 +259,10 @@ def test_a_client_is_not_tested_on_what_it_never_saw() -> None:
 
 def test_own_tests_have_no_other_shape() -> None:
     made = setting()
-    assert made.exam(made.config.test) is made.test
+    assert made.episodic_test(made.config.test) is made.test
     other = Config.of(merged(SMALL, OWN, {"test": {"way": 2}})).test
     with pytest.raises(ConfigError, match="the test has no other shape or seed"):
-        made.exam(other)
+        made.episodic_test(other)
 
 
 @pytest.mark.parametrize("method", ["fedfsl_naive", "fl_proto", *slow("fedfsl_mi_adv")])
@@ -274,9 +280,11 @@ def test_clients_of_two_and_of_four_classes_train_on_all_of_them(
         finished(tmp_path / fleet, OWN, change, {"run": {"fleet": fleet, "rounds": 2}})
         for fleet in ("sequential", "vectorised")
     )
-    held = {len(q.classes) for q in alone.setting.test.questions}
+    held = {len(q.classes) for q in alone.setting.test.eval_episodes}
     assert held >= {2, 4}
-    found = [run.sit(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)]
+    found = [
+        run.evaluate_chosen(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)
+    ]
     assert found[0] == found[1]
 
 
@@ -298,7 +306,9 @@ def test_with_global_labels_fleets_say_the_same(method: str, tmp_path: Path) -> 
         finished(tmp_path / fleet, OWN, change, {"run": {"fleet": fleet, "rounds": 2}})
         for fleet in ("sequential", "vectorised")
     )
-    found = [run.sit(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)]
+    found = [
+        run.evaluate_chosen(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)
+    ]
     assert found[0] == found[1]
 
 
@@ -328,8 +338,10 @@ def test_global_labels_of_clients_with_all_classes_are_fixed_ones(tmp_path: Path
         finished(tmp_path / labels, OWN, change, {"episode": {**shape, "labels": labels}})
         for labels in ("fixed", "global")
     )
-    assert {len(q.classes) for q in one.setting.test.questions} == {10}
-    found = [run.sit(run.setting.test, run.server, 2).per_episode for run in (one, other)]
+    assert {len(q.classes) for q in one.setting.test.eval_episodes} == {10}
+    found = [
+        run.evaluate_chosen(run.setting.test, run.server, 2).per_episode for run in (one, other)
+    ]
     assert found[0] == found[1]
 
 

@@ -13,7 +13,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.dirichlet import counts, shares
 from fedshot.data.partitions.own_classes import Clusters, Pathological
-from fedshot.data.partitions.partition import Deal, Partition
+from fedshot.data.partitions.partition import ClientSplit, Partition
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
 
 SPEC = EpisodeSpec(2, 1, 1)
@@ -30,7 +30,7 @@ def made(counts: list[int], n_users: int = 0) -> Dataset:
     return Dataset("made", np.zeros((len(y), 1, 1, 1), np.uint8), y, names, users)
 
 
-def dealt(options, dataset: Dataset, seed: int, rows: np.ndarray | None = None) -> Deal:
+def dealt(options, dataset: Dataset, seed: int, rows: np.ndarray | None = None) -> ClientSplit:
     rows = np.arange(len(dataset)) if rows is None else rows
     return options.deal(dataset, rows, Key(seed), SPEC)
 
@@ -250,7 +250,7 @@ def test_only_the_given_rows_are_dealt_so_novel_classes_stay_unseen(base, novel,
         assert dataset.y[p.indices].max() < len(base)
 
 
-def assert_disjoint(got: Deal) -> None:
+def assert_disjoint(got: ClientSplit) -> None:
     assert len(got.train) == len(got.test)
     rows = np.concatenate([got.train.indices, got.test.indices])
     assert len(np.unique(rows)) == len(rows)

@@ -71,7 +71,7 @@ def test_fedavg_answers_among_the_clients_own_classes(tmp_path: Path) -> None:
     group = Group(made(FedAvg), tmp_path)
     w = plain(group.round().theta)
     for answer in group.answers():
-        q = group.exam.questions[answer.question]
+        q = group.episodic_test.eval_episodes[answer.eval_episode]
         columns = [BASE.index(int(c)) for c in q.classes]
         want = logits(w, pixels(q.query_x))[:, columns]
         torch.testing.assert_close(answer.logits, want, rtol=1e-9, atol=1e-9)
@@ -137,9 +137,9 @@ def test_ditto_answers_with_the_personal_model_and_before_it_with_the_servers(
         if visited:
             group.round()
         for answer in group.answers():
-            assert answer.client == answer.question
-            own = plain(group.private(answer.question)["model"])
-            q = group.exam.questions[answer.question]
+            assert answer.client == answer.eval_episode
+            own = plain(group.private(answer.eval_episode)["model"])
+            q = group.episodic_test.eval_episodes[answer.eval_episode]
             columns = [BASE.index(int(c)) for c in q.classes]
             w = own if visited else plain(group.server.theta)
             want = logits(w, pixels(q.query_x))[:, columns]
@@ -161,7 +161,7 @@ def test_fedrep_trains_the_head_first_and_shares_the_encoder(tmp_path: Path) -> 
         for k in group.ids:
             assert_close(group.private(k), heads[k])
     for answer in group.answers():
-        q, k = group.exam.questions[answer.question], answer.question
+        q, k = group.episodic_test.eval_episodes[answer.eval_episode], answer.eval_episode
         columns = [BASE.index(int(c)) for c in q.classes]
         want = logits(phi | heads[k], pixels(q.query_x))[:, columns]
         torch.testing.assert_close(answer.logits.double(), want, rtol=1e-5, atol=1e-5)
@@ -232,8 +232,8 @@ def test_the_hessian_free_step_is_that_of_the_exact_hessian(tmp_path: Path) -> N
         opt = Optimizer("sgd", 0.3)
         one = PerFedAvg(**options(optimizer=opt, order=order, delta=delta))
         drawn = one.draw(data, Key(0))
-        taught = one.outer_gradient(w, {}, drawn.steps[0], Mode(seed=drawn.seed))
-        found = plain(taught.grads)
+        gradients = one.outer_gradient(w, {}, drawn.steps[0], Mode(seed=drawn.seed))
+        found = plain(gradients.grads)
         return max(float((found[n] - exact[n]).abs().max()) for n in exact)
 
     assert error("hessian_free", 1e-3) < 1e-6
@@ -244,8 +244,8 @@ def test_per_fedavg_adapts_to_training_samples_and_never_to_scored_ones(tmp_path
     group = Group(made(PerFedAvg, beta=0.1, test_steps=2), tmp_path)
     w = plain(group.round().theta)
     for answer in group.answers():
-        q = group.exam.questions[answer.question]
-        adapted = descend(cross_entropy(*group.examples(answer.question)), w, LR, 2)
+        q = group.episodic_test.eval_episodes[answer.eval_episode]
+        adapted = descend(cross_entropy(*group.examples(answer.eval_episode)), w, LR, 2)
         columns = [BASE.index(int(c)) for c in q.classes]
         want = logits(adapted, pixels(q.query_x))[:, columns]
         torch.testing.assert_close(answer.logits, want, rtol=1e-9, atol=1e-9)
@@ -258,7 +258,7 @@ def test_per_fedavg_adapts_under_the_statistics_of_the_training_samples(tmp_path
     group = Group(made(PerFedAvg, beta=0.1, test_steps=2, model=CONV), tmp_path)
     w = plain(group.round().theta)
     for answer in group.answers():
-        q = group.exam.questions[answer.question]
+        q = group.episodic_test.eval_episodes[answer.eval_episode]
         columns = [BASE.index(int(c)) for c in q.classes]
         y = torch.tensor(columns)[q.support_y]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.methods.personal.affinity import most_affine
+from fedshot.methods.personal.affinity import top_m_by_affinity
 from fedshot.methods.personal.fedfomo import FedFomo
 from fedshot.methods.personal.fedproto import FedProto
 from fedshot.methods.personal.heur_fedamp import HeurFedAMP
@@ -198,7 +198,7 @@ def test_each_of_the_models_that_are_sent_is_one_of_chance_by_itself() -> None:
     q, best = torch.zeros(21, 21, dtype=torch.float64), set(range(1, 6))
     q[0, 1:6] = 1
     draws = [
-        most_affine(q, 0, range(21), 5, np.random.default_rng(seed), explore=0.4)
+        top_m_by_affinity(q, 0, range(21), 5, np.random.default_rng(seed), explore=0.4)
         for seed in range(2000)
     ]
     assert all(len(set(sent)) == 5 and 0 not in sent for sent in draws)
@@ -208,7 +208,7 @@ def test_each_of_the_models_that_are_sent_is_one_of_chance_by_itself() -> None:
     )
     of_the_best = sum(len(best & set(sent)) for sent in draws) / len(draws)
     assert of_the_best == pytest.approx(expected, abs=0.1)
-    assert set(most_affine(q, 0, range(21), 5, np.random.default_rng(0))) == best
+    assert set(top_m_by_affinity(q, 0, range(21), 5, np.random.default_rng(0))) == best
 
 
 def test_heur_fedamp_holds_a_client_near_its_mixture(tmp_path: Path) -> None:
@@ -296,8 +296,8 @@ def test_fedproto_exchanges_class_means(weight: float, weighting: Any, tmp_path:
             torch.testing.assert_close(group.server.prototypes[c], protos[c], rtol=1e-9, atol=1e-9)
         assert group.server.known.tolist() == [c in protos for c in range(5)]
     for answer in group.answers():
-        q = group.exam.questions[answer.question]
-        asked = features(own[answer.question], pixels(q.query_x))
+        q = group.episodic_test.eval_episodes[answer.eval_episode]
+        asked = features(own[answer.eval_episode], pixels(q.query_x))
         places = [BASE.index(int(c)) for c in q.classes]
         want = -torch.stack([(asked - protos[p]).norm(dim=1) for p in places], 1)
         torch.testing.assert_close(answer.logits.double(), want, rtol=1e-5, atol=1e-5)

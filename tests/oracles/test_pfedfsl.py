@@ -343,9 +343,9 @@ def test_the_penalty_is_on_batch_norm_only_where_it_is_asked_for(tmp_path: Path)
     rest = sum(float(w.abs().sum()) for path, w in every.items() if "/norm" not in path)
     assert norms == 4 * 6  # four norms of six channels, weights of 1 and biases of 0
     for asked, total in ((False, rest), (True, rest + norms)):
-        taught = replace(group.method, penalise_norms=asked).objective(theta, stats, batch, seed)
-        assert float(taught.loss - bare) == pytest.approx(IOTA * total, rel=1e-9)
-        assert float(taught.extra["penalty"]) == pytest.approx(IOTA * total, rel=1e-9)
+        gradients = replace(group.method, penalise_norms=asked).objective(theta, stats, batch, seed)
+        assert float(gradients.loss - bare) == pytest.approx(IOTA * total, rel=1e-9)
+        assert float(gradients.extra["penalty"]) == pytest.approx(IOTA * total, rel=1e-9)
         steps = replace(group.method, l1="proximal", penalise_norms=asked).steps
         found, _ = steps.update(tree.zeros_like(theta), steps.init(theta), theta)
         least = LR * IOTA if asked else 0.0
@@ -429,10 +429,13 @@ def test_an_answer_is_the_average_distance_to_ones_own_samples(tmp_path: Path) -
     group = Group(method(), tmp_path)
     group.round()
     answers = group.answers()
-    assert [(a.question, a.client) for a in answers] == [(k, k) for k in group.ids]
+    assert [(a.eval_episode, a.client) for a in answers] == [(k, k) for k in group.ids]
     for answer in answers:
-        q, w = group.exam.questions[answer.question], group.banked(answer.question)
-        x, y = group.examples(answer.question)
+        q, w = (
+            group.episodic_test.eval_episodes[answer.eval_episode],
+            group.banked(answer.eval_episode),
+        )
+        x, y = group.examples(answer.eval_episode)
         own = features(w, x)
         asked = features(w, q.query_x.permute(0, 3, 1, 2).double().flatten(1) / 127.5 - 1)
         places = [BASE.index(int(c)) for c in q.classes]
@@ -472,10 +475,10 @@ def test_batch_norm_weighs_and_answers_by_the_statistics_of_ones_own_samples(
     group = Group(method(model=CONV), tmp_path)
     group.round()
     for answer in group.answers():
-        k = answer.question
+        k = answer.eval_episode
         x, y = group.host.data(k).all()
         y = torch.tensor([BASE.index(int(c)) for c in y])
-        q, w = group.exam.questions[k], group.banked(k)
+        q, w = group.episodic_test.eval_episodes[k], group.banked(k)
         own, asked = (conv_features(w, x, images) for images in (x, q.query_x))
         places = [BASE.index(int(c)) for c in q.classes]
         want = torch.stack([-torch.cdist(asked, own[y == p]).mean(1) for p in places], 1)

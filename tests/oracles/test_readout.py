@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.learners.probe import Readout
+from fedshot.learners.probe import FeatureProbe
 
 DIM = 6
 
@@ -32,7 +32,7 @@ SHAPES = pytest.mark.parametrize(("way", "shot"), [(2, 1), (2, 4), (5, 1), (5, 3
 @SHAPES
 def test_the_mean_probe_is_the_cosine_with_each_class_mean(way: int, shot: int) -> None:
     h, y, q = features(way, shot, 7)
-    found = Readout("mean")(h, y, q, way)
+    found = FeatureProbe("mean")(h, y, q, way)
     for i in range(7):
         for c in range(way):
             rows = [h[j] / h[j].norm() for j in range(len(h)) if y[j] == c]
@@ -47,7 +47,7 @@ def test_the_ridge_is_that_of_scikit_learn(way: int, shot: int, weight: float) -
     h, y, q = features(way, shot, 7)
     unit = (h / h.norm(dim=1, keepdim=True), q / q.norm(dim=1, keepdim=True))
     ridge = Ridge(alpha=weight, fit_intercept=False).fit(unit[0], F.one_hot(y, way).double())
-    found = Readout("ridge", ridge_lambda=weight)(h, y, q, way)
+    found = FeatureProbe("ridge", ridge_lambda=weight)(h, y, q, way)
     want = np.reshape(ridge.predict(unit[1]), found.shape)
     np.testing.assert_allclose(found, want, rtol=1e-10, atol=1e-12)
 
@@ -58,7 +58,7 @@ def test_the_logistic_probe_is_scikit_learns(way: int, shot: int, c: float) -> N
     h, y, q = features(way, shot, 7)
     unit = (h / h.norm(dim=1, keepdim=True), q / q.norm(dim=1, keepdim=True))
     model = LogisticRegression(C=c, max_iter=1000).fit(unit[0].numpy(), y.numpy())
-    found = Readout("logistic", logistic_c=c)(h, y, q, way)
+    found = FeatureProbe("logistic", logistic_c=c)(h, y, q, way)
     want = model.predict_proba(unit[1].numpy())
     np.testing.assert_allclose(found.softmax(1), want, rtol=1e-9, atol=1e-11)
 
@@ -75,7 +75,7 @@ def test_finetuning_is_gradient_descent_on_a_new_linear_head(way: int, shot: int
         F.cross_entropy(head(h / h.norm(dim=1, keepdim=True)), y).backward()
         sgd.step()
     with torch.no_grad():  # as where each example is embedded once
-        found = Readout("finetune", finetune_lr=0.5, finetune_steps=9)(h, y, q, way)
+        found = FeatureProbe("finetune", finetune_lr=0.5, finetune_steps=9)(h, y, q, way)
     want = head(q / q.norm(dim=1, keepdim=True)).detach()
     torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-13)
 
@@ -86,7 +86,7 @@ def test_a_probe_finds_classes_that_lie_apart_and_keeps_the_dtype(probe: str) ->
     centres = torch.eye(4, DIM)
     y, truth = torch.arange(4).repeat(2), torch.arange(4).repeat(5)
     h, q = (centres[c] + 0.05 * torch.randn(len(c), DIM, generator=rng) for c in (y, truth))
-    found = Readout(probe)(h, y, q, 4)  # type: ignore[arg-type]
+    found = FeatureProbe(probe)(h, y, q, 4)  # type: ignore[arg-type]
     assert found.dtype == torch.float32
     assert torch.equal(found.argmax(1), truth)
 
@@ -96,8 +96,8 @@ def test_a_probe_finds_classes_that_lie_apart_and_keeps_the_dtype(probe: str) ->
 def test_a_class_without_support_is_never_answered(probe: Any, held: tuple[int, ...]) -> None:
     """The others are told apart as if it were not there."""
     h, y, q = features(len(held), 3, 40)
-    alone = Readout(probe)(h, y, q, len(held))
-    found = Readout(probe)(h, torch.tensor(held)[y], q, 4)
+    alone = FeatureProbe(probe)(h, y, q, len(held))
+    found = FeatureProbe(probe)(h, torch.tensor(held)[y], q, 4)
     torch.testing.assert_close(found[:, list(held)], alone)
     assert torch.equal(found.argmax(1), torch.tensor(held)[alone.argmax(1)])
     assert found.float().isfinite().all()
@@ -106,7 +106,7 @@ def test_a_class_without_support_is_never_answered(probe: Any, held: tuple[int, 
 @pytest.mark.parametrize("probe", ["mean", "logistic", "ridge", "finetune"])
 def test_an_episode_of_one_class_has_an_answer(probe: str) -> None:
     h, y, q = features(1, 3, 2)
-    assert Readout(probe)(h, y, q, 1).shape == (2, 1)  # type: ignore[arg-type]
+    assert FeatureProbe(probe)(h, y, q, 1).shape == (2, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_an_episode_of_one_class_has_an_answer(probe: str) -> None:
 )
 def test_what_no_probe_takes_is_refused(changes: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Readout(**changes)  # type: ignore[arg-type]
+        FeatureProbe(**changes)  # type: ignore[arg-type]

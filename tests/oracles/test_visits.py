@@ -63,7 +63,7 @@ def test_kept_moments_make_two_visits_of_one_client_one_long_one(kind: Any, tmp_
     for _ in range(2):
         after = run.round()
         w, stats, state, _ = local_sgd(
-            run.method.learner.lesson, ADAM, w, stats, run.drawn(0), state
+            run.method.learner.episode_loss, ADAM, w, stats, run.drawn(0), state
         )
         close(after.w, w)
     fresh = Run(kind(**options(optimizer=ADAM, **terms)), tmp_path / "fresh", 1)

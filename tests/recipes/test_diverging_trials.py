@@ -12,9 +12,9 @@ from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DivergenceError
 from fedshot.recipes import cell_worker, tuning
 from fedshot.recipes.reading import read
-from fedshot.recipes.runner import Bench, Request
+from fedshot.recipes.runner import RecipeRunner, Request
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 from .test_recipes import changed, facts
 
@@ -56,11 +56,11 @@ def test_a_training_that_diverges_is_told_as_a_trial_and_raised_elsewhere(tmp_pa
     recipe = searched(0.001)
     cell = tuning.cell_of(recipe, "small", recipe.rows["proto"])
     settings = cell.settings(chosen={RAISED: 1e30})
-    told = cell_worker._tune(Experiment(Setting(Config.of(settings)), tmp_path / "trial"), {})
+    told = cell_worker._tune(Experiment(PreparedRun(Config.of(settings)), tmp_path / "trial"), {})
     assert "training diverges: lower the step sizes" in told["diverged"]
     assert [round for round, *_ in told["validation"]] == [0]
     with pytest.raises(DivergenceError):
-        list(Experiment(Setting(Config.of(settings)), tmp_path / "run").run())
+        list(Experiment(PreparedRun(Config.of(settings)), tmp_path / "run").run())
 
 
 @pytest.mark.slow  # trainings, each in a process of its own
@@ -74,7 +74,7 @@ def test_a_row_has_its_cells_unless_all_its_trials_diverge(
     request = Request(
         read("t", tree), patterns=("proto/one",), seeds=1, tune=2, runs=tmp_path, results=tmp_path
     )
-    bench = Bench(request)
+    bench = RecipeRunner(request)
     bench.check()
     list(bench.run())
     for state in bench._of_row("proto"):

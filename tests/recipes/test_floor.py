@@ -16,7 +16,7 @@ from fedshot.recipes.results import Results
 from fedshot.recipes.results_page import markdown
 from fedshot.recipes.runner import State
 from fedshot.recipes.tables import as_text, floors
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from recipes.test_recipes import changed, facts
 from system.runs import OWN, SMALL, merged
 
@@ -34,11 +34,11 @@ OF_GROUPS: dict[str, Any] = {
     "change", [POOLED, OF_CLIENTS, OF_GROUPS], ids=["pooled", "clients", "groups"]
 )
 def test_the_floor_is_the_nearest_centroid_of_scikit_learn(change: dict[str, Any]) -> None:
-    setting = Setting(Config.of(merged(SMALL | {"method": {}}, change)))
+    setting = PreparedRun(Config.of(merged(SMALL | {"method": {}}, change)))
     right = []
-    for u, question in enumerate(setting.test.questions):
-        one = NearestCentroid().fit(question.support_x.flatten(1), question.support_y)
-        said = one.predict(question.query_x.flatten(1).numpy())
+    for u, eval_episode in enumerate(setting.test.eval_episodes):
+        one = NearestCentroid().fit(eval_episode.support_x.flatten(1), eval_episode.support_y)
+        said = one.predict(eval_episode.query_x.flatten(1).numpy())
         right.append(float(np.mean(said == setting.test.labels(u).numpy())))
     found = pixels(setting, {})
     assert found["accuracy"] == pytest.approx(np.mean(right), abs=1e-12)

@@ -20,7 +20,7 @@ from fedshot.recipes.plan import marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Column, Recipe
 from fedshot.recipes.results import Results, kept
-from fedshot.recipes.runner import Bench, Request
+from fedshot.recipes.runner import RecipeRunner, Request
 
 from .test_recipes import changed
 
@@ -53,8 +53,8 @@ def recipe(**rows: Any) -> Recipe:
     return read("t", tree)
 
 
-def bench(made: Recipe, folder: Path, tune: int = 0) -> Bench:
-    return Bench(Request(made, seeds=1, jobs=1, tune=tune, runs=folder, results=folder))
+def bench(made: Recipe, folder: Path, tune: int = 0) -> RecipeRunner:
+    return RecipeRunner(Request(made, seeds=1, jobs=1, tune=tune, runs=folder, results=folder))
 
 
 def jobs(made: Recipe, folder: Path) -> dict[str, Job]:
@@ -289,7 +289,7 @@ def test_a_job_that_follows_waits_for_the_run_that_it_follows(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_bench_trains_once_for_all_that_follow(tmp_path: Path) -> None:
     rows = {f"r{n}": ({**FRL, "test_rounds": n}, "lead") for n in (0, 1)}
-    asked = Bench(Request(recipe(lead=(FRL, None), **rows), seeds=1, jobs=2, runs=tmp_path,
+    asked = RecipeRunner(Request(recipe(lead=(FRL, None), **rows), seeds=1, jobs=2, runs=tmp_path,
                           results=tmp_path))  # fmt: skip
     events = list(asked.run())
     assert next(e.job.do for e in events if e.kind == "done") == "train"

@@ -16,7 +16,7 @@ from fedshot.recipes.current import current
 from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import budget_marks, data_marks, marks
 from fedshot.recipes.reading import joined, read
-from fedshot.recipes.runner import Bench, Request
+from fedshot.recipes.runner import RecipeRunner, Request
 
 METHOD = {"method": {"name": "fedbabu"}}
 ROWS = """
@@ -171,7 +171,7 @@ def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> N
     recipe = joined(load("digits"), rows, "rows.yaml")
     path = tuning.path(tmp_path, recipe, "small-tune2", recipe.rows["mine"])
     written(path, "{}")
-    bench = Bench(Request(recipe, tune=2, runs=tmp_path, results=tmp_path))
+    bench = RecipeRunner(Request(recipe, tune=2, runs=tmp_path, results=tmp_path))
     assert bench.tuned["mine"] is None
 
 

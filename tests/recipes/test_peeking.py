@@ -14,9 +14,9 @@ from fedshot.recipes import cell_worker, plots, results_page, timing, tuning
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
-from fedshot.recipes.runner import Bench, Request, State
+from fedshot.recipes.runner import RecipeRunner, Request, State
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 from .test_recipes import SMALL, facts
 
@@ -79,9 +79,9 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--tune judges trials on validation.*{TOLD}"):
         tuning.cell_of(made, "small", made.rows["proto"])
     with pytest.raises(ConfigError, match=TOLD):
-        Bench(Request(made, tune=2, results=tmp_path, runs=tmp_path))
-    assert Bench(Request(made, results=tmp_path, runs=tmp_path)).cells
-    setting = Setting(Config.of(made.cells("small")[0].settings()))
+        RecipeRunner(Request(made, tune=2, results=tmp_path, runs=tmp_path))
+    assert RecipeRunner(Request(made, results=tmp_path, runs=tmp_path)).cells
+    setting = PreparedRun(Config.of(made.cells("small")[0].settings()))
     with pytest.raises(ConfigError, match=TOLD):
         cell_worker._tune(Experiment(setting, tmp_path / "run"), {})
     assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ from fedshot.config.load import Config
 from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
-from fedshot.data.partitions.partition import Deal
+from fedshot.data.partitions.partition import ClientSplit
 from fedshot.recipes import learning
 from fedshot.recipes.index import load, names
 from fedshot.recipes.results import Results
@@ -31,7 +31,7 @@ def partitions(name: str) -> list[dict[str, Any]]:
     return [cell.settings()["partition"] for cell in recipe.cells("paper")]
 
 
-def dealt(config: Config, dataset: Dataset) -> Deal:
+def dealt(config: Config, dataset: Dataset) -> ClientSplit:
     key = Key(config.test.seed).at("partition")  # as a run deals where nothing is novel
     return config.partition.deal(dataset, np.arange(len(dataset)), key, config.episode)
 

@@ -14,7 +14,7 @@ from fedshot.recipes.index import load
 from fedshot.recipes.plane import plane, planes
 from fedshot.recipes.runner import State
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 
 def trained(folder: Path, **changes: Any) -> Experiment:
-    run = Experiment(Setting(Config.of({**SMALL, **changes})), folder)
+    run = Experiment(PreparedRun(Config.of({**SMALL, **changes})), folder)
     for _ in run.run():
         pass
     return run
@@ -42,10 +42,10 @@ def test_regions_and_points_are_those_of_the_method_s_answers(tmp_path: Path) ->
     assert sorted(seen["classes"]) == ["5", "6", "7", "8", "9"]
     assert seen["accuracy"] == np.sort(marks)[2]
     u = next(u for u, mark in enumerate(marks) if mark == seen["accuracy"])
-    question, server = run.setting.test.questions[u], run.chosen()
+    eval_episode, server = run.setting.test.eval_episodes[u], run.chosen()
     weight, bias = np.array(seen["weight"]), np.array(seen["bias"])
     logits = run.method.learner.answer(  # of the supports, asked as queries
-        server.w, server.stats, question._replace(query_x=question.support_x)
+        server.w, server.stats, eval_episode._replace(query_x=eval_episode.support_x)
     )
     drawn = np.concatenate([np.array(part) for part in seen["support"]])
     np.testing.assert_allclose(drawn @ weight.T + bias, logits.numpy(), atol=2e-3)

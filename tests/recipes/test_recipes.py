@@ -23,9 +23,9 @@ from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results, score_of
-from fedshot.recipes.runner import Bench, Request, State
+from fedshot.recipes.runner import RecipeRunner, Request, State
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 from .published_tables import DATA, SPREADS, TABLES
 
@@ -509,7 +509,7 @@ def test_a_long_budget_may_be_tuned_in_a_short_one(tmp_path: Path) -> None:
     tree = changed()
     tree["budgets"]["paper"]["trials_as"] = "small"
     request = Request(read("t", tree), budget="paper", tune=2, runs=tmp_path, results=tmp_path)
-    bench = Bench(request)
+    bench = RecipeRunner(request)
     bench.check()
     jobs = {e.job.key: e.job for e in bench.run()}
     rounds = {(job.do, job.settings["run"]["rounds"]) for job in jobs.values()}
@@ -530,7 +530,7 @@ def test_the_cell_of_trials_is_looked_at_and_not_its_like_in_the_long_budget(
     tree["budgets"]["paper"]["trials_as"] = "small"
     tree["budgets"]["small"]["settings"]["partition"] = {"name": "iid", "clients": 4000}
     request = Request(read("t", tree), budget="paper", tune=2, runs=tmp_path, results=tmp_path)
-    bench = Bench(request)
+    bench = RecipeRunner(request)
     bench.check()
     for state in bench.states.values():
         assert state.obstacle is not None
@@ -542,7 +542,9 @@ def test_trials_of_a_long_budget_live_where_those_of_the_short_one_do(tmp_path: 
     tree["budgets"]["paper"]["trials_as"] = "small"
     recipe, found = read("t", tree), []
     for budget in ("small", "paper"):
-        bench = Bench(Request(recipe, budget=budget, tune=2, runs=tmp_path, results=tmp_path))
+        bench = RecipeRunner(
+            Request(recipe, budget=budget, tune=2, runs=tmp_path, results=tmp_path)
+        )
         cell = tuning.cell_of(recipe, budget, recipe.rows["proto"])
         found.append(bench._job(cell, tuning.SEED, "tune", {}).folder)
     assert found[0] == found[1]
@@ -857,7 +859,7 @@ def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_p
     tree["rows"] = {"it": {"label": "it", "settings": {"method": {"name": name}},
                            "published": [None, None]}}  # fmt: skip
     cell = read("t", tree).cells("small")[0]
-    run = Experiment(Setting(Config.of(cell.settings())), tmp_path)
+    run = Experiment(PreparedRun(Config.of(cell.settings())), tmp_path)
     list(run.run())
     rows = [r for r in run.meter.to_json() if r["phase"] == "train" and r["direction"] == "down"]
     parts = {row["part"] for row in rows}
@@ -873,7 +875,7 @@ def test_a_row_with_too_many_rounds_says_so(tmp_path: Path) -> None:
     method = {"name": "frl", "variant": "proto", "inner_rounds": 1}
     tree["rows"] = {"it": {"settings": {"method": method}}}
     cell = read("t", tree).cells("small")[0]
-    run = Experiment(Setting(Config.of(cell.settings())), tmp_path)
+    run = Experiment(PreparedRun(Config.of(cell.settings())), tmp_path)
     counted = [record.exchanges for record in run.run()]
     assert counted == [0, 3, 3]
     result = Results(tmp_path).add(cell, "small", None, 0, facts() | {"exchanges": max(counted)})
@@ -898,7 +900,7 @@ def test_a_request_that_cannot_be_is_refused() -> None:
         with pytest.raises(ConfigError, match=text):
             Request(recipe, **wrong)
     with pytest.raises(ConfigError, match="has no budget 'huge'"):
-        Bench(Request(recipe, budget="huge"))
+        RecipeRunner(Request(recipe, budget="huge"))
 
 
 @pytest.mark.parametrize(("name", "cohort"), [("f2l-fc100", 1), ("frl-table1", None)])

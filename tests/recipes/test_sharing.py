@@ -11,9 +11,9 @@ from fedshot.recipes.plan import marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, score_of
-from fedshot.recipes.runner import Bench, Request
+from fedshot.recipes.runner import RecipeRunner, Request
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 from .test_recipes import changed, facts
 
@@ -27,8 +27,8 @@ def other(**proto: object) -> Recipe:
     return read("other", tree)
 
 
-def bench(recipe: Recipe, folder: Path, *patterns: str, seeds: int = 1) -> Bench:
-    return Bench(
+def bench(recipe: Recipe, folder: Path, *patterns: str, seeds: int = 1) -> RecipeRunner:
+    return RecipeRunner(
         Request(recipe, "small", patterns, seeds, jobs=1, runs=folder / "runs", results=folder)
     )
 
@@ -100,7 +100,7 @@ def test_the_name_of_a_run_changes_no_number(tmp_path: Path) -> None:
     told = []
     for recipe in (read("first", changed()), other()):
         cell = recipe.cells("small")[0]
-        run = Experiment(Setting(Config.of(cell.settings()), None), tmp_path / recipe.name)
+        run = Experiment(PreparedRun(Config.of(cell.settings()), None), tmp_path / recipe.name)
         list(run.run())
         told.append((run.result().per_episode, run.result().tasks))
     assert told[0] == told[1]

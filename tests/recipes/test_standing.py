@@ -19,7 +19,7 @@ from fedshot.recipes.plan import digest, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
-from fedshot.recipes.runner import Bench, Request
+from fedshot.recipes.runner import RecipeRunner, Request
 from system.runs import experiment, finished
 
 from .test_recipes import changed, facts
@@ -27,8 +27,10 @@ from .test_recipes import changed, facts
 HERE = digest({"name": "digits"}, None)
 
 
-def bench(recipe: Recipe, folder: Path, *patterns: str, **asked: Any) -> Bench:
-    return Bench(Request(recipe, "small", patterns, runs=folder / "runs", results=folder, **asked))
+def bench(recipe: Recipe, folder: Path, *patterns: str, **asked: Any) -> RecipeRunner:
+    return RecipeRunner(
+        Request(recipe, "small", patterns, runs=folder / "runs", results=folder, **asked)
+    )
 
 
 def of_here(**other: Any) -> dict[str, Any]:

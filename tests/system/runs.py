@@ -13,7 +13,7 @@ from typing import Any
 from fedshot.config.load import Config
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -54,7 +54,7 @@ def merged(*trees: dict[str, Any]) -> dict[str, Any]:
 
 def experiment(folder: Path, *changes: dict[str, Any]) -> Experiment:
     """Open an experiment on `folder` with SMALL and the changes."""
-    return Experiment(Setting(_config(json.dumps(merged(SMALL, *changes)))), folder)
+    return Experiment(PreparedRun(_config(json.dumps(merged(SMALL, *changes)))), folder)
 
 
 @cache

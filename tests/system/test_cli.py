@@ -318,7 +318,7 @@ def test_ctrl_c_at_any_moment_ends_in_130_without_a_traceback(
 
     config, out = written(tmp_path), tmp_path / "runs"
     if moment == "start":
-        monkeypatch.setattr(train, "Setting", stop)
+        monkeypatch.setattr(train, "PreparedRun", stop)
     else:
         monkeypatch.setattr(train.Experiment, "result", stop)
     data = tmp_path / "my data"

@@ -88,7 +88,7 @@ def test_all_methods_of_a_table_sit_the_same_groups(tmp_path: Path) -> None:
     }.items():
         made = experiment(tmp_path / name, GROUPS, {"method": {"name": name, **options}})
         digests.add(made.setting.test.digest)
-        score = made.answer_untrained(made.setting.test)
+        score = made.evaluate_untrained(made.setting.test)
         assert score.episodes == 4
         assert not score.diverged
     assert len(digests) == 1

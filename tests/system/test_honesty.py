@@ -27,11 +27,11 @@ from fedshot.recipes.reading import read
 from fedshot.reports import figures
 from fedshot.reports.curves import Series
 from fedshot.reports.run_files import Run
-from fedshot.reports.significance import Row, compare, told
+from fedshot.reports.significance import ComparisonRow, compare, told
 from fedshot.reports.summary import summary
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.trackers.tracking import Tracker, names_of
 from fedshot.runs.trackers.tracking import _send as send
 from fedshot.use.card import card_facts, card_text
@@ -71,7 +71,7 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
     whole = replace(dataset, standard=Mine().split(dataset))
     folders = tmp_path / "source", tmp_path / "dataset"
     for folder, data in zip(folders, (Mine(), whole), strict=True):
-        first = Experiment(Setting(replace(config, data=data)), folder)  # type: ignore[type-var]
+        first = Experiment(PreparedRun(replace(config, data=data)), folder)  # type: ignore[type-var]
         next(iter(first.run()))
         held = run_folder.written(folder)
         assert held["data"] == {"name": "memory", "dataset": "negatives", "digest": dataset.digest}
@@ -81,10 +81,10 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
             assert "'negatives' was in a program's memory" in text
             assert "with_data(dataset)" in text
     again = run_folder.configuration(folders[0]).with_data(whole)
-    assert [record.round for record in Experiment(Setting(again), folders[0]).run()] == [1, 2]
+    assert [record.round for record in Experiment(PreparedRun(again), folders[0]).run()] == [1, 2]
     other = replace(whole, x=255 - whole.pixels)
     with pytest.raises(CheckpointError, match=r"data\.digest was"):
-        Experiment(Setting(again.with_data(other)), folders[0])
+        Experiment(PreparedRun(again.with_data(other)), folders[0])
 
 
 def test_copied_examples_are_told_before_round_1_and_on_the_page(
@@ -120,7 +120,7 @@ def test_copied_examples_are_told_before_round_1_and_on_the_page(
 def test_a_random_split_has_a_seed_of_its_own_or_that_of_the_test() -> None:
     def split(**changes: Any) -> ClassSplit:
         drawn = {"split": {"random": [5, 0, 5], **changes.get("split", {})}}
-        made = Setting(Config.of(merged(SMALL, drawn, {"test": changes.get("test", {})})))
+        made = PreparedRun(Config.of(merged(SMALL, drawn, {"test": changes.get("test", {})})))
         assert made.split is not None
         return made.split
 
@@ -147,8 +147,8 @@ def test_groups_are_refused_where_support_and_queries_could_share_them(
     tracks = replace(digits, groups=np.arange(len(digits)) // 3)
     config = Config.of(merged(SMALL, {"episode": {"shot": 4, "query": 4}}, changes))
     with pytest.raises(ConfigError, match=f"{re.escape(said)}.*where they cannot be"):
-        Setting(config.with_data(tracks))
-    plain = Setting(Config.of(SMALL).with_data(tracks))
+        PreparedRun(config.with_data(tracks))
+    plain = PreparedRun(Config.of(SMALL).with_data(tracks))
     with pytest.raises(DataError, match="digits has groups, which are kept apart on one machine"):
         kind_of(plain.dataset)
 
@@ -170,7 +170,7 @@ def test_the_best_round_on_the_test_is_told_to_be_no_honest_choice(tmp_path: Pat
     assert found.accuracy == max(look["accuracy"] for look in looks)
     told = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (told["chosen_by"], told["not_honest"]) == ("test classes", TOLD[:1])
-    assert Row.of_runs("a", [Run.read(tmp_path / "run")]).note.startswith(TOLD[0])
+    assert ComparisonRow.of_runs("a", [Run.read(tmp_path / "run")]).note.startswith(TOLD[0])
     assert TOLD[0] in made.setting.notices()
     assert Run.read(tmp_path / "run").differs(Run.read(finished_honestly(tmp_path)))
 
@@ -180,7 +180,7 @@ def finished_honestly(tmp_path: Path) -> Path:
     made.result()
     told = json.loads((tmp_path / "honest" / "result.json").read_text())
     assert (told["chosen_by"], "not_honest" in told) == ("validation", False)
-    assert Row.of_runs("a", [Run.read(tmp_path / "honest")]).note == ""
+    assert ComparisonRow.of_runs("a", [Run.read(tmp_path / "honest")]).note == ""
     return tmp_path / "honest"
 
 
@@ -208,9 +208,9 @@ def test_options_of_novel_tests_are_refused_where_clients_are_tested_on_their_ow
         "partition": {"name": "pathological", "clients": 4, "way": 3, "shot": 4},
         "episode": {"way": 2, "query": 1, "queries": "up_to"},
     }
-    assert Setting(Config.of(merged(SMALL, own))).own_tests
+    assert PreparedRun(Config.of(merged(SMALL, own))).own_tests
     with pytest.raises(ConfigError, match=text):
-        Setting(Config.of(merged(SMALL, own, {"test": test})))
+        PreparedRun(Config.of(merged(SMALL, own, {"test": test})))
 
 
 def test_the_first_client_is_not_asked_what_is_of_others() -> None:
@@ -249,7 +249,7 @@ def test_pages_cards_and_trackers_tell_it(
         assert all(text in str(facts) for text in TOLD)
     assert main_page(tmp_path, capsys).count(TOLD[0]) > 1
     read = Run.read(tmp_path / "run")
-    row = Row.of_runs("a", [read])
+    row = ComparisonRow.of_runs("a", [read])
     other = replace(row, label="b")
     assert all(summary([row, other], [read]).count(text) >= 2 for text in TOLD)
     assert all(text in told(row, compare(row, other)) for text in TOLD)
@@ -323,23 +323,23 @@ def test_tests_may_be_of_the_clients_own_novel_examples() -> None:
         "test": {"pool": "clients", "way": 2, "query": 3, "episodes": 24},
         "split": CHOOSING["split"],
     }
-    made = Setting(Config.of(merged(SMALL, own)))
+    made = PreparedRun(Config.of(merged(SMALL, own)))
     rows = [
         np.concatenate([made.test._tasks.support[u], made.test._tasks.query[u]]) for u in range(24)
     ]
     held = [set(np.concatenate(rows[k::6]).tolist()) for k in range(6)]
     assert sum(len(one) for one in held) == len(set.union(*held))
     assert set(made.dataset.y[sorted(set.union(*held))].tolist()) <= {7, 8, 9}
-    shared = Setting(Config.of(merged(SMALL, own, {"test": {"pool": "shared"}})))
+    shared = PreparedRun(Config.of(merged(SMALL, own, {"test": {"pool": "shared"}})))
     assert made.test.digest != shared.test.digest
-    other = Setting(Config.of(merged(SMALL, own, {"seed": 3})))
+    other = PreparedRun(Config.of(merged(SMALL, own, {"seed": 3})))
     assert other.test.digest == made.test.digest
 
 
 def test_a_client_that_holds_too_little_for_tests_of_its_own_is_named() -> None:
     own = {"test": {"pool": "clients", "way": 5, "query": 40}}
     with pytest.raises(DataError, match=r"test.pool is 'clients'.*client \d has"):
-        Setting(
+        PreparedRun(
             Config.of(merged(SMALL, own, {"split": {"random": [4, 0, 6]}, "episode": {"way": 3}}))
         )
 
@@ -355,7 +355,7 @@ def test_tests_of_the_clients_own_are_of_those_that_take_part() -> None:
     }
     found: dict[tuple[int, ...], set[str]] = {}
     for seed in range(8):
-        made = Setting(Config.of(merged(SMALL, own, {"seed": seed})))
+        made = PreparedRun(Config.of(merged(SMALL, own, {"seed": seed})))
         assert any("sits another test" in text for text in made.notices()) == bool(made.left_out)
         pools = [
             set(np.concatenate([made.test._tasks.support[u], made.test._tasks.query[u]]).tolist())

@@ -36,8 +36,8 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import ClientWork, Reply, client_work
 from fedshot.recipes.index import load
 from fedshot.recipes.reading import joined
-from fedshot.recipes.results import Result, identity, outdated
-from fedshot.recipes.runner import Bench, Request
+from fedshot.recipes.results import CellResult, identity, outdated
+from fedshot.recipes.runner import RecipeRunner, Request
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 DOUBLE = replace(BODY, dtype="float64")
@@ -95,13 +95,13 @@ def test_another_file_is_another_method(tmp_path: Path, monkeypatch: pytest.Monk
     request = Request(recipe, patterns=("mine/iid-1",), runs=tmp_path, results=tmp_path)
     before = identity(cell, None)
     assert before["method_file"] == user_methods.fingerprint("fl_proto_momentum")
-    place = Bench(request)._run_of(cell, 0, None)[1]
-    assert place == Bench(request)._run_of(cell, 0, None)[1]
-    result = Result(recipe.name, "small", "mine", "iid-1", before, {0: {}})
+    place = RecipeRunner(request)._run_of(cell, 0, None)[1]
+    assert place == RecipeRunner(request)._run_of(cell, 0, None)[1]
+    result = CellResult(recipe.name, "small", "mine", "iid-1", before, {0: {}})
     assert outdated(result, cell, None) is None
     monkeypatch.setattr(user_methods, "fingerprint", lambda _: "mine.py 00")
     assert "method_file was 'fl_proto_momentum.py " in str(outdated(result, cell, None))
-    assert place != Bench(request)._run_of(cell, 0, None)[1]
+    assert place != RecipeRunner(request)._run_of(cell, 0, None)[1]
     theirs = recipe.cells("small", ["local/iid-1"])[0]
     monkeypatch.undo()
     assert "method_file" not in identity(theirs, None)

@@ -15,9 +15,9 @@ from PIL import Image
 from fedshot.cli.main import main
 from fedshot.config.load import Config, load
 from fedshot.evaluation.episodic_test import pixel_logits, score
-from fedshot.protocol.method import answer_at_server
+from fedshot.protocol.method import predict_at_server
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -53,11 +53,13 @@ def test_training_pays_in_the_first_run(tmp_path: Path, monkeypatch: pytest.Monk
     """By 20 points over raw pixels and over the encoder before round 1, word for word."""
     monkeypatch.chdir(tmp_path)
     assert main(first_run()[0]) == 0
-    experiment = Experiment(Setting(Config.of(load(Path("runs/first/config.yaml")))), Path("again"))
-    exam = experiment.setting.test
-    pixels = score(answer_at_server(pixel_logits, exam.questions), exam)
+    experiment = Experiment(
+        PreparedRun(Config.of(load(Path("runs/first/config.yaml")))), Path("again")
+    )
+    episodic_test = experiment.setting.test
+    pixels = score(predict_at_server(pixel_logits, episodic_test.eval_episodes), episodic_test)
     trained = json.loads(Path("runs/first/result.json").read_text(encoding="utf-8"))["test"]
-    for floor in (pixels, experiment.answer_untrained(exam)):
+    for floor in (pixels, experiment.evaluate_untrained(episodic_test)):
         assert trained["accuracy"] > floor.accuracy + 0.2
 
 

@@ -291,7 +291,7 @@ def test_a_run_goes_on_only_where_its_clients_hold_what_they_held(
     longer = {"partition": {"name": "dirichlet", "clients": 6}, "run": {"rounds": 2}}
     experiment(tmp_path / "dealt", longer)
     with monkeypatch.context() as patch:
-        patch.setattr("fedshot.runs.prepare.Arrangement.deal_digest", "another")
+        patch.setattr("fedshot.runs.prepare.FederatedDataset.deal_digest", "another")
         with pytest.raises(CheckpointError, match="started with another partition of its data"):
             experiment(tmp_path / "dealt", longer)
     notes = Checkpoints.notes  # of a time before they held the hash
@@ -399,7 +399,7 @@ def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
     def fails(*_: object) -> None:
         raise RuntimeError(said)
 
-    monkeypatch.setattr(train, "Setting", fails)
+    monkeypatch.setattr(train, "PreparedRun", fails)
     assert main(words) == 75
     assert "the memory of this machine does not suffice" in capsys.readouterr().err
     said = "a mistake of ours"

@@ -14,8 +14,8 @@ from scipy import stats
 from fedshot import reports
 from fedshot.cli.main import main
 from fedshot.evaluation.episodic_test import pixel_logits, score
-from fedshot.protocol.method import answer_at_server
-from fedshot.reports.data_views import Holdings, Map, holdings, look, novel_map
+from fedshot.protocol.method import predict_at_server
+from fedshot.reports.data_views import Map, PartitionTable, data_views, holdings, novel_map
 from fedshot.runs.experiment import Experiment
 
 from .runs import CHOOSING, SMALL, finished, merged
@@ -137,7 +137,10 @@ def test_the_raw_pixels_stand_beside_every_result(
     held = json.loads((runs["local"] / "result.json").read_text())["baselines"]["raw pixels"]
     experiment = made(tmp_path / "one", CHOOSING, PROTO)
     test = experiment.setting.test
-    assert held["accuracy"] == score(answer_at_server(pixel_logits, test.questions), test).accuracy
+    assert (
+        held["accuracy"]
+        == score(predict_at_server(pixel_logits, test.eval_episodes), test).accuracy
+    )
     assert main(words("compare", runs["proto-0"], runs["other"], "--json")) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [r["label"] for r in rows if r["floor"]] == [
@@ -230,8 +233,8 @@ def test_report_of_one_run_goes_into_its_folder_and_needs_no_data(
 
 
 def test_holdings_count_every_training_example_once(runs: dict[str, Path]) -> None:
-    found = look(runs["proto-0"])
-    assert isinstance(found.holdings, Holdings)
+    found = data_views(runs["proto-0"])
+    assert isinstance(found.holdings, PartitionTable)
     assert found.holdings.classes == ("0", "1", "2", "3", "4")
     assert (found.holdings.total, len(found.holdings.table)) == (6, 6)
     assert sum(map(sum, found.holdings.table)) == 901  # digits 0 to 4 of scikit-learn's
@@ -291,18 +294,18 @@ def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
     }  # fmt: skip
     base = {k: v for k, v in SMALL.items() if k not in ("partition", "model")}
     from fedshot.config.load import Config
-    from fedshot.runs.prepare import Setting
+    from fedshot.runs.prepare import PreparedRun
 
-    run = Experiment(Setting(Config.of(merged(base, texts))), tmp_path / "texts")
+    run = Experiment(PreparedRun(Config.of(merged(base, texts))), tmp_path / "texts")
     assert [record.round for record in run.run()] == [0, 1]
     run.result()
-    assert isinstance(holdings(run.setting), Holdings)
+    assert isinstance(holdings(run.setting), PartitionTable)
     assert main(words("report", run.folder)) == 0
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "secret" not in page  # users are numbers
     assert 'id="map-plot"' in page
     data.unlink()
-    found = look(run.folder)
+    found = data_views(run.folder)
     assert "words.jsonl" in str(found.map)
     assert found.map == found.holdings
 

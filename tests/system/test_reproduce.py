@@ -16,7 +16,7 @@ from fedshot.core.machine import cores
 from fedshot.recipes import provenance
 from fedshot.recipes.index import load
 from fedshot.recipes.jobs import Job, Jobs
-from fedshot.recipes.results import Result, Results
+from fedshot.recipes.results import CellResult, Results
 
 from .runs import line, merged
 
@@ -124,7 +124,7 @@ def test_a_committed_cell_is_had_again_to_the_last_digit(tmp_path: Path) -> None
     assert accuracies(again) == accuracies(held)
 
 
-def accuracies(result: Result) -> list[tuple[int, float, list[int]]]:
+def accuracies(result: CellResult) -> list[tuple[int, float, list[int]]]:
     return [(s, one["test"]["accuracy"], one["right"]) for s, one in sorted(result.seeds.items())]
 
 

@@ -17,7 +17,7 @@ import torch
 from fedshot.core.errors import BusyError, CheckpointError, QuorumError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.evaluation.episodic_test import Exam, Look, Score
+from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Exchange, Fleet
@@ -99,7 +99,7 @@ def test_the_last_round_may_be_tested_instead_of_the_best(
 ) -> None:
     """Round 2 is made the best: which it would be is for a processor's rounding to say."""
     looks = iter(range(5))
-    monkeypatch.setattr(Look, "beats", lambda *_: next(looks) in (0, 2))
+    monkeypatch.setattr(ValidationResult, "beats", lambda *_: next(looks) in (0, 2))
     every = {"run": {"validate_every": 1}}
     assert finished(tmp_path / "best", CHOOSING, every).best_round == 2
     last = finished(tmp_path / "last", CHOOSING, every, {"run": {"choose": "last"}})
@@ -110,16 +110,18 @@ def test_the_last_round_may_be_tested_instead_of_the_best(
 
 def test_fixed_labels_are_those_of_the_tests_too(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", {"episode": {"labels": "fixed"}})
-    for exam in (made.setting.test, made.setting.exam(made.config.test)):
-        assert all(q.classes.tolist() == sorted(q.classes.tolist()) for q in exam.questions)
+    for episodic_test in (made.setting.test, made.setting.episodic_test(made.config.test)):
+        assert all(
+            q.classes.tolist() == sorted(q.classes.tolist()) for q in episodic_test.eval_episodes
+        )
 
 
 def test_the_untrained_floor_is_that_of_round_0_whenever_it_is_asked_for(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run")
-    before = made.answer_untrained(made.setting.test)
+    before = made.evaluate_untrained(made.setting.test)
     for _ in made.run():
         pass
-    assert made.answer_untrained(made.setting.test) == before != made.result()
+    assert made.evaluate_untrained(made.setting.test) == before != made.result()
 
 
 def test_the_round_is_saved_as_often_as_asked(tmp_path: Path) -> None:
@@ -150,13 +152,15 @@ def test_a_method_is_handed_questions_without_labels(tmp_path: Path) -> None:
     method = type(made.method)
 
     class Curious(method):  # type: ignore[misc, valid-type]
-        def evaluate(self, server: object, clients: Clients, questions: object, key: Key) -> object:
-            seen.append(questions)
-            return super().evaluate(server, clients, questions, key)
+        def evaluate(
+            self, server: object, clients: Clients, eval_episodes: object, key: Key
+        ) -> object:
+            seen.append(eval_episodes)
+            return super().evaluate(server, clients, eval_episodes, key)
 
     fields = {f.name: getattr(made.method, f.name) for f in dataclasses.fields(made.method)}
     made.method = Curious(**fields)
-    made.answer_untrained(made.setting.test)
+    made.evaluate_untrained(made.setting.test)
     assert not hasattr(seen[0], "labels")
     assert not hasattr(seen[0][0], "query_y")
 
@@ -168,7 +172,7 @@ def test_a_look_that_no_client_answers_is_skipped_where_rounds_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: set[int], best: int, by: str
 ) -> None:
     """With `stop` it ends the run. Where no look was answered, the last round is tested."""
-    monkeypatch.setattr(Look, "beats", lambda *_: True)
+    monkeypatch.setattr(ValidationResult, "beats", lambda *_: True)
 
     def without(fleet: Fleet) -> Fleet:
         def plan(exchange: Exchange, _client: int) -> Trouble | None:
@@ -205,14 +209,16 @@ def test_a_lost_client_does_not_make_the_untrained_model_the_chosen_one(
     Each round is made better than the one before, whatever a processor's rounding makes of it.
     """
     many = {"run": {"rounds": 6, "cohort": 6, "validate_every": 1, "quorum": 0.5}}
-    sit = Experiment._sit
+    evaluate_chosen = Experiment._evaluate
 
-    def rising(self: Experiment, exam: Exam, server: Tree, round: int, clients: Clients) -> Score:
-        found = sit(self, exam, server, round, clients)
+    def rising(
+        self: Experiment, episodic_test: EpisodicTest, server: Tree, round: int, clients: Clients
+    ) -> Score:
+        found = evaluate_chosen(self, episodic_test, server, round, clients)
         marks = tuple((round + u % 3) / 10 for u in range(len(found.per_episode)))
         return dataclasses.replace(found, per_episode=marks, accuracy=fmean(marks))
 
-    monkeypatch.setattr(Experiment, "_sit", rising)
+    monkeypatch.setattr(Experiment, "_evaluate", rising)
 
     def without(fleet: Fleet) -> Fleet:
         def plan(exchange: Exchange, client: int) -> Trouble | None:

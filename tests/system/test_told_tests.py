@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fedshot.cli.main import main
-from fedshot.reports.data_views import Holdings, Map, look
+from fedshot.reports.data_views import Map, PartitionTable, data_views
 from fedshot.reports.run_files import Run
-from fedshot.reports.significance import Row
+from fedshot.reports.significance import ComparisonRow
 from fedshot.reports.summary import summary
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.test_protocol import Terms, alike
+from fedshot.runs.test_protocol import TestProtocol, alike
 from fedshot.use.card import card_facts, card_text
 from fedshot.use.trained import TrainedRun
 
@@ -73,8 +73,8 @@ def test_clients_tested_on_their_own_classes_are_told_to_be(
     )
     assert "(2- to 4-way)" in lead
     assert not [words for words in FALSE if words in lead]
-    seen = look(run.folder)
-    assert isinstance(seen.holdings, Holdings)
+    seen = data_views(run.folder)
+    assert isinstance(seen.holdings, PartitionTable)
     assert str(seen.map).startswith("there are no novel classes: clients are tested on images")
     assert "Not shown for small: there are no novel classes" in page
     text = card(run.folder)
@@ -89,8 +89,8 @@ def test_an_older_result_is_read_and_told_by_its_settings(tmp_path: Path) -> Non
     path.write_text(json.dumps({k: v for k, v in told.items()
                                 if k not in ("own", "split", "shape")}))  # fmt: skip
     found = Run.read(run.folder)
-    assert found.tested == Terms(own=True)
-    text = summary([Row.of_runs("a", [found])], [found])
+    assert found.tested == TestProtocol(own=True)
+    text = summary([ComparisonRow.of_runs("a", [found])], [found])
     assert "tested on images of the clients' own classes" in text
     assert "Intervals are over clients" in text
     assert not [words for words in FALSE if words in text + card(run.folder)]
@@ -98,17 +98,17 @@ def test_an_older_result_is_read_and_told_by_its_settings(tmp_path: Path) -> Non
 
 def test_words_for_users_for_ranges_and_for_what_is_not_known() -> None:
     test = {"way": [3, 7], "shot": 1}
-    users = Terms.of({"split": {"users": [0.6, 0.2, 0.2]}, "test": test})
+    users = TestProtocol.of({"split": {"users": [0.6, 0.2, 0.2]}, "test": test})
     assert users.on(9) == (
         "9 3- to 7-way 1-shot test episodes of examples of users who took no part in training"
     )
-    novel = Terms.of({"split": {"random": [4, 0, 6]}, "test": {"way": 5, "shot": 1}})
+    novel = TestProtocol.of({"split": {"random": [4, 0, 6]}, "test": {"way": 5, "shot": 1}})
     assert novel.on(1000) == (
         "1,000 5-way 1-shot test episodes of classes that no client trained on"
     )
     assert alike([users, novel]).on(3) == "3 test episodes"
-    assert Terms.of({}).on(2) == "2 test episodes"
-    assert Terms.of({"split": {"users": [0.6, 0.4, 0.0]}}).own
+    assert TestProtocol.of({}).on(2) == "2 test episodes"
+    assert TestProtocol.of({"split": {"users": [0.6, 0.4, 0.0]}}).own
 
 
 def test_a_model_that_diverged_has_no_map_and_a_page_says_so(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_model_that_diverged_has_no_map_and_a_page_says_so(tmp_path: Path) -> 
         server, notes = run.checkpoints.read(round, run.server)
         server.theta["body"]["linear1"]["bias"][0] = torch.inf
         run.checkpoints.write(round, server, notes)
-    assert str(look(run.folder).map) == "the features are not finite: training diverged"
+    assert str(data_views(run.folder).map) == "the features are not finite: training diverged"
     assert main(["report", str(run.folder)]) == 0
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "the features are not finite: training diverged" in page
@@ -128,7 +128,7 @@ def test_a_model_that_diverged_has_no_map_and_a_page_says_so(tmp_path: Path) -> 
 def test_a_run_of_a_gpu_is_looked_at_without_one(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", CHOOSING, PROTO)
     run.result()
-    expected = look(run.folder)
+    expected = data_views(run.folder)
     assert isinstance(expected.map, Map)
     config = run.folder / "config.yaml"
     config.write_text(config.read_text().replace("device: cpu", "device: cuda"))
@@ -136,4 +136,4 @@ def test_a_run_of_a_gpu_is_looked_at_without_one(tmp_path: Path) -> None:
         server, notes = run.checkpoints.read(round, run.server)
         notes["config"]["run"]["device"] = "cuda"
         run.checkpoints.write(round, server, notes)
-    assert look(run.folder) == expected
+    assert data_views(run.folder) == expected

@@ -14,7 +14,7 @@ import yaml
 
 from fedshot.cli.main import main
 from fedshot.core.errors import ConfigError
-from fedshot.runs import trackers
+from fedshot.runs.trackers import tracking as trackers
 
 from .runs import CHOOSING, SMALL, experiment, merged
 

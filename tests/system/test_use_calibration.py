@@ -20,7 +20,7 @@ from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import locked
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 from fedshot.use.calibration import FILE, calibration_of, store, stored
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.confidence import (
@@ -136,7 +136,7 @@ def test_intervals_are_as_wide_as_episodes_differ() -> None:
 
 def test_the_halves_share_no_image_and_every_client_is_in_both(folder: Path) -> None:
     run = TrainedRun(folder)
-    data, rows = run.arrangement.dataset, run.arrangement.rows.validation
+    data, rows = run.federated.dataset, run.federated.rows.validation
     for query, apart in ((5, True), (100, False)):
         spec = EpisodeSpec(3, 1, query)
         tasks, said = _halves(data, rows, [5, 6, 7], spec, 13, Key(0))
@@ -147,7 +147,7 @@ def test_the_halves_share_no_image_and_every_client_is_in_both(folder: Path) -> 
         )
         assert first | second <= set(rows.tolist())
         assert bool(first & second) != apart
-    answers = [Answer(u, u % 6, torch.eye(2)) for u in range(24)]
+    answers = [Prediction(u, u % 6, torch.eye(2)) for u in range(24)]
     marked = _marked(answers, [torch.arange(2)] * 24)
     for half in (True, False):
         assert {u % 6 for u in marked.episode[marked.measures == half].tolist()} == set(range(6))
@@ -193,7 +193,7 @@ def test_what_was_measured_is_stored_and_used(folder: Path) -> None:
     store(folder, measure(run, way=2, shot=1, episodes=20))
     store(folder, found)
     assert [(one.way, one.shot) for one in stored(folder)] == [(2, 1), (2, 5)]
-    data = run.arrangement.dataset
+    data = run.federated.dataset
     rows = np.concatenate([data.images_of([c])[:1] for c in (8, 9)])
     x, y = data.pixels[rows], data.y[rows]
     classifier = FewShotClassifier.from_run(folder).fit(x, y)
@@ -213,7 +213,7 @@ def test_what_is_none_of_the_classes_is_turned_away(folder: Path) -> None:
     run = TrainedRun(folder)
     found = measure(run, way=2, shot=1, episodes=60)
     store(folder, found)
-    data = run.arrangement.dataset
+    data = run.federated.dataset
     rows = np.concatenate([data.images_of([c])[:1] for c in (8, 9)])
     many = data.pixels[:300]
     classifier = FewShotClassifier.from_run(folder, accept_unknown=0.07, unknown_label=-1)
@@ -284,7 +284,7 @@ def test_clients_are_measured_together_or_one_by_one(tmp_path: Path) -> None:
     run = TrainedRun(tmp_path / "run")
     store(tmp_path / "run", measure(run, episodes=12))
     store(tmp_path / "run", measure(run, episodes=12, client=2))
-    data = run.arrangement.dataset
+    data = run.federated.dataset
     rows = np.concatenate([data.images_of([c])[:1] for c in (8, 9)])
     for client, own in ((2, 2), (3, None)):
         classifier = FewShotClassifier.from_run(tmp_path / "run", client=client)

@@ -15,7 +15,7 @@ from sklearn.exceptions import NotFittedError
 
 from covering import slow
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.runs.dataset_info import FILE, Facts
 from fedshot.runs.experiment import Experiment
 from fedshot.use.classifier import FewShotClassifier
@@ -54,12 +54,12 @@ def examples(run: Experiment, shot: int = 2) -> tuple[np.ndarray[Any, Any], list
     return data.pixels[rows], [data.class_names[c] for c in data.y[rows]]
 
 
-def score_of(classifier: FewShotClassifier, exam: Exam, episodes: range) -> float:
+def score_of(classifier: FewShotClassifier, episodic_test: EpisodicTest, episodes: range) -> float:
     marks = []
     for u in episodes:
-        question = exam.questions[u]
-        classifier.fit(question.support_x, question.support_y.numpy())
-        marks.append(classifier.score(question.query_x, exam.labels(u).numpy()))
+        eval_episode = episodic_test.eval_episodes[u]
+        classifier.fit(eval_episode.support_x, eval_episode.support_y.numpy())
+        marks.append(classifier.score(eval_episode.query_x, episodic_test.labels(u).numpy()))
     return statistics.fmean(marks)
 
 
@@ -68,24 +68,28 @@ def score_of(classifier: FewShotClassifier, exam: Exam, episodes: range) -> floa
 )
 def test_score_is_the_runs_own_test_accuracy(name: str, tmp_path: Path) -> None:
     made = finished(tmp_path / "run", *METHODS[name], {"run": {"rounds": 2}})
-    result, exam = made.result(), made.setting.test
+    result, episodic_test = made.result(), made.setting.test
     classifier = FewShotClassifier.from_run(tmp_path / "run")
-    assert score_of(classifier, exam, range(len(exam))) == result.accuracy
+    assert score_of(classifier, episodic_test, range(len(episodic_test))) == result.accuracy
 
 
 def test_the_round_that_validation_chose_answers(run: Experiment) -> None:
-    exam, classifier = run.setting.test, FewShotClassifier.from_run(run.folder)
-    assert score_of(classifier, exam, range(len(exam))) == run.result().accuracy
+    episodic_test, classifier = run.setting.test, FewShotClassifier.from_run(run.folder)
+    assert score_of(classifier, episodic_test, range(len(episodic_test))) == run.result().accuracy
     assert classifier._run.round == run.best_round
 
 
 def test_a_client_answers_with_its_own_model(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", {"run": {"rounds": 3, "cohort": 6}})
-    result, exam = made.result(), made.setting.test
+    result, episodic_test = made.result(), made.setting.test
     for client in made.setting.clients:
         own = FewShotClassifier.from_run(tmp_path / "run", client=client)
-        turns = range(made.setting.clients.index(client), len(exam), len(made.setting.clients))
-        assert score_of(own, exam, turns) == pytest.approx(result.clients[client], abs=1e-15)
+        turns = range(
+            made.setting.clients.index(client), len(episodic_test), len(made.setting.clients)
+        )
+        assert score_of(own, episodic_test, turns) == pytest.approx(
+            result.clients[client], abs=1e-15
+        )
     x, y = examples(made)
     with pytest.raises(ConfigError, match=r"the models of fsl_local are its clients'.*0, 1, 2"):
         FewShotClassifier.from_run(tmp_path / "run").fit(x, y)

@@ -18,7 +18,7 @@ from PIL import Image, features
 from fedshot.cli.main import main
 from fedshot.core.errors import ConfigError, InputError
 from fedshot.data.files.images import FORMATS, SUFFIXES
-from fedshot.reports.answers import Card, Sheet, write_answers
+from fedshot.reports.answers import AnswersPage, Card, write_answers
 from fedshot.reports.run_files import Run
 from fedshot.runs.experiment import Experiment
 from fedshot.use.calibration import CalibrationWarning, store
@@ -158,7 +158,7 @@ def test_an_answer_that_is_also_a_class_is_refused(run: Experiment) -> None:
 
 def test_a_page_keeps_a_class_and_what_is_turned_away_apart(tmp_path: Path) -> None:
     cards = [Card(str(i), "none", 0.9, "none", bool(i), "words") for i in range(2)]
-    write_answers(tmp_path / "p.html", Sheet("t", {}, {"none": ["a"]}, cards))
+    write_answers(tmp_path / "p.html", AnswersPage("t", {}, {"none": ["a"]}, cards))
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert text.count("<h3") == 3
     assert "1 look like none of them" in text
@@ -167,7 +167,7 @@ def test_a_page_keeps_a_class_and_what_is_turned_away_apart(tmp_path: Path) -> N
 def test_a_page_has_some_of_every_answer_where_there_are_too_many(tmp_path: Path) -> None:
     many = {"a": 700, "b": 3, "c": 650}
     cards = [Card(f"{k}{i}", k, 0.9, k, False, "words") for k, n in many.items() for i in range(n)]
-    write_answers(tmp_path / "p.html", Sheet("t", {}, {k: ["x"] for k in many}, cards))
+    write_answers(tmp_path / "p.html", AnswersPage("t", {}, {k: ["x"] for k in many}, cards))
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     shown = {k: len(re.findall(f'class="file" title="{k}', text)) for k in many}
     assert shown == {"a": 299, "b": 3, "c": 298}

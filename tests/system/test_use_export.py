@@ -17,7 +17,7 @@ from fedshot.config.registry import kind_options
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.seeds import Key
-from fedshot.learners.learner import Question, question_features
+from fedshot.learners.learner import EvalEpisode, episode_features
 from fedshot.methods.registry import METHODS
 from fedshot.nn.models.backbones import BACKBONES
 from fedshot.nn.models.mode import Mode
@@ -58,8 +58,8 @@ def by_run(run: TrainedRun, asked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     body, stats = encoder_of(run)
     with torch.no_grad():
         if len(asked) == 2:
-            question = Question(asked[0], torch.zeros(0), asked[1], torch.zeros(0))
-            return question_features(run.model, {"body": body}, stats, question)
+            eval_episode = EvalEpisode(asked[0], torch.zeros(0), asked[1], torch.zeros(0))
+            return episode_features(run.model, {"body": body}, stats, eval_episode)
         norm: Any = "batch" if run.model.norm_policy == "transductive" else "given"
         return (run.model.features({"body": body}, stats, asked[0], Mode(norm=norm))[0],)
 

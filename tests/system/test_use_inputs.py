@@ -295,12 +295,12 @@ def test_texts_become_the_rows_that_training_had(texts: tuple[Experiment, list[s
 
 def test_the_score_of_texts_is_the_runs_own(texts: tuple[Experiment, list[str]]) -> None:
     run, said = texts
-    classifier, exam, marks = FewShotClassifier.from_run(run.folder), run.setting.test, []
-    for u in range(len(exam)):
-        support, query = exam._tasks.support[u], exam._tasks.query[u]
-        _, y, *_ = exam.questions[u]
+    classifier, episodic_test, marks = FewShotClassifier.from_run(run.folder), run.setting.test, []
+    for u in range(len(episodic_test)):
+        support, query = episodic_test._tasks.support[u], episodic_test._tasks.query[u]
+        _, y, *_ = episodic_test.eval_episodes[u]
         classifier.fit([said[i] for i in support], y.numpy())
-        marks.append(classifier.score([said[i] for i in query], exam.labels(u).numpy()))
+        marks.append(classifier.score([said[i] for i in query], episodic_test.labels(u).numpy()))
     assert np.mean(marks) == pytest.approx(run.result().accuracy, abs=1e-15)
 
 

@@ -56,7 +56,7 @@ class Loop:
     """The shortest fleet: a client's data is its number; those in `bad` are lost."""
 
     def __init__(self, bad: tuple[int, ...] = ()) -> None:
-        self.bad, self.asked, self.settled, self.voided = bad, [], [], []
+        self.bad, self.asked, self.validated, self.voided = bad, [], [], []
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         self.asked.append(exchange)
@@ -68,7 +68,7 @@ class Loop:
                 yield Arrival(client, exchange.work(exchange.message(client), {}, drawn))
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        self.settled.append(accepted)
+        self.validated.append(accepted)
 
     def void(self, round: int) -> None:
         self.voided.append(round)
@@ -151,7 +151,7 @@ def test_an_outcome_tells_who_counted_and_with_what_weight() -> None:
     assert outcome.accepted == (1, 3)
     assert outcome.weight == 4.0
     assert outcome.faults == {2: Fault("lost", "gone 2")} == dict(clients.faults)
-    assert fleet.settled == [frozenset({1, 3})]
+    assert fleet.validated == [frozenset({1, 3})]
     assert list(outcome) == ["x"]
     assert len(outcome) == 1
 

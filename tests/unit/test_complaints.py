@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedshot.cli.fault_report import Complaints
+from fedshot.cli.fault_report import FaultReport
 from fedshot.runs.recorder import Record
 
 FOLDER = Path("runs/x")
@@ -14,17 +14,17 @@ def fault(client: int, reason: str = "node b: KeyError: 'fc'", kind: str = "lost
     return {"client": client, "kind": kind, "reason": reason}
 
 
-def said(complaints: Complaints, records: list[Record]) -> list[str]:
-    return [text for record in records for text in complaints.heard(record)]
+def said(fault_report: FaultReport, records: list[Record]) -> list[str]:
+    return [text for record in records for text in fault_report.heard(record)]
 
 
 def test_a_client_that_never_answers_is_named_at_growing_distances_and_at_the_end():
-    complaints = Complaints(FOLDER)
+    fault_report = FaultReport(FOLDER)
     rounds = [Record(r, faults=(fault(4),) if r else ()) for r in range(121)]
-    assert [line.split(":")[0] for line in said(complaints, rounds)] == [
+    assert [line.split(":")[0] for line in said(fault_report, rounds)] == [
         "round 1", "round 10", "round 100",
     ]  # fmt: skip
-    assert complaints.closing() == (
+    assert fault_report.closing() == (
         "120 replies did not count, in 120 of 120 rounds: client 4 in 120 (lost, node b: KeyError: "
         "'fc'). See runs/x/metrics.jsonl."
     )
@@ -32,39 +32,39 @@ def test_a_client_that_never_answers_is_named_at_growing_distances_and_at_the_en
 
 def test_a_client_with_several_faults_in_a_round_is_named_once_with_the_last():
     lines = said(
-        complaints := Complaints(FOLDER), [Record(3, faults=(fault(1, "a"), fault(1, "b")))]
+        fault_report := FaultReport(FOLDER), [Record(3, faults=(fault(1, "a"), fault(1, "b")))]
     )
     assert lines == ["round 3: client 1 did not count: lost, b"]
     assert "2 replies did not count, in 1 of 1 round: client 1 in 1 (lost, b)" in str(
-        complaints.closing()
+        fault_report.closing()
     )
 
 
 def test_nothing_is_said_where_every_reply_counted():
-    complaints = Complaints(FOLDER)
-    assert said(complaints, [Record(0), Record(1), Record(2)]) == []
-    assert complaints.closing() is None
+    fault_report = FaultReport(FOLDER)
+    assert said(fault_report, [Record(0), Record(1), Record(2)]) == []
+    assert fault_report.closing() is None
 
 
 def test_a_fleet_that_fails_by_chance_does_not_flood_the_terminal():
-    complaints = Complaints(FOLDER)
-    lines = said(complaints, [Record(1, faults=tuple(fault(c) for c in range(500)))])
+    fault_report = FaultReport(FOLDER)
+    lines = said(fault_report, [Record(1, faults=tuple(fault(c) for c in range(500)))])
     assert len(lines) == 10
     assert lines[-1].endswith("No more of this here; all of it is in runs/x/metrics.jsonl")
-    assert "and 497 other clients" in str(complaints.closing())
+    assert "and 497 other clients" in str(fault_report.closing())
 
 
 def test_skipped_rounds_are_counted():
-    complaints = Complaints(FOLDER)
-    said(complaints, [Record(1), Record(2, skipped="too few"), Record(3)])
-    assert complaints.closing() == (
+    fault_report = FaultReport(FOLDER)
+    said(fault_report, [Record(1), Record(2, skipped="too few"), Record(3)])
+    assert fault_report.closing() == (
         "0 replies did not count, in 0 of 3 rounds; 1 round skipped. See runs/x/metrics.jsonl."
     )
 
 
 def test_words_of_a_stranger_stay_on_one_short_line():
     reason = "first\nround 9/9 all is well\x1b[2J" + "x" * 5000
-    (line,) = said(Complaints(FOLDER), [Record(1, faults=(fault(0, reason, "refused"),))])
+    (line,) = said(FaultReport(FOLDER), [Record(1, faults=(fault(0, reason, "refused"),))])
     assert "\n" not in line
     assert "\x1b" not in line
     assert len(line) < 400

@@ -25,7 +25,7 @@ from fedshot.methods.registry import METHODS
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 
 def read(tmp_path: Path, text: str) -> dict[str, Any]:
@@ -303,8 +303,11 @@ def test_numbers_have_bounds(words: list[str], expected: str) -> None:
     [
         (lambda: Config.of("digits"), "settings are 'digits'; expected keys and values"),
         (lambda: Config.of(None), "settings are None; expected keys and values"),
-        (lambda: Setting({}), "config is a dict; expected an object of type Config. Make one"),
-        (lambda: Experiment({}, "runs/x"), "setting is a dict; expected an object of type Setting"),
+        (lambda: PreparedRun({}), "config is a dict; expected an object of type Config. Make one"),
+        (
+            lambda: Experiment({}, "runs/x"),
+            "setting is a dict; expected an object of type PreparedRun",
+        ),
         (lambda: load(3), "path is 3; expected a path as text"),
     ],
 )

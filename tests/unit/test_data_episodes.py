@@ -11,7 +11,7 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData, Tasks
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import Partition, unable
+from fedshot.data.partitions.partition import Partition, infeasible_clients
 
 
 def numbered(counts: list[int]) -> Dataset:
@@ -75,9 +75,12 @@ def test_what_is_nearly_alike_is_on_one_side_of_support_and_query(shape, queries
     # What a class can rely on is all but its largest track, and one frame of that.
     reliable = {c: sum(each) - max(each) + 1 for c, each in lengths.items()}
     assert seen == {c for c, n in reliable.items() if n >= spec.needed}
-    assert unable(dataset, Partition.of([np.arange(len(dataset))]), spec) == {}
+    assert infeasible_clients(dataset, Partition.of([np.arange(len(dataset))]), spec) == {}
     wide = EpisodeSpec(5, 1, 31)
-    assert "1 class with at least 32" in unable(dataset, Partition.of([np.arange(217)]), wide)[0]
+    assert (
+        "1 class with at least 32"
+        in infeasible_clients(dataset, Partition.of([np.arange(217)]), wide)[0]
+    )
     with pytest.raises(DataError, match="class 'c0' has 31 images that its groups let apart"):
         Tasks.draw(dataset, range(5), wide, 1, Key(0))
 

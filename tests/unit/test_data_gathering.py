@@ -13,11 +13,11 @@ from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData, Tasks, halves
-from fedshot.data.episodes.group_sampler import GatheredTasks, Gathering
+from fedshot.data.episodes.group_sampler import GatheredTasks, GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import Partition, unable
+from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.partitions.redealt import Redealt, _bare_together
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 
 CLASSES, EACH = 9, 240
 
@@ -33,7 +33,7 @@ POOL = ClientData(DATA, np.arange(len(DATA)))
 PAPER = EpisodeSpec(5, 60, 60)
 
 
-def gathered(group: Gathering, spec: EpisodeSpec = PAPER, t: int = 0) -> Any:
+def gathered(group: GroupSampler, spec: EpisodeSpec = PAPER, t: int = 0) -> Any:
     return group.gather(POOL, spec, Key(0).at(t))
 
 
@@ -43,7 +43,7 @@ def counts(rows: Any) -> dict[int, int]:
 
 
 def test_iid_gives_every_client_as_many_of_each_class() -> None:
-    classes, hands = gathered(Gathering(10))
+    classes, hands = gathered(GroupSampler(10))
     for hand in hands:
         assert counts(hand.support) == counts(hand.query) == dict.fromkeys(sorted(classes), 6)
 
@@ -52,7 +52,7 @@ def test_shards_have_one_class_at_five_ways() -> None:
     """A client has two classes, 15 and 15 of each, or one, with probability 3/19."""
     lonely = 0
     for t in range(60):
-        _, hands = gathered(Gathering(10, "shards", shards=20), t=t)
+        _, hands = gathered(GroupSampler(10, "shards", shards=20), t=t)
         for hand in hands:
             assert counts(hand.support) == counts(hand.query)
             assert sorted(counts(hand.support).values()) in ([15, 15], [30])
@@ -65,7 +65,7 @@ def test_shards_straddle_classes_at_other_ways(way: int, most: int) -> None:
     """20 shards of 6 images times the way: they end with a class only at 4 and 5 ways."""
     spec, held = EpisodeSpec(way, 60, 60), 0
     for t in range(40):
-        classes, hands = gathered(Gathering(10, "shards"), spec, t)
+        classes, hands = gathered(GroupSampler(10, "shards"), spec, t)
         assert len(classes) == way
         sizes = {len(hand.support) + len(hand.query) for hand in hands}
         assert sizes == {12 * way}
@@ -75,7 +75,7 @@ def test_shards_straddle_classes_at_other_ways(way: int, most: int) -> None:
 
 
 def test_half_of_an_odd_share_is_rounded_down() -> None:
-    _, hands = gathered(Gathering(10, "shards", shards=20), EpisodeSpec(5, 30, 30))
+    _, hands = gathered(GroupSampler(10, "shards", shards=20), EpisodeSpec(5, 30, 30))
     for hand in hands:
         supports, queries = counts(hand.support), counts(hand.query)
         for c, n in supports.items():
@@ -86,7 +86,7 @@ def test_half_of_an_odd_share_is_rounded_down() -> None:
 @pytest.mark.parametrize("spare", [0, 4, 10])
 def test_no_image_is_held_twice(by: Any, spare: int) -> None:
     spec = EpisodeSpec((3, 7), 60, 60)
-    classes, hands = gathered(Gathering(10, by, spare=spare), spec)
+    classes, hands = gathered(GroupSampler(10, by, spare=spare), spec)
     assert len(hands) == 10 + spare
     rows = np.concatenate([np.concatenate(hand) for hand in hands])
     assert len(np.unique(rows)) == len(rows)
@@ -99,7 +99,7 @@ def test_no_image_is_held_twice(by: Any, spare: int) -> None:
 
 
 def test_spare_clients_do_not_change_what_the_group_holds_in_number() -> None:
-    group = gathered(Gathering(10, "shards", shards=20, spare=10))
+    group = gathered(GroupSampler(10, "shards", shards=20, spare=10))
     sizes = [(len(hand.support), len(hand.query)) for hand in group.hands]
     assert sizes == [(30, 30)] * 20
 
@@ -122,35 +122,42 @@ def test_an_episode_follows_from_its_key_alone() -> None:
 def test_every_client_of_a_redealt_pool_can_form_an_episode() -> None:
     rows = np.flatnonzero(DATA.y < 6)
     deal = Redealt(4).deal(DATA, rows, Key(0), PAPER)
-    assert unable(DATA, deal.train, PAPER) == {}
+    assert infeasible_clients(DATA, deal.train, PAPER) == {}
     assert all(np.array_equal(held, rows) for held in deal.train)
     assert deal.train.data(DATA, 2).n == len(rows)
 
 
 def test_an_exam_hides_labels_and_tells_holders() -> None:
-    exam = Exam.draw(DATA, range(5), PAPER, 3, Key(1), None, Gathering(10, "shards", spare=10))
-    for u, question in enumerate(exam.questions):
-        held = question.held
+    episodic_test = EpisodicTest.draw(
+        DATA, range(5), PAPER, 3, Key(1), None, GroupSampler(10, "shards", spare=10)
+    )
+    for u, eval_episode in enumerate(episodic_test.eval_episodes):
+        held = eval_episode.held
         assert held
         assert set(held.support.tolist()) == set(held.query.tolist()) == set(range(10))
         assert set(held.spare.tolist()) == set(range(10, 20))
         assert len(held.spare_x) == len(held.spare_y) == len(held.spare) == 300
-        assert len(question.query_x) == len(exam.labels(u)) == 300
+        assert len(eval_episode.query_x) == len(episodic_test.labels(u)) == 300
         # The order of the queries tells neither label nor holder.
-        assert (np.diff(exam.labels(u).numpy()) != 0).sum() > 150
+        assert (np.diff(episodic_test.labels(u).numpy()) != 0).sum() > 150
         assert (np.diff(held.query.numpy()) != 0).sum() > 200
 
 
 def test_an_exam_is_named_by_all_that_is_in_it() -> None:
-    def digest(group: Gathering, n: int = 2, seed: int = 1) -> str:
-        return Exam.draw(DATA, range(6), PAPER, n, Key(seed), None, group).digest
+    def digest(group: GroupSampler, n: int = 2, seed: int = 1) -> str:
+        return EpisodicTest.draw(DATA, range(6), PAPER, n, Key(seed), None, group).digest
 
-    one = digest(Gathering(10))
-    assert one == digest(Gathering(10))
-    others = [Gathering(10, "shards"), Gathering(5), Gathering(10, spare=10), Gathering()]
-    assert len({one, digest(Gathering(10), seed=2), *map(digest, others)}) == 6
-    long = GatheredTasks.gather(DATA, POOL.indices, PAPER, Gathering(10), 3, Key(1))
-    short = GatheredTasks.gather(DATA, POOL.indices, PAPER, Gathering(10), 2, Key(1))
+    one = digest(GroupSampler(10))
+    assert one == digest(GroupSampler(10))
+    others = [
+        GroupSampler(10, "shards"),
+        GroupSampler(5),
+        GroupSampler(10, spare=10),
+        GroupSampler(),
+    ]
+    assert len({one, digest(GroupSampler(10), seed=2), *map(digest, others)}) == 6
+    long = GatheredTasks.gather(DATA, POOL.indices, PAPER, GroupSampler(10), 3, Key(1))
+    short = GatheredTasks.gather(DATA, POOL.indices, PAPER, GroupSampler(10), 2, Key(1))
     assert np.array_equal(long.support[:2], short.support)
 
 
@@ -161,18 +168,18 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
         for rows in (tasks.classes[i], tasks.support[i], tasks.query[i]):
             sha.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
     assert tasks.digest(DATA) == sha.hexdigest()
-    exam = Exam.draw(DATA, range(6), EpisodeSpec(3, 1, 2), 4, Key(1))
-    assert exam.digest == sha.hexdigest()
-    assert exam.questions[0].held == ()
+    episodic_test = EpisodicTest.draw(DATA, range(6), EpisodeSpec(3, 1, 2), 4, Key(1))
+    assert episodic_test.digest == sha.hexdigest()
+    assert episodic_test.eval_episodes[0].held == ()
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Gathering(spare=2), "spare is 2 and clients is 0"),
-        (lambda: Gathering(10, "dirichlet"), "by is 'dirichlet'"),  # type: ignore[arg-type]
-        (lambda: Gathering(10, "shards", shards=3), "shards is 3"),
-        (lambda: Gathering(-1), "clients is -1"),
+        (lambda: GroupSampler(spare=2), "spare is 2 and clients is 0"),
+        (lambda: GroupSampler(10, "dirichlet"), "by is 'dirichlet'"),  # type: ignore[arg-type]
+        (lambda: GroupSampler(10, "shards", shards=3), "shards is 3"),
+        (lambda: GroupSampler(-1), "clients is -1"),
         (lambda: Redealt(0), "clients is 0"),
         (
             lambda: Redealt(5, "shards").deal(
@@ -189,11 +196,13 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
             "episode.shot and episode.query count the images of a class that all clients hold",
         ),
         (
-            lambda: Exam.draw(DATA, range(5), PAPER, 2, Key(0), None, Gathering(10, spare=20)),
+            lambda: EpisodicTest.draw(
+                DATA, range(5), PAPER, 2, Key(0), None, GroupSampler(10, spare=20)
+            ),
             "has 240 images; a 5-way 60-shot, 300 queries episode needs 360",
         ),
         (
-            lambda: gathered(Gathering(10), EpisodeSpec(1, 1, 19)),
+            lambda: gathered(GroupSampler(10), EpisodeSpec(1, 1, 19)),
             "a client has 2 images, none of them a support",
         ),
     ],
@@ -269,7 +278,7 @@ def test_who_would_have_no_support_is_unable_to_take_part() -> None:
         rows = rng.permutation(POOL.indices)[: rng.integers(6, 40)]
         parts = np.array_split(rows, rng.integers(1, 6))
         partition = Partition.of(parts)
-        reasons = unable(DATA, partition, spec, divides=True)
+        reasons = infeasible_clients(DATA, partition, spec, divides=True)
         told = {k for k, text in reasons.items() if "has no support when" in text}
         found = set()
         for k, part in enumerate(parts):
@@ -278,6 +287,6 @@ def test_who_would_have_no_support_is_unable_to_take_part() -> None:
             except DataError:
                 found.add(k)
         assert told == found
-        assert reasons.keys() - told == unable(DATA, partition, spec).keys() - told
+        assert reasons.keys() - told == infeasible_clients(DATA, partition, spec).keys() - told
         bare += len(found)
     assert bare > 10

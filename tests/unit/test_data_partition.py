@@ -8,7 +8,7 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.own_classes import Clusters, Pathological
-from fedshot.data.partitions.partition import Partition, unable
+from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.partitions.registry import PARTITIONS
@@ -92,14 +92,15 @@ def test_dirichlet_draws_again_until_every_client_can_form_an_episode():
     dataset, spec = made([60] * 6), EpisodeSpec(5, 1, 2)
     first = [deal(Dirichlet(5, redraws=0), dataset, Key(s), spec).train for s in range(10)]
     again = [deal(Dirichlet(5, redraws=200), dataset, Key(s), spec).train for s in range(10)]
-    assert any(unable(dataset, p, spec) for p in first)
-    assert not any(unable(dataset, p, spec) for p in again)
+    assert any(infeasible_clients(dataset, p, spec) for p in first)
+    assert not any(infeasible_clients(dataset, p, spec) for p in again)
 
 
 def test_dirichlet_keeps_the_draw_that_serves_the_most_clients():
     dataset, spec = made([60] * 6), EpisodeSpec(6, 1, 2)
     lost = [
-        [len(unable(dataset, deal(Dirichlet(10, redraws=n), dataset, Key(seed), spec).train, spec))
+        [len(infeasible_clients(dataset, deal(Dirichlet(10, redraws=n), dataset, Key(seed),
+        spec).train, spec))
          for n in (0, 5, 50)]
         for seed in range(3)
     ]  # fmt: skip
@@ -127,12 +128,12 @@ def test_unable_names_the_clients_and_what_they_lack():
     p = Partition.of(
         [np.concatenate([rows[:6] for rows in by_class]), by_class[0][6:], np.array([], np.int64)]
     )
-    assert unable(dataset, p, EpisodeSpec(3, 1, 5)) == {
+    assert infeasible_clients(dataset, p, EpisodeSpec(3, 1, 5)) == {
         1: "has 1 class with at least 6 examples, a 3-way episode needs 3",
         2: "has 0 classes with at least 6 examples, a 3-way episode needs 3",
     }
-    assert list(unable(dataset, p, EpisodeSpec(4, 1, 6))) == [0, 1, 2]
-    random_way = unable(dataset, p, EpisodeSpec((2, 5), 1, 5))
+    assert list(infeasible_clients(dataset, p, EpisodeSpec(4, 1, 6))) == [0, 1, 2]
+    random_way = infeasible_clients(dataset, p, EpisodeSpec((2, 5), 1, 5))
     assert random_way[0] == "has 4 classes with at least 6 examples, a 2-to-5-way episode needs 5"
 
 
@@ -199,5 +200,5 @@ def test_ten_thousand_clients_take_no_more_than_their_row_numbers():
     dataset = made([1000] * 100)
     for options in (Iid(10_000), Dirichlet(10_000, redraws=5), Shards(10_000)):
         p = deal(options, dataset).train
-        unable(dataset, p, SPEC)
+        infeasible_clients(dataset, p, SPEC)
         assert p.indices.nbytes + p.offsets.nbytes < 1_000_000

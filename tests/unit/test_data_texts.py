@@ -14,7 +14,7 @@ from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.sources.texts import Texts
 from fedshot.reports.inspect import facts, pictures
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 CSV = 'label,text,who\nb,"A cat, a dog",x\na,"two\nlines",y\nb,,x\n'
 ROWS = [
@@ -209,7 +209,7 @@ def test_a_run_on_texts_trains_validates_and_tests(tmp_path, vectors):
             "test": {"way": 2, "shot": 1, "query": 2, "episodes": 4, "validation_episodes": 4},
         }
     )
-    setting = Setting(config)
+    setting = PreparedRun(config)
     assert any("240 texts of at most 100 words" in line for line in facts(setting))
     lacking = (
         "0 of 240 texts are empty or have no word with a vector; 33.3 % of the words have none"
@@ -229,7 +229,7 @@ def test_an_image_backbone_is_refused_before_the_first_round(tmp_path, vectors):
     dealt = {"name": "iid", "clients": 1}
     config = Config.of({"data": source, "split": split, "partition": dealt})  # Conv4 is the default
     with pytest.raises(ConfigError, match=r"Conv4 takes images, and the data are text"):
-        Setting(config)
+        PreparedRun(config)
 
 
 @settings(max_examples=150)

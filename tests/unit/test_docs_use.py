@@ -33,4 +33,4 @@ def test_the_commands_take_these_options() -> None:
     for line in re.findall(r"```\n(fedshot .*?)```", TEXT, re.DOTALL):
         options, rest = _parser().parse_known_args(line.replace("\\\n", " ").split()[1:])
         assert not rest
-        assert options.module == "use_commands"
+        assert options.module == "use"

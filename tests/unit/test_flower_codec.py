@@ -25,7 +25,7 @@ from fedshot.deploy.flower.codec import (
     short,
     unpack,
 )
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 from fedshot.protocol.reducers import Gather
 
 TYPES = [
@@ -80,8 +80,8 @@ def test_pieces_of_one_memory_and_other_layouts_travel() -> None:
 
 
 def test_named_tuples_of_fedshot_come_back_as_such() -> None:
-    question = Question(*(torch.zeros(2) for _ in Question._fields))
-    assert type(there_and_back({"q": question})["q"]) is Question
+    eval_episode = EvalEpisode(*(torch.zeros(2) for _ in EvalEpisode._fields))
+    assert type(there_and_back({"q": eval_episode})["q"]) is EvalEpisode
 
 
 class Stranger(NamedTuple):
@@ -99,8 +99,8 @@ class Stranger(NamedTuple):
         "fedshot.not_loaded:Thing",
         ":",
         "fedshot.core.tree:torch.Size",
-        "fedshot.nn:Question.__class__",
-        "fedshot.nn:Question",
+        "fedshot.nn:EvalEpisode.__class__",
+        "fedshot.nn:EvalEpisode",
     ],
 )
 def test_no_other_class_is_made_for_a_name(name: str) -> None:

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from conformance.cases import BODY, EPISODE
-from conformance.letters import written
 from conformance.patchwork import Patchwork
+from conformance.wire_messages import written
 from covering import slow
 from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.seeds import Key
-from fedshot.deploy.flower.client_runtime import Member
+from fedshot.deploy.flower.client_runtime import ClientRuntime
 from fedshot.deploy.flower.codec import LIMITS, CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import Letter, Mail
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import do_work
 from fedshot.fleets.guard import Guard
@@ -53,33 +53,33 @@ class Net:
         store = PrivateStore(self.folder / str(number) / "clients")
         return Host(METHOD, DATASET, PARTITION, store, KEY.at("clients"))
 
-    def member(self, number: int) -> Member:
+    def member(self, number: int) -> ClientRuntime:
         """Return a node as a process that has just begun."""
-        return Member(METHOD, self.host(number), HOMES[number], self.folder / str(number))
+        return ClientRuntime(METHOD, self.host(number), HOMES[number], self.folder / str(number))
 
     def there(self) -> dict[int, str]:
         return {number: f"n{number}" for number in HOMES if number not in self.gone}
 
-    def ask(self, letters: Mapping[int, Letter], seconds: float) -> Iterator[Mail]:
-        for number, letter in letters.items():
+    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
+        for number, wire_message in wire_messages.items():
             if number in self.deaf:
-                yield Mail(number, None, "no reply within 1 s")
+                yield Incoming(number, None, "no reply within 1 s")
                 continue
-            reply = self.answer(number, written(letter))
+            reply = self.answer(number, written(wire_message))
             if number in self.mute:
-                yield Mail(number, None, "no reply within 1 s")
+                yield Incoming(number, None, "no reply within 1 s")
             else:
-                yield Mail(number, written(reply))
+                yield Incoming(number, written(reply))
 
-    def answer(self, number: int, letter: Letter) -> Letter:
-        member, head, reply = self.members[number], letter.head, Letter({"seconds": 0.0})
+    def answer(self, number: int, wire_message: WireMessage) -> WireMessage:
+        member, head, reply = self.members[number], wire_message.head, WireMessage({"seconds": 0.0})
         if head.get("hello"):
             reply.head["clients"] = list(HOMES[number])
             return reply
         member.arrive(head["life"], tuple(head["base"]))
         member.obey(head["orders"])
         if "work" in head:
-            do_work(member, letter, reply, LIMITS)
+            do_work(member, wire_message, reply, LIMITS)
         reply.head |= member.state
         return reply
 
@@ -255,9 +255,9 @@ def test_messages_of_an_earlier_life_are_refused(tmp_path: Path) -> None:
     old = on(net, life=1)
     Run(on(net, life=5)).play(1)
     net.members[1] = net.member(1)  # it has not forgotten
-    letter = old.roster.letter(old.roster.nodes["n1"])
+    wire_message = old.node_registry.wire_message(old.node_registry.nodes["n1"])
     with pytest.raises(CheckpointError, match="a message of life 2 of the run, which is in 6"):
-        net.answer(1, letter)
+        net.answer(1, wire_message)
 
 
 @pytest.mark.parametrize(
@@ -343,8 +343,8 @@ def test_what_a_node_says_of_others_is_dropped_and_named(tmp_path: Path) -> None
     fleet._tell = said.append
     honest = net.answer
 
-    def lying(number: int, letter: Letter) -> Letter:
-        reply = honest(number, letter)
+    def lying(number: int, wire_message: WireMessage) -> WireMessage:
+        reply = honest(number, wire_message)
         results = reply.head.get("results", {})
         if number == 1 and "0" in results:
             results["5"] = results.pop("0")

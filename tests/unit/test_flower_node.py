@@ -20,9 +20,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower import node as nodes
 from fedshot.deploy.flower.codec import CodecError, Limits
-from fedshot.deploy.flower.connection import Link, LinkError, UnreadableError
+from fedshot.deploy.flower.connection import Connection, ConnectionLostError, UnreadableError
 from fedshot.deploy.flower.keys import Signer, Verifier, make_server_keys, new_key
-from fedshot.deploy.flower.messages import COMMON, Letter, read_letter
+from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
 from fedshot.deploy.flower.node import serve
 from fedshot.deploy.flower.operator import Operator
 
@@ -63,27 +63,29 @@ class Line:
 
     def push(self, content: Any, to: Message) -> None:
         assert to.metadata.dst_node_id == 7
-        self.sent.append(read_letter(content, LIMITS).head)
+        self.sent.append(read_message(content, LIMITS).head)
         if self._pushing:
             raise self._pushing
 
 
 class Worker:
-    def __init__(self, answer: Callable[[Letter], Letter]) -> None:
+    def __init__(self, answer: Callable[[WireMessage], WireMessage]) -> None:
         self.answer = answer
         self.logged: list[tuple[Any, str]] = []
 
-    def log(self, head: Any, reply: Letter) -> None:
+    def log(self, head: Any, reply: WireMessage) -> None:
         self.logged.append((head.get("id"), reply.head["refused"]))
 
 
-def message(letter: Letter) -> Message:
-    return Message(letter.record(), 7, "query.x", ttl=60.0)
+def message(wire_message: WireMessage) -> Message:
+    return Message(wire_message.record(), 7, "query.x", ttl=60.0)
 
 
 def served(
     line: Line,
-    answer: Callable[[Letter], Letter] = lambda letter: Letter(dict(letter.head)),
+    answer: Callable[[WireMessage], WireMessage] = lambda wire_message: WireMessage(
+        dict(wire_message.head)
+    ),
     check: Any = None,
     worker: Worker | None = None,
 ) -> list[str]:
@@ -94,11 +96,11 @@ def served(
     return said
 
 
-WELL = Letter({"id": "1", "to": 7, "sent": time.time(), "within": 1e6})
+WELL = WireMessage({"id": "1", "to": 7, "sent": time.time(), "within": 1e6})
 
 
 def test_a_message_that_cannot_be_read_is_answered_and_the_next_one_is_heard() -> None:
-    large = Letter({"id": "2"})
+    large = WireMessage({"id": "2"})
     large.put("c0", torch.zeros(1 << 15))
     bad = UnreadableError(CodecError("more than 65536 bytes"), message(WELL))
     line = Line(bad, message(large), message(WELL))
@@ -112,8 +114,8 @@ def test_a_message_that_cannot_be_read_is_answered_and_the_next_one_is_heard() -
 
 
 def test_a_reply_that_is_too_large_is_said_to_be() -> None:
-    def verbose(letter: Letter) -> Letter:
-        return Letter({**letter.head, "words": "x" * 5000, "seconds": 1.0})
+    def verbose(wire_message: WireMessage) -> WireMessage:
+        return WireMessage({**wire_message.head, "words": "x" * 5000, "seconds": 1.0})
 
     line = Line(message(WELL))
     served(line, verbose)
@@ -123,7 +125,12 @@ def test_a_reply_that_is_too_large_is_said_to_be() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [LinkError("gone"), ConfigError("no certificate"), CodecError("much"), httpx.ReadError("cut")],
+    [
+        ConnectionLostError("gone"),
+        ConfigError("no certificate"),
+        CodecError("much"),
+        httpx.ReadError("cut"),
+    ],
 )
 def test_nothing_that_fails_in_sending_ends_a_node(error: Exception) -> None:
     line = Line(message(WELL), message(WELL), pushing=error)
@@ -138,11 +145,11 @@ def test_only_a_letter_that_the_server_has_signed_for_this_node_is_answered(
     for name in ("server", "other"):
         make_server_keys(tmp_path / name, ["127.0.0.1"])
     sign = Signer(tmp_path / "server").sign
-    well = Letter(WELL.head)
+    well = WireMessage(WELL.head)
     well.put(COMMON, torch.ones(1))
 
-    def sealed(letter: Letter, by: Any = sign) -> Message:
-        return Message(letter.record(sign=by), 7, "query.x", ttl=60.0)
+    def sealed(wire_message: WireMessage, by: Any = sign) -> Message:
+        return Message(wire_message.record(sign=by), 7, "query.x", ttl=60.0)
 
     altered = sealed(well)
     text = altered.content["fedshot"]
@@ -156,8 +163,8 @@ def test_only_a_letter_that_the_server_has_signed_for_this_node_is_answered(
         sealed(well, lambda _: "{}"),
         altered,
         swapped,
-        sealed(Letter(WELL.head | {"to": 8})),
-        sealed(Letter(WELL.head | {"sent": 0.0, "within": 60.0})),
+        sealed(WireMessage(WELL.head | {"to": 8})),
+        sealed(WireMessage(WELL.head | {"sent": 0.0, "within": 60.0})),
     )
     served(line, check=Verifier(tmp_path / "server" / "ca.pem").check)
     answers = [head.get("refused", "") for head in line.sent]
@@ -171,11 +178,11 @@ def test_a_message_that_is_refused_unread_is_logged() -> None:
     def forged(*_: Any) -> None:
         raise CodecError("it is not signed by the server")
 
-    worker = Worker(lambda letter: Letter(dict(letter.head)))
+    worker = Worker(lambda wire_message: WireMessage(dict(wire_message.head)))
     line = Line(
         UnreadableError(CodecError("too much"), message(WELL)),
-        message(Letter(WELL.head | {"id": "foreign", "to": 8})),
-        message(Letter(WELL.head | {"id": "stale", "sent": time.time() - 60, "within": 1.0})),
+        message(WireMessage(WELL.head | {"id": "foreign", "to": 8})),
+        message(WireMessage(WELL.head | {"id": "stale", "sent": time.time() - 60, "within": 1.0})),
         message(WELL),
     )
     served(line, worker=worker)
@@ -189,7 +196,7 @@ def test_loopback_goes_without_a_proxy_and_another_host_s_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def proxy(address: str) -> str:
-        made = Link(address, new_key(), None, tmp_path / "node.json", LIMITS)
+        made = Connection(address, new_key(), None, tmp_path / "node.json", LIMITS)
         made.close()
         return made.proxy
 
@@ -208,15 +215,15 @@ def test_loopback_goes_without_a_proxy_and_another_host_s_is_named(
     assert "secret" not in str(told.value)
 
 
-@pytest.mark.parametrize("error", [LinkError("gone"), ConfigError("no plain text")])
+@pytest.mark.parametrize("error", [ConnectionLostError("gone"), ConfigError("no plain text")])
 def test_a_node_that_was_known_connects_again(error: Exception) -> None:
     line = Line(error, message(WELL))
     served(line)
     assert (line.opened, len(line.sent)) == (2, 1)
 
 
-def link(tmp_path: Path, answer: Callable[[httpx.Request], httpx.Response]) -> Link:
-    made = Link("127.0.0.1:1", new_key(), None, tmp_path / "node.json", LIMITS)
+def link(tmp_path: Path, answer: Callable[[httpx.Request], httpx.Response]) -> Connection:
+    made = Connection("127.0.0.1:1", new_key(), None, tmp_path / "node.json", LIMITS)
     made._client._client._transport = httpx.MockTransport(answer)
     return made
 
@@ -229,7 +236,7 @@ def test_a_response_that_is_too_large_is_a_server_that_is_away(tmp_path: Path) -
         return httpx.Response(200, headers={"content-length": str(1 << 40)})
 
     made = link(tmp_path, answer)
-    with pytest.raises(LinkError, match="bytes, coded as"):
+    with pytest.raises(ConnectionLostError, match="bytes, coded as"):
         made.pull()
     beats: list[bool] = []
     made._stop.wait = lambda _: len(beats) > 2  # type: ignore[method-assign,misc,assignment]
@@ -252,7 +259,7 @@ def test_what_is_no_response_of_flowers_is_a_server_that_is_away(tmp_path: Path)
         del request
         return httpx.Response(200, content=bad, headers={"content-length": str(len(bad))})
 
-    with pytest.raises(LinkError, match="Invalid protobuf"):
+    with pytest.raises(ConnectionLostError, match="Invalid protobuf"):
         link(tmp_path, answer).pull()
     nothing = PullMessagesResponse().SerializeToString()
     empty = link(

@@ -19,10 +19,10 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.packing import Classes, pack_client, pack_tests
-from fedshot.deploy.flower.server_tests import ExamSetting
+from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import path_of, read_shards, write_shards
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL, merged
 
 SPLIT = {
@@ -104,7 +104,7 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
     ]
     np.savez(tmp_path / "whole.npz", x=whole.x, y=whole.y, class_names=np.array(ALL))
     data = {"data": {"name": "npz", "path": str(tmp_path / "whole.npz")}}
-    there, here = ExamSetting(config(data), str(tmp_path)), Setting(config(data))
+    there, here = ServerTestRun(config(data), str(tmp_path)), PreparedRun(config(data))
     assert there.base_classes == here.base_classes
     assert there.method == here.method
     assert there.clients == here.clients
@@ -113,15 +113,15 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
         assert theirs is not None
         assert len(mine) == len(theirs)
         for u in range(len(theirs)):
-            assert tree.digest(mine.questions[u]) == tree.digest(theirs.questions[u])
+            assert tree.digest(mine.eval_episodes[u]) == tree.digest(theirs.eval_episodes[u])
             assert mine.labels(u).equal(theirs.labels(u))
-    kept = ExamSetting(config(), str(tmp_path)).dataset
+    kept = ServerTestRun(config(), str(tmp_path)).dataset
     assert set(kept.y.tolist()) == {0, 2, 3, 5}, "no picture to train on"
 
 
 def test_a_node_takes_packed_data_of_these_classes_and_no_others(tmp_path: Path) -> None:
     pack_tests(tmp_path / "server", config(), pictures("crow", "jay", "owl", "rook"))
-    setup = Setup.of("0" * 32, ExamSetting(config(), str(tmp_path / "server")))
+    setup = Setup.of("0" * 32, ServerTestRun(config(), str(tmp_path / "server")))
     pack_client(tmp_path / "a", config(), pictures("robin", "wren"), 0)
     setup.check(read_shards(tmp_path / "a"))
     pack_client(tmp_path / "b", config(), pictures("robin", "wren", of=6), 0)
@@ -131,7 +131,9 @@ def test_a_node_takes_packed_data_of_these_classes_and_no_others(tmp_path: Path)
     pack_client(tmp_path / "c", config(renamed), pictures("robin", "wren"), 0)
     with pytest.raises(ConfigError, match="another list of classes than the server's"):
         setup.check(read_shards(tmp_path / "c"))
-    held = Setting(config({"split": {"base": ["0-4"], "validation": ["5-6"], "novel": ["7-9"]}}))
+    held = PreparedRun(
+        config({"split": {"base": ["0-4"], "validation": ["5-6"], "novel": ["7-9"]}})
+    )
     write_shards(tmp_path / "d", held.dataset, held.deal.train, [0])
     with pytest.raises(ConfigError, match="another list of classes"):
         setup.check(read_shards(tmp_path / "d"))
@@ -140,10 +142,10 @@ def test_a_node_takes_packed_data_of_these_classes_and_no_others(tmp_path: Path)
 def test_what_was_dealt_is_no_part_of_a_run_on_packed_data(tmp_path: Path) -> None:
     held = pictures(*ALL)
     pack_tests(tmp_path / "server", config(), held)
-    setup = Setup.of("0" * 32, ExamSetting(config(), str(tmp_path / "server")))
+    setup = Setup.of("0" * 32, ServerTestRun(config(), str(tmp_path / "server")))
     np.savez(tmp_path / "whole.npz", x=held.x, y=held.y, class_names=np.array(ALL))
     data = {"data": {"name": "npz", "path": str(tmp_path / "whole.npz")}}
-    whole = Setting(config(data))
+    whole = PreparedRun(config(data))
     write_shards(tmp_path / "node", whole.dataset, whole.deal.train, [0])
     with pytest.raises(ConfigError, match=r"another (dataset|deal) than the server's"):
         setup.check(read_shards(tmp_path / "node"))
@@ -194,7 +196,7 @@ def test_vectors_of_words_that_are_passed_over_are_not_written(tmp_path: Path) -
 
 def test_a_node_does_not_train_on_what_the_server_tests_by(tmp_path: Path) -> None:
     pack_tests(tmp_path / "server", config(), pictures("crow", "jay", "owl", "rook"))
-    setup = Setup.of("0" * 32, ExamSetting(config(), str(tmp_path / "server")))
+    setup = Setup.of("0" * 32, ServerTestRun(config(), str(tmp_path / "server")))
     earlier = {"split": SPLIT | {"base": ["robin", "wren", "owl"], "novel": ["finch", "rook"]}}
     pack_client(tmp_path / "a", config(earlier), pictures("robin", "wren", "owl"), 0)
     with pytest.raises(ConfigError, match="hold examples of 'owl', which is no base class"):
@@ -338,7 +340,7 @@ def test_hosts_that_read_words_in_other_ways_do_not_train_together(
         return tmp_path / to
 
     server = packed("server", "same.txt", ("crow", "jay", "owl", "rook"), "--tests")
-    setup = Setup.of("0" * 32, ExamSetting(chosen, str(server)))
+    setup = Setup.of("0" * 32, ServerTestRun(chosen, str(server)))
     birds, first = ("robin", "wren"), ("--client", "0")
     setup.check(read_shards(packed("a", "packed.txt.gz", birds, *first)))
     other = (("b", "other.txt", ()), ("c", "same.txt", ("--data.keep", "known")))

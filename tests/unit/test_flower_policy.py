@@ -15,13 +15,13 @@ from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.deploy.flower.codec import LIMITS
-from fedshot.deploy.flower.messages import COMMON, Letter
+from fedshot.deploy.flower.messages import COMMON, WireMessage
 from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import read_shards, write_shards
 from fedshot.deploy.flower.worker import Worker, without_paths
 from fedshot.methods.registry import METHODS
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
 
 METHOD = {"method": {"name": "fedavg_probe", "local_steps": 2, "batch": 4}}
@@ -30,25 +30,25 @@ METHOD = {"method": {"name": "fedavg_probe", "local_steps": 2, "batch": 4}}
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A setting, the holdings of a node with two of its clients, and a letter with work."""
-    setting, folder = Setting(Config.of({**SMALL, **METHOD})), tmp_path_factory.mktemp("data")
+    setting, folder = PreparedRun(Config.of({**SMALL, **METHOD})), tmp_path_factory.mktemp("data")
     write_shards(folder, setting.dataset, setting.deal.train, [0, 1])
     server = setting.method.init(Key(0))
-    letter = Letter({
+    wire_message = WireMessage({
         "setup": Setup.of("0" * 32, setting).to_json(), "life": 1, "base": [-1, ""], "orders": [],
         "work": {"name": "classify", "phase": "train", "version": [1, 0], "as_of": None, "key": [0],
                  "clients": [0, 1]},
     })  # fmt: skip
     down = {"body": server.body, "classifier": server.classifier, "stats": server.stats}
-    letter.put(
+    wire_message.put(
         COMMON, {"theta": {k: down[k] for k in ("body", "classifier")}, "stats": down["stats"]}
     )
-    return read_shards(folder), letter
+    return read_shards(folder), wire_message
 
 
-def answered(asked: Any, folder: Path, policy: Policy | None, **head: Any) -> Letter:
-    holdings, letter = asked
+def answered(asked: Any, folder: Path, policy: Policy | None, **head: Any) -> WireMessage:
+    holdings, wire_message = asked
     worker = Worker("n", holdings, folder, limits=LIMITS, tell=lambda _: None, policy=policy)
-    return worker.answer(Letter(letter.head | head, letter.blocks))
+    return worker.answer(WireMessage(wire_message.head | head, wire_message.blocks))
 
 
 def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path: Path) -> None:
@@ -160,11 +160,13 @@ def test_nobody_works_for_a_server_that_waits_no_more(asked: Any, tmp_path: Path
 
 def test_a_line_of_the_log_is_json_whatever_a_message_says(tmp_path: Path) -> None:
     worker = Worker("n", None, tmp_path, tell=lambda _: None, policy=Policy())  # type: ignore[arg-type]
-    reply = Letter({"refused": '\u2028\U0001f600"\\' * 500}, {f"c{i}": b"xy" for i in range(1000)})
+    reply = WireMessage(
+        {"refused": '\u2028\U0001f600"\\' * 500}, {f"c{i}": b"xy" for i in range(1000)}
+    )
     odd = "\U0001f600" * 1000
     work = {"name": odd, "phase": odd, "version": [1, 0], "clients": list(range(1000))}
     worker.log({"setup": {"run": odd}, "work": work}, reply)
-    worker.log({"setup": 5, "work": [1]}, Letter({}))
+    worker.log({"setup": 5, "work": [1]}, WireMessage({}))
     first, second = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
     assert first["up"] == {"clients": 1000, "bytes": 2000}
     assert first["work"]["clients"].startswith("[0, 1, 2")
@@ -172,11 +174,11 @@ def test_a_line_of_the_log_is_json_whatever_a_message_says(tmp_path: Path) -> No
 
 
 def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_path: Path) -> None:
-    holdings, letter = asked
+    holdings, wire_message = asked
     (tmp_path / "audit.jsonl").mkdir()
     said: list[str] = []
     worker = Worker("n", holdings, tmp_path, limits=LIMITS, tell=said.append, policy=Policy())
-    reply = worker.answer(Letter(letter.head, letter.blocks))
+    reply = worker.answer(WireMessage(wire_message.head, wire_message.blocks))
     assert set(reply.blocks) == {"c0", "c1"}
     (text,) = said
     assert "audit.jsonl lacks a message: " in text

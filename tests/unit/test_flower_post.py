@@ -29,12 +29,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedshot.core.errors import ServerGoneError
 from fedshot.deploy.flower import messaging as posts
 from fedshot.deploy.flower.codec import Limits
-from fedshot.deploy.flower.messages import Letter, Mail, read_letter
-from fedshot.deploy.flower.messaging import Post
+from fedshot.deploy.flower.messages import Incoming, WireMessage, read_message
+from fedshot.deploy.flower.messaging import Messenger
 from fedshot.deploy.flower.wire import name_message
 
 LIMITS = Limits(message=1 << 22, head=1 << 16)
-Answer = Callable[[Message], "Message | None"]
+Prediction = Callable[[Message], "Message | None"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ class Office:
 
     node = Node(node_id=1)
 
-    def __init__(self, nodes: dict[int, Answer]) -> None:
+    def __init__(self, nodes: dict[int, Prediction]) -> None:
         self.nodes = nodes
         self.outlines: dict[str, list[tuple[Any, Any]]] = {}
         self.objects: dict[str, bytes] = {}
@@ -91,17 +91,19 @@ class Office:
         del request
 
 
-def replying(record: Callable[[Letter], RecordDict]) -> Answer:
-    return lambda asked: Message(record(read_letter(asked.content, LIMITS)), reply_to=asked)
+def replying(record: Callable[[WireMessage], RecordDict]) -> Prediction:
+    return lambda asked: Message(record(read_message(asked.content, LIMITS)), reply_to=asked)
 
 
-def honest(letter: Letter) -> RecordDict:
-    return Letter({"id": letter.head["id"], "well": True}).record()
+def honest(wire_message: WireMessage) -> RecordDict:
+    return WireMessage({"id": wire_message.head["id"], "well": True}).record()
 
 
-def asked(office: Office, seconds: float = 30.0, said: list[str] | None = None) -> dict[int, Mail]:
-    post = Post(office, LIMITS, (said if said is not None else []).append)  # type: ignore[arg-type]
-    mails = list(post.ask({node: Letter({}) for node in office.nodes}, seconds))
+def asked(
+    office: Office, seconds: float = 30.0, said: list[str] | None = None
+) -> dict[int, Incoming]:
+    post = Messenger(office, LIMITS, (said if said is not None else []).append)  # type: ignore[arg-type]
+    mails = list(post.ask({node: WireMessage({}) for node in office.nodes}, seconds))
     assert sorted(mail.node for mail in mails) == sorted(office.nodes), "each node once"
     return {mail.node: mail for mail in mails}
 
@@ -109,11 +111,12 @@ def asked(office: Office, seconds: float = 30.0, said: list[str] | None = None) 
 def test_letters_go_there_and_back() -> None:
     found = asked(Office({2: replying(honest), 3: replying(honest)}))
     assert all(
-        mail.letter and mail.letter.head["well"] and not mail.reason for mail in found.values()
+        mail.wire_message and mail.wire_message.head["well"] and not mail.reason
+        for mail in found.values()
     )
 
 
-def broken(data: bytes) -> Answer:
+def broken(data: bytes) -> Prediction:
     """Return a node whose text record is these bytes."""
 
     def answer(message: Message) -> Message:
@@ -122,20 +125,20 @@ def broken(data: bytes) -> Answer:
     return answer
 
 
-def texts(head: Any, **more: Any) -> Answer:
+def texts(head: Any, **more: Any) -> Prediction:
     content = {"fedshot": ConfigRecord({"head": json.dumps(head), **more})}
     return lambda message: Message(RecordDict(dict(content)), reply_to=message)
 
 
-def large(letter: Letter) -> RecordDict:
-    reply = Letter({"id": letter.head["id"]})
+def large(wire_message: WireMessage) -> RecordDict:
+    reply = WireMessage({"id": wire_message.head["id"]})
     reply.put("c0", torch.zeros(3 << 20))
     return reply.record()
 
 
-def pickled(letter: Letter) -> RecordDict:
+def pickled(wire_message: WireMessage) -> RecordDict:
     array = Array(dtype="uint8", shape=(1,), stype="numpy.ndarray", data=b"\x80\x05.")
-    text = ConfigRecord({"head": json.dumps(letter.head)})
+    text = ConfigRecord({"head": json.dumps(wire_message.head)})
     return RecordDict({"fedshot": text, "arrays": ArrayRecord({"rest": array})})
 
 
@@ -164,10 +167,10 @@ def pickled(letter: Letter) -> RecordDict:
     ],
 )
 def test_what_is_no_reply_is_lost_in_words_and_the_others_are_heard(
-    answer: Answer, words: str
+    answer: Prediction, words: str
 ) -> None:
     found = asked(Office({2: answer, 3: replying(honest)}))
-    assert found[2].letter is None
+    assert found[2].wire_message is None
 
     assert re.search(words, found[2].reason), found[2].reason
     assert len(found[2].reason) < 600
@@ -190,7 +193,7 @@ names = st.sampled_from(["id", "forms", "form_of", "sizes", "results", "done", "
 def test_no_head_and_no_block_ends_a_run(head: dict[str, Any], block: bytes | None) -> None:
     more = {} if block is None else {"rest": block}
     found = asked(Office({2: texts(head, **more), 3: replying(honest)}))
-    assert found[2].reason or found[2].letter is not None
+    assert found[2].reason or found[2].wire_message is not None
     assert not found[3].reason
 
 
@@ -216,7 +219,7 @@ def test_no_objects_end_a_run(data: st.DataObject) -> None:
 
     office.put = put  # type: ignore[method-assign]
     found = asked(office)
-    assert found[2].reason or found[2].letter is not None
+    assert found[2].reason or found[2].wire_message is not None
     assert not found[3].reason
 
 
@@ -228,7 +231,7 @@ def test_an_error_in_opening_a_reply_is_no_server_that_is_gone(
     def deep(*_: object) -> None:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr(posts, "read_letter", deep)
+    monkeypatch.setattr(posts, "read_message", deep)
     assert "RecursionError" in asked(Office({2: replying(honest)}))[2].reason
 
     def gone(self: Office, request: Any) -> None:
@@ -280,9 +283,9 @@ def test_what_flower_does_not_take_is_said() -> None:
 
 def test_a_letter_that_is_too_large_is_lost_for_its_node_alone() -> None:
     office = Office({2: replying(honest), 3: replying(honest)})
-    post = Post(office, LIMITS, print)  # type: ignore[arg-type]
-    letters = {2: Letter({"orders": ["x" * (1 << 16)]}), 3: Letter({})}
-    found = {mail.node: mail for mail in post.ask(letters, 30.0)}
+    post = Messenger(office, LIMITS, print)  # type: ignore[arg-type]
+    wire_messages = {2: WireMessage({"orders": ["x" * (1 << 16)]}), 3: WireMessage({})}
+    found = {mail.node: mail for mail in post.ask(wire_messages, 30.0)}
     assert "Let the node hold fewer clients" in found[2].reason
     assert not found[3].reason
 
@@ -292,26 +295,28 @@ def test_of_two_replies_the_first_counts() -> None:
     office = Office({})
 
     def twice(message: Message) -> None:
-        head = read_letter(message.content, LIMITS).head
+        head = read_message(message.content, LIMITS).head
         for which in (1, 2):
-            reply = Letter({"id": head["id"], "which": which}).record()
+            reply = WireMessage({"id": head["id"], "which": which}).record()
             office.put(message, Message(reply, reply_to=message))
 
     office.nodes = {2: twice}  # type: ignore[dict-item]
     mail = asked(office)[2]
-    assert mail.letter is not None
-    assert mail.letter.head["which"] == 1
+    assert mail.wire_message is not None
+    assert mail.wire_message.head["which"] == 1
 
 
 def test_a_late_reply_is_dropped_and_named() -> None:
     held: list[Message] = []
     said: list[str] = []
     office = Office({2: held.append})  # type: ignore[dict-item]
-    post = Post(office, LIMITS, said.append)  # type: ignore[arg-type]
-    assert [mail.reason for mail in post.ask({2: Letter({})}, 0.2)] == ["no reply within 0.2 s"]
+    post = Messenger(office, LIMITS, said.append)  # type: ignore[arg-type]
+    assert [mail.reason for mail in post.ask({2: WireMessage({})}, 0.2)] == [
+        "no reply within 0.2 s"
+    ]
     office.put(held[0], replying(honest)(held[0]) or held[0])
     office.nodes = {2: replying(honest)}
-    mails = list(post.ask({2: Letter({})}, 30.0))
+    mails = list(post.ask({2: WireMessage({})}, 30.0))
     assert [mail.reason for mail in mails] == [""]
     assert said == ["a reply of node 2 came too late and was dropped"]
 

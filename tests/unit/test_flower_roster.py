@@ -22,8 +22,8 @@ from fedshot.deploy.flower import node_registry as rosters
 from fedshot.deploy.flower.admission import Entry, admit, read_entries
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import _BEHIND, FlowerFleet
-from fedshot.deploy.flower.messages import Letter, Mail
-from fedshot.deploy.flower.node_registry import AGAIN, Roster
+from fedshot.deploy.flower.messages import Incoming, WireMessage
+from fedshot.deploy.flower.node_registry import AGAIN, NodeRegistry
 from fedshot.deploy.flower.replies import arrivals
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.guard import Guard
@@ -47,20 +47,22 @@ class Nodes:
     def there(self) -> dict[int, str]:
         return dict(self.names)
 
-    def ask(self, letters: Mapping[int, Letter], seconds: float) -> Iterator[Mail]:
+    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
         del seconds
-        for number in letters:
+        for number in wire_messages:
             self.greeted.append(number)
             head = self.heads[number]
             if isinstance(head, str):
-                yield Mail(number, None, head)
+                yield Incoming(number, None, head)
             else:
-                yield Mail(number, Letter({"clients": head} if isinstance(head, list) else head))
+                yield Incoming(
+                    number, WireMessage({"clients": head} if isinstance(head, list) else head)
+                )
 
 
-def roster(nodes: Nodes) -> tuple[Roster, list[str]]:
+def node_registry(nodes: Nodes) -> tuple[NodeRegistry, list[str]]:
     said: list[str] = []
-    return Roster(nodes, SETUP, 1, said.append), said
+    return NodeRegistry(nodes, SETUP, 1, said.append), said
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_node_that_stays_away_is_asked_again_after_a_while_and_named_once(
     clock: list[float],
 ) -> None:
     nodes = Nodes(a=[0, 1], b=[1, 2])
-    found, said = roster(nodes)
+    found, said = node_registry(nodes)
     for _ in range(5):
         assert [node.name for node in found.there().values()] == ["a"]
     assert nodes.greeted == [1, 2]
@@ -98,7 +100,7 @@ def test_the_first_to_claim_all_clients_gets_those_that_the_operator_wrote_or_no
     wrote = {"liar": Entry(frozenset({3})), "honest": Entry(frozenset({0, 1}), 120),
              "other": Entry(frozenset({2, 5}))}  # fmt: skip
     said: list[str] = []
-    found = Roster(nodes, SETUP, 1, said.append, entries=lambda: wrote)
+    found = NodeRegistry(nodes, SETUP, 1, said.append, entries=lambda: wrote)
     assert {n.name: n.examples for n in found.there().values()} == {"honest": 120, "other": None}
     assert said == [
         "node liar stays away: it says client 0 lives there; by the server's folder it has "
@@ -152,7 +154,7 @@ def test_a_node_that_comes_again_under_another_number_is_greeted_at_once(
     clock: list[float],
 ) -> None:
     nodes = Nodes(a="refused: it runs another version")
-    found, _ = roster(nodes)
+    found, _ = node_registry(nodes)
     found.there()
     nodes.names, nodes.heads = {9: "a"}, {9: [0]}
     assert [node.name for node in found.there().values()] == ["a"]
@@ -162,7 +164,7 @@ def test_a_node_that_comes_again_under_another_number_is_greeted_at_once(
     "claimed", [[-1], [6], [10**4000], [True], ["0"], [0.0], 5, {"0": 1}, None, [[0]]]
 )
 def test_clients_that_the_run_does_not_have_are_nobodys(claimed: Any) -> None:
-    found, said = roster(Nodes(a={"clients": claimed}))
+    found, said = node_registry(Nodes(a={"clients": claimed}))
     assert not found.there()
     assert len(said) == 1
     assert len(said[0]) < 200
@@ -172,7 +174,7 @@ def test_two_nodes_of_one_name_do_not_take_turns(clock: list[float]) -> None:
     """Without keys a node's name is what it says; two hosts may say the same."""
     nodes = Nodes(first={"name": "host", "clients": [0]})
     nodes.names[1] = ""
-    found, said = roster(nodes)
+    found, said = node_registry(nodes)
     found.there()
     nodes.names[2], nodes.heads[2] = "", {"name": "host", "clients": [0]}
     assert [node.number for node in found.there().values()] == [1]
@@ -194,7 +196,7 @@ def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> Non
     try:
         HOMES[1], HOMES[2] = (0, 3, 4), (1,)  # client 4 has moved
         again, said = joining(net, 9), []
-        again.roster._tell = said.append
+        again.node_registry._tell = said.append
         again.open(2, run.kept[2][1])
         assert again.missing(range(6)) == [0, 3, 4]
         assert "node n1 stays away: client 4 has its private states at node n2" in said[0]
@@ -217,20 +219,20 @@ def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_what_a_node_says_of_orders_is_taken_only_when_it_can_be(said: dict[str, Any]) -> None:
-    found, _ = roster(Nodes(a=[0]))
+    found, _ = node_registry(Nodes(a=[0]))
     node = found.there()[1]
     found.order(node, "drop", [1, 0], [0])
-    assert found.note(Mail(1, Letter({"seconds": 1.0, **said}))) == 0.0
+    assert found.note(Incoming(1, WireMessage({"seconds": 1.0, **said}))) == 0.0
     assert len(node.orders) == 1
     assert node.base == (-1, "")
 
 
 @pytest.mark.parametrize("seconds", [1e999, float("nan"), 10**400, -1, "1", None, [1]])
 def test_seconds_that_are_none_are_not_counted(seconds: Any) -> None:
-    found, _ = roster(Nodes(a=[0]))
+    found, _ = node_registry(Nodes(a=[0]))
     found.order(found.there()[1], "void", 1)
     head = {"done": 1, "sealed": [3, "ab"], "seconds": seconds}
-    assert found.note(Mail(1, Letter(head))) == 0.0
+    assert found.note(Incoming(1, WireMessage(head))) == 0.0
     assert found.nodes["a"].base == (3, "ab")
     assert not found.nodes["a"].orders
 
@@ -244,12 +246,12 @@ def test_orders_for_a_node_that_is_away_do_not_pile_up(tmp_path: Path) -> None:
     lost = set(run.lost)
     run.play_unsealed()
     run.fleet.void(run.round)
-    assert [order[1] for order in fleet.roster.nodes["n2"].orders] == ["seal"]
+    assert [order[1] for order in fleet.node_registry.nodes["n2"].orders] == ["seal"]
     net.gone.clear()
     run.round, run.lost = run.round - 1, lost
     run.server = run.kept[-1][0]
     run.play(2)
-    assert not fleet.roster.nodes["n2"].orders
+    assert not fleet.node_registry.nodes["n2"].orders
     assert_as_alone(run, net, tmp_path / "alone")
 
 
@@ -258,9 +260,9 @@ def test_a_node_that_never_answers_gets_no_more_work_and_no_more_orders(tmp_path
     fleet = on(net)
     run = Run(fleet).play(1)
     net.deaf.add(2)
-    node = fleet.roster.nodes["n2"]
+    node = fleet.node_registry.nodes["n2"]
     for _ in range(_BEHIND + 1):
-        fleet.roster.order(node, "drop", [1, 0], [])
+        fleet.node_registry.order(node, "drop", [1, 0], [])
     run.play(2)
     assert [order[1] for order in node.orders[_BEHIND + 1 :]] == ["seal"]
     net.deaf.clear()
@@ -276,20 +278,22 @@ ASKED = Exchange(ClientWork(object(), "work"), {}, (0, 1), {"g": Gather()}, Key(
 def judged(head: Any, blocks: Mapping[str, Any] = {}) -> tuple[list[Arrival], Meter, list[str]]:
     """Return what comes of a reply of a node that was asked for clients 0 and 1."""
     said: list[str] = []
-    letter = Letter({})
+    wire_message = WireMessage({})
     for name, content in blocks.items():
-        letter.put(name, content)
-    letter.head |= head
-    letter = Letter(json.loads(json.dumps(letter.head)), letter.blocks)
+        wire_message.put(name, content)
+    wire_message.head |= head
+    wire_message = WireMessage(json.loads(json.dumps(wire_message.head)), wire_message.blocks)
 
-    class Told(FlowerFleet):
+    class ReferenceLogits(FlowerFleet):
         def __init__(self) -> None:
             pass
 
         def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-            yield from arrivals(exchange, Mail(1, letter), "n", [0, 1], LIMITS, said.append)
+            yield from arrivals(
+                exchange, Incoming(1, wire_message), "n", [0, 1], LIMITS, said.append
+            )
 
-    meter = Meter(Told())
+    meter = Meter(ReferenceLogits())
     return list(Guard(meter).replies(ASKED)), meter, said
 
 
@@ -384,9 +388,9 @@ def test_what_was_not_asked_for_is_one_line_of_the_ledger() -> None:
 
 def of_client(exchange: Exchange, reply: dict[str, Any], weight: float, holds: Any) -> Arrival:
     """Return what comes of a reply for client 0, who holds so many examples."""
-    letter = Letter({"results": {"0": {"weight": weight}}})
-    letter.put("c0", reply)
-    (found,) = arrivals(exchange, Mail(1, letter), "n", [0], LIMITS, print, {0: holds})
+    wire_message = WireMessage({"results": {"0": {"weight": weight}}})
+    wire_message.put("c0", reply)
+    (found,) = arrivals(exchange, Incoming(1, wire_message), "n", [0], LIMITS, print, {0: holds})
     return found
 
 

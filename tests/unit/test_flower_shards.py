@@ -23,10 +23,10 @@ from fedshot.data.partitions.partition import Partition
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.admission import parse_clients
-from fedshot.deploy.flower.server_tests import ExamSetting, write_exams
+from fedshot.deploy.flower.server_tests import ServerTestRun, write_server_tests
 from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Arrangement, Setting
+from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from system.runs import CHOOSING, SMALL, merged
 
 SPEC = EpisodeSpec(way=3, shot=1, query=2)
@@ -123,9 +123,9 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     config = Config.of(merged(SMALL, CHOOSING if not change.get("split") else {}, change))
-    whole = Setting(config)
-    write_exams(tmp_path, whole)
-    part = ExamSetting(config, str(tmp_path))
+    whole = PreparedRun(config)
+    write_server_tests(tmp_path, whole)
+    part = ServerTestRun(config, str(tmp_path))
     assert part.base_classes == whole.base_classes
     assert part.clients == whole.clients
     assert bool(whole.left_out) == ("unable" in change.get("run", {}))
@@ -138,13 +138,13 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
         assert theirs is not None
         assert mine.digest == theirs.digest
         for u in range(len(theirs)):
-            assert tree.digest(mine.questions[u]) == tree.digest(theirs.questions[u])
+            assert tree.digest(mine.eval_episodes[u]) == tree.digest(theirs.eval_episodes[u])
             assert mine.labels(u).equal(theirs.labels(u))
     trained = whole.dataset.pixels[whole.rows.base]
     assert trained.any()
     assert not part.dataset.pixels[whole.rows.base].any()
     with pytest.raises(DataError, match=r"tests\.safetensors does not exist"):
-        ExamSetting(config, str(tmp_path / "nowhere"))
+        ServerTestRun(config, str(tmp_path / "nowhere"))
 
 
 def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
@@ -177,5 +177,5 @@ def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) ->
         "partition": {"name": "pathological", "clients": 3, "way": 3},
     }
     with pytest.raises(DataError, match="tested on images of their own"):
-        write_exams(tmp_path, Arrangement(Config.of(merged(SMALL, own))))
+        write_server_tests(tmp_path, FederatedDataset(Config.of(merged(SMALL, own))))
     assert not list(tmp_path.glob("*.safetensors"))

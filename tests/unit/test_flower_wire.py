@@ -35,7 +35,7 @@ from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.keys import new_key, public_bytes
-from fedshot.deploy.flower.messages import COMMON, Letter, read_letter
+from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
 from fedshot.deploy.flower.superlink import Gate, bounded, is_reply, is_signed
 from fedshot.deploy.flower.wire import bound, fetch, name_message
 
@@ -61,11 +61,11 @@ def fetched(message: Message, objects: Mapping[str, bytes], limits: Limits = LIM
     return fetch(message, get_object_tree(message), objects.__getitem__, limits, 5.0)
 
 
-def journey(content: dict[str, Tree], limits: Limits = LIMITS) -> Letter:
-    letter = Letter({"id": "7"})
+def journey(content: dict[str, Tree], limits: Limits = LIMITS) -> WireMessage:
+    wire_message = WireMessage({"id": "7"})
     for name, part in content.items():
-        letter.put(name, part)
-    return read_letter(fetched(*sent(letter.record(limits))).content, limits)
+        wire_message.put(name, part)
+    return read_message(fetched(*sent(wire_message.record(limits))).content, limits)
 
 
 def test_a_message_of_many_pieces_comes_back_in_the_same_bits() -> None:
@@ -84,9 +84,9 @@ def test_a_message_of_many_pieces_comes_back_in_the_same_bits() -> None:
 
 def test_a_form_that_many_share_is_written_once() -> None:
     part = {f"layer{i}": {"weight": torch.zeros(1), "bias": torch.zeros(1)} for i in range(50)}
-    alone, many = Letter({}), Letter({})
+    alone, many = WireMessage({}), WireMessage({})
     alone.put("c0", part)
-    other = Letter({})
+    other = WireMessage({})
     other.put(COMMON, {"theta": torch.zeros(2)})
     many.add(other)
     for client in range(100):
@@ -97,26 +97,29 @@ def test_a_form_that_many_share_is_written_once() -> None:
 
 
 def test_names_of_other_order_are_another_form() -> None:
-    letter = Letter({})
-    letter.put("c0", {"a": torch.zeros(1), "b": torch.ones(1)})
-    letter.put("c1", {"b": torch.ones(1), "a": torch.zeros(1)})
-    assert [list(letter.get(name, LIMITS)) for name in ("c0", "c1")] == [["a", "b"], ["b", "a"]]
+    wire_message = WireMessage({})
+    wire_message.put("c0", {"a": torch.zeros(1), "b": torch.ones(1)})
+    wire_message.put("c1", {"b": torch.ones(1), "a": torch.zeros(1)})
+    assert [list(wire_message.get(name, LIMITS)) for name in ("c0", "c1")] == [
+        ["a", "b"],
+        ["b", "a"],
+    ]
 
 
 def test_a_letter_that_the_other_side_would_refuse_is_not_sent() -> None:
-    letter = Letter({"orders": ["x" * 100]})
+    wire_message = WireMessage({"orders": ["x" * 100]})
     with pytest.raises(CodecError, match=r"at most 64 are taken. Let the node hold fewer clients"):
-        letter.record(Limits(head=64))
-    letter.put("c0", torch.zeros(1000))
+        wire_message.record(Limits(head=64))
+    wire_message.put("c0", torch.zeros(1000))
     with pytest.raises(CodecError, match=r"at most 2048 are taken. Raise --most-mb"):
-        letter.record(Limits(message=2048))
+        wire_message.record(Limits(message=2048))
 
 
 def forged(numbers: Any, chunks: int = 1) -> tuple[Message, dict[str, bytes]]:
     """Return a message whose array names its pieces by these numbers."""
-    letter = Letter({})
-    letter.put("c0", torch.arange(chunks * 5 * MB // 4 + 1, dtype=torch.float32))
-    message, objects = sent(letter.record())
+    wire_message = WireMessage({})
+    wire_message.put("c0", torch.arange(chunks * 5 * MB // 4 + 1, dtype=torch.float32))
+    message, objects = sent(wire_message.record())
     for old, data in list(objects.items()):
         if data.startswith(b"Array "):
             head, _, body = data.partition(b"\x00")
@@ -152,9 +155,9 @@ def test_a_piece_that_stands_in_an_array_again_and_again_is_weighed_first(
 
 def test_no_more_is_brought_than_is_taken() -> None:
     """Each piece is within its own bound; together they are not."""
-    letter = Letter({})
-    letter.put("c0", torch.arange(10 * MB, dtype=torch.float32))
-    message, objects = sent(letter.record())
+    wire_message = WireMessage({})
+    wire_message.put("c0", torch.arange(10 * MB, dtype=torch.float32))
+    message, objects = sent(wire_message.record())
     brought = []
 
     def pull(ident: str) -> bytes:
@@ -167,7 +170,7 @@ def test_no_more_is_brought_than_is_taken() -> None:
 
 
 def replaced(change: dict[bytes, bytes]) -> tuple[Message, dict[str, bytes]]:
-    message, objects = sent(Letter({"a": 1}).record())
+    message, objects = sent(WireMessage({"a": 1}).record())
     for old, data in objects.items():
         for kind, new in change.items():
             if data.startswith(kind):
@@ -193,11 +196,11 @@ def replaced(change: dict[bytes, bytes]) -> tuple[Message, dict[str, bytes]]:
 def test_objects_that_are_no_message_are_a_codec_error(change: dict[bytes, bytes]) -> None:
     message, objects = replaced(change)
     with pytest.raises(CodecError):
-        read_letter(fetched(message, objects).content, LIMITS)
+        read_message(fetched(message, objects).content, LIMITS)
 
 
 def test_an_object_that_is_part_of_itself_is_no_message() -> None:
-    message, objects = sent(Letter({"a": 1}).record())
+    message, objects = sent(WireMessage({"a": 1}).record())
     ident = message.metadata.message_id
     objects[ident] = f"Message {ident} 0\x00".encode()
     with pytest.raises(CodecError, match="no message"):

@@ -25,7 +25,7 @@ from fedshot.deploy.flower.keys import CA_KEY, make_node_key, make_server_keys
 from fedshot.deploy.flower.server_folder import (
     CERTIFICATE,
     KEY,
-    Home,
+    ServerFolder,
     check_secure,
     free_port,
     is_loopback,
@@ -35,7 +35,7 @@ from fedshot.deploy.flower.server_folder import (
     write_secret,
 )
 from fedshot.deploy.flower.shards import notes_of
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
 
 
@@ -111,7 +111,7 @@ def test_no_run_waits_for_ever(
     wait: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    server = Home(tmp_path / "server")
+    server = ServerFolder(tmp_path / "server")
     server.token()
     server.write_address("127.0.0.1", 1, secure=False, limits=Limits())
     words = ["run", "--folder", "server", "--wait", wait, "--data.name", "digits"]
@@ -156,7 +156,7 @@ def test_secrets_are_written_whole_for_their_owner_and_through_no_link(tmp_path:
 
 
 def test_what_clients_send_is_written_to_no_disk(tmp_path: Path) -> None:
-    words = Home(tmp_path).command("127.0.0.1", 1, secure=False, limits=Limits())
+    words = ServerFolder(tmp_path).command("127.0.0.1", 1, secure=False, limits=Limits())
     assert "--database" not in words
     assert not [word for word in words if str(tmp_path) in word]
 
@@ -168,7 +168,7 @@ def test_what_an_earlier_try_left_is_not_taken_for_dealt(tmp_path: Path) -> None
     from fedshot.deploy.flower.local import prepare
     from fedshot.deploy.flower.shards import clients_in, read_shards
 
-    first, second = (Setting(Config.of({**SMALL, "seed": seed})) for seed in (0, 1))
+    first, second = (PreparedRun(Config.of({**SMALL, "seed": seed})) for seed in (0, 1))
     folder = tmp_path / "flower"
     prepare(folder, first, 2)
     first_key = (folder / "server" / "nodes" / "node-0.pub").read_bytes()
@@ -209,13 +209,15 @@ def test_a_run_that_never_began_leaves_nothing_to_resume(
 
     monkeypatch.setattr(flower_runs, "operator_of", lambda _: Nowhere())
     setting, folder, place = (
-        Setting(Config.of(SMALL)),
+        PreparedRun(Config.of(SMALL)),
         tmp_path / "run",
         flower_runs.Place.new("s", 0, 9),
     )
 
     def opened(place: flower_runs.Place) -> Any:
-        return flower_runs.opened(setting, folder, place, Home(tmp_path), [].append, wait=0.0)
+        return flower_runs.opened(
+            setting, folder, place, ServerFolder(tmp_path), [].append, wait=0.0
+        )
 
     with pytest.raises(AbsentError, match="no node holds client"), opened(place):
         pass
@@ -270,11 +272,11 @@ def test_addresses() -> None:
 
 
 def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
-    home = Home(tmp_path / "server")
+    home = ServerFolder(tmp_path / "server")
     token = home.token()
     assert len(token) == 64
     assert home.token() == token
-    assert Home(tmp_path / "other").token() != token
+    assert ServerFolder(tmp_path / "other").token() != token
     assert (tmp_path / "server" / "token").stat().st_mode & 0o077 == 0
 
 
@@ -300,7 +302,7 @@ def test_a_folder_of_ours_is_closed_and_one_that_was_there_is_left_alone(tmp_pat
 def test_a_damaged_file_of_a_server_is_named(tmp_path: Path, name: str, damage: str) -> None:
     from fedshot.deploy.flower.local import operator_of
 
-    home = Home(tmp_path)
+    home = ServerFolder(tmp_path)
     make_server_keys(tmp_path, ["127.0.0.1"])
     home.token()
     home.write_address("127.0.0.1", 1, secure=True, limits=Limits())
@@ -325,7 +327,7 @@ def test_no_python_file_of_the_working_folder_is_run_by_what_is_started(tmp_path
     """Of a server and of nodes, whose working folder is whatever folder somebody is in."""
     (tmp_path / "httpx.py").write_text("open('ran', 'w').close()")
     make_server_keys(tmp_path, ["127.0.0.1"])
-    server = Home(tmp_path).command("127.0.0.1", 1, secure=True, limits=Limits())
+    server = ServerFolder(tmp_path).command("127.0.0.1", 1, secure=True, limits=Limits())
     for words in (server, local.PROGRAM):
         code = [*words[: words.index("-m")], "-c", "import httpx; print(httpx.__file__)"]
         done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -33,13 +33,13 @@ class Given:
     """A fleet of ready-made arrivals."""
 
     def __init__(self, *arrivals: Arrival) -> None:
-        self.arrivals, self.settled = arrivals, []
+        self.arrivals, self.validated = arrivals, []
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         yield from self.arrivals
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        self.settled.append(accepted)
+        self.validated.append(accepted)
 
     def void(self, round: int) -> None:
         raise AssertionError
@@ -230,7 +230,7 @@ def test_the_round_goes_on_with_the_sound_replies() -> None:
     assert clients.faults == [
         (2, Fault("refused", "the weight is nan, expected a finite number above 0"))
     ]
-    assert fleet.settled == [frozenset({1, 3})]
+    assert fleet.validated == [frozenset({1, 3})]
 
 
 def test_what_passes_the_guard_does_not_break_the_sum() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from fedshot.config.load import Config
 from fedshot.fleets.threads import Threads
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_fork_of_a_process_that_computed_with_several_threads_computes_on() ->
     def compute() -> None:
         torch.set_num_threads(2)
         assert torch.equal(x @ x, torch.full((300, 300), 300.0))
-        Setting(config)
+        PreparedRun(config)
 
     try:
         compute()
@@ -96,7 +96,7 @@ def test_a_fleet_of_threads_goes_on_in_a_fork() -> None:
     fleet = Threads(None, 2)  # type: ignore[arg-type]
 
     def count() -> None:
-        assert fleet.spread(len, ["a", "bc", "def"]) == [1, 2, 3]
+        assert fleet.parallel_map(len, ["a", "bc", "def"]) == [1, 2, 3]
 
     count()
     assert ends_in_a_fork(count)

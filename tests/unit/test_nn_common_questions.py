@@ -26,7 +26,7 @@ from fedshot.nn.losses import kl
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.recurrent import GRU
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.method import watching
+from fedshot.protocol.method import diagnostic
 from oracles.fedfsl import Run, options
 
 KINDS = (FedFSLNaive, FedFSLProx, FedFSLMI, FedFSLMIAdv)
@@ -76,13 +76,16 @@ def test_the_questions_depend_on_the_shape_of_the_data_alone() -> None:
 
 
 def test_they_are_the_same_on_every_machine() -> None:
-    (question,) = common_questions(options()["model"], 1)
-    assert tree.digest(question)[:16] == "7bdfec32aaf811ae"
+    (eval_episode,) = common_questions(options()["model"], 1)
+    assert tree.digest(eval_episode)[:16] == "7bdfec32aaf811ae"
 
 
 def test_an_example_keeps_about_half_of_its_class_pattern() -> None:
-    (question,) = common_questions(options()["model"], 1)
-    support, query = question.support_x, question.query_x.reshape(3, 5, *question.query_x.shape[1:])
+    (eval_episode,) = common_questions(options()["model"], 1)
+    support, query = (
+        eval_episode.support_x,
+        eval_episode.query_x.reshape(3, 5, *eval_episode.query_x.shape[1:]),
+    )
     near = (query == support[:, None]).float().mean()
     far = (query == support.roll(1, 0)[:, None]).float().mean()
     assert 0.2 < float(near) < 0.3  # each keeps half of the bytes
@@ -91,8 +94,8 @@ def test_an_example_keeps_about_half_of_its_class_pattern() -> None:
 
 def test_texts_have_words_and_no_padding() -> None:
     model = Model(GRU(4), LinearHead(2), (7, 5), table=torch.randn(11, 5))
-    (question,) = common_questions(model, 1)
-    x = question.query_x
+    (eval_episode,) = common_questions(model, 1)
+    x = eval_episode.query_x
     assert (x.dtype, tuple(x.shape)) == (torch.int32, (10, 7))
     assert int(x.min()) >= 1
     assert int(x.max()) <= 10
@@ -156,13 +159,13 @@ def test_settings_that_are_none_differ_too(odd: dict[str, Any]) -> None:
 class Telling:
     """Options of which one, and what lies in another, only watch."""
 
-    optimizer: Optimizer = watching(Optimizer())
-    more: int = watching(1)
+    optimizer: Optimizer = diagnostic(Optimizer())
+    more: int = diagnostic(1)
     steps: int = 2
 
 
 def test_what_lies_in_an_option_that_watches_watches_too() -> None:
-    found = {one.place: one.watches for one in options_of(Telling, "method")}
+    found = {one.place: one.is_diagnostic for one in options_of(Telling, "method")}
     assert found.pop("method.steps") is False
     assert len(found) > 2
     assert all(found.values())

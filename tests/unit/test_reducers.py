@@ -196,7 +196,7 @@ def test_a_sum_of_a_narrow_type_is_refused_before_it_wraps(dtype: torch.dtype) -
 
 
 def test_no_client_outweighs_the_others_by_claiming_more() -> None:
-    reducer = Mean(F64, heaviest=10)
+    reducer = Mean(F64, max_weight=10)
     assert reducer.fault(0, tensor([0.0] * 3), 10.0) is None
     text = reducer.fault(0, tensor([0.0] * 3), 2.0**32)
     assert text is not None

@@ -15,7 +15,7 @@ EVERY = [part for place in option_help.PLACES for part in option_help.parts(plac
 
 
 @pytest.mark.parametrize("part", EVERY, ids=lambda part: f"{part.place}-{part.kind}")
-def test_everything_says_what_it_is(part: option_help.Part) -> None:
+def test_everything_says_what_it_is(part: option_help.OptionSection) -> None:
     assert part.summary
     assert [option.place for option, meaning in part.options() if not meaning] == []
 

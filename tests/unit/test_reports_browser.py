@@ -12,9 +12,9 @@ import pytest
 from reporting import run, score
 
 from fedshot.reports.curves import Series
-from fedshot.reports.data_views import Holdings, Look, Map
+from fedshot.reports.data_views import DataViews, Map, PartitionTable
 from fedshot.reports.page import write_page
-from fedshot.reports.significance import Row
+from fedshot.reports.significance import ComparisonRow
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +51,10 @@ def browser() -> Iterator[Any]:
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("out") / "page.html"
     rows = [
-        Row("low", score((0.2, 0.3)), note="n " * 60, bytes_down=9_000_000),
-        Row(EVIL, score((0.4, 0.5)), bytes_down=30_000_000),
-        Row(LONG, score((0.3, 0.4)), bytes_down=200),
-        Row("raw pixels", score((0.6, 0.5)), floor=True),
+        ComparisonRow("low", score((0.2, 0.3)), note="n " * 60, bytes_down=9_000_000),
+        ComparisonRow(EVIL, score((0.4, 0.5)), bytes_down=30_000_000),
+        ComparisonRow(LONG, score((0.3, 0.4)), bytes_down=200),
+        ComparisonRow("raw pixels", score((0.6, 0.5)), floor=True),
     ]
     cost = {"megabytes": [0.0, 6.0], "seconds": [0.5, 2.0]}
     curves = [
@@ -63,11 +63,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     groups = {"low": [run("low")], EVIL: [run(EVIL)], LONG: [run(LONG, result=False)]}
     classes = (EVIL, LONG, "c", EVIL)
-    look = Look(
-        Holdings((0, 1), classes, ((3, 0, 1, 2), (1, 2, 3, 4)), 2),
+    look = DataViews(
+        PartitionTable((0, 1), classes, ((3, 0, 1, 2), (1, 2, 3, 4)), 2),
         Map({EVIL: ((0.0, 1.0),), LONG: ((1.0, 0.0),)}, 2, (0.5, 0.2)),
     )
-    write_page(path, EVIL, rows, groups, curves, {"low": look, EVIL: Look(EVIL, EVIL)}, [EVIL])
+    write_page(path, EVIL, rows, groups, curves, {"low": look, EVIL: DataViews(EVIL, EVIL)}, [EVIL])
     return path
 
 

@@ -18,10 +18,10 @@ from reporting import EVIL, run, score
 
 from fedshot.reports import charts
 from fedshot.reports.curves import Series, reported
-from fedshot.reports.data_views import Holdings, Look, Map
+from fedshot.reports.data_views import DataViews, Map, PartitionTable
 from fedshot.reports.page import write_page
 from fedshot.reports.run_files import Run, grouped
-from fedshot.reports.significance import Row
+from fedshot.reports.significance import ComparisonRow
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 LOADS = ("src", "srcset", "data", "action", "poster", "background", "href")
@@ -61,23 +61,23 @@ class Walk(html.parser.HTMLParser):
             self.text.append(data)
 
 
-LOOK = Look(
-    Holdings((0, 1), (EVIL, "b"), ((3, 0), (1, 2)), 5),
+LOOK = DataViews(
+    PartitionTable((0, 1), (EVIL, "b"), ((3, 0), (1, 2)), 5),
     Map({EVIL: ((0.0, 1.0), (1.0, 0.0)), "b": ((2.0, 2.0),)}, 9, (0.5, 0.25)),
 )
 
 
 def written(path: Path) -> str:
     rows = [
-        Row(EVIL, score((0.3, 0.4)), note=EVIL, bytes_down=10, bytes_up=10),
-        Row("raw pixels", score((0.6, 0.5)), floor=True),
+        ComparisonRow(EVIL, score((0.3, 0.4)), note=EVIL, bytes_down=10, bytes_up=10),
+        ComparisonRow("raw pixels", score((0.6, 0.5)), floor=True),
     ]
     curves = [
         Series(EVIL, [0, 5], [0.2, 0.3], [0.1, 0.1]),
         Series("other", [0, 5], [0.3, 0.4], None, "validation"),
     ]
     groups = {"fine": [run("fine")], EVIL: [run(EVIL, result=False, way=7)]}
-    looks = {"fine": LOOK, EVIL: Look("no data", "no data")}
+    looks = {"fine": LOOK, EVIL: DataViews("no data", "no data")}
     write_page(path, EVIL, rows, groups, curves, looks, [EVIL])
     return path.read_text(encoding="utf-8")
 
@@ -278,6 +278,6 @@ def test_a_method_has_one_colour_in_every_figure():
 
 def test_equal_rows_without_an_interval_can_be_drawn(tmp_path):
     for accuracy in (0.0, 0.5, 1.0):
-        rows = [Row("a", score((accuracy, accuracy), interval=0.0))]
+        rows = [ComparisonRow("a", score((accuracy, accuracy), interval=0.0))]
         write_page(tmp_path / "p", "t", rows)
         assert "nan" not in (tmp_path / "p").read_text(encoding="utf-8").partition("</main>")[0]

@@ -17,7 +17,7 @@ from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.text import megabytes, printable, seconds
 from fedshot.evaluation.episodic_test import Score
 from fedshot.reports.run_files import Run, grouped
-from fedshot.reports.significance import Row, compare, told
+from fedshot.reports.significance import ComparisonRow, compare, told
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
 
@@ -54,7 +54,7 @@ def run(marks: tuple[float, ...], seed: int = 0, tasks: str = "t", **settings: A
 
 
 def test_one_seed_keeps_the_figures_of_its_test():
-    row = Row.of_runs("a", [run((0.2, 0.4, 0.6))])
+    row = ComparisonRow.of_runs("a", [run((0.2, 0.4, 0.6))])
     assert row.accuracy == pytest.approx(0.4)
     assert row.interval == pytest.approx(T2 * 0.2 / math.sqrt(3))
     assert (row.episodes, row.seeds, row.seconds) == (3, 1, 4.5)
@@ -62,7 +62,7 @@ def test_one_seed_keeps_the_figures_of_its_test():
 
 
 def test_several_seeds_are_averaged_episode_by_episode_before_the_interval_is_taken():
-    row = Row.of_runs("a", [run((0.2, 0.4, 0.9), 0), run((0.4, 0.6, 0.5), 2)])
+    row = ComparisonRow.of_runs("a", [run((0.2, 0.4, 0.9), 0), run((0.4, 0.6, 0.5), 2)])
     # Means over seeds are 0.3, 0.5, 0.7: mean 0.5, standard deviation 0.2.
     assert row.accuracy == pytest.approx(0.5)
     assert row.interval == pytest.approx(T2 * 0.2 / math.sqrt(3))
@@ -73,13 +73,13 @@ def test_several_seeds_are_averaged_episode_by_episode_before_the_interval_is_ta
 
 
 def test_the_note_gives_the_standard_deviation_over_seeds():
-    row = Row.of_runs("a", [run((0.4, 0.6), 0), run((0.6, 0.8), 1)])
+    row = ComparisonRow.of_runs("a", [run((0.4, 0.6), 0), run((0.6, 0.8), 1)])
     assert row.note == "std over seeds 14.14 points"  # of 0.5 and 0.7
 
 
 def test_the_order_of_seeds_does_not_matter():
     runs = [run((0.1, 0.5, 0.6), s) for s in range(3)]
-    assert Row.of_runs("a", runs) == Row.of_runs("a", runs[::-1])
+    assert ComparisonRow.of_runs("a", runs) == ComparisonRow.of_runs("a", runs[::-1])
 
 
 def test_seeds_whose_episodes_cannot_be_matched_take_the_mean_interval():
@@ -87,7 +87,7 @@ def test_seeds_whose_episodes_cannot_be_matched_take_the_mean_interval():
     assert lost.result is not None
     lost.result["test"] |= {"unanswered": 1}
     whole = run((0.2, 0.4, 0.6), 0)
-    row = Row.of_runs("a", [whole, lost])
+    row = ComparisonRow.of_runs("a", [whole, lost])
     halves = [whole.test["interval"], lost.test["interval"]]
     assert row.interval == pytest.approx(sum(halves) / 2)
     assert row.per_episode == ()
@@ -105,24 +105,24 @@ def test_seeds_whose_episodes_cannot_be_matched_take_the_mean_interval():
 )
 def test_runs_that_are_not_seeds_of_one_thing_are_refused(runs, message):
     with pytest.raises(ConfigError, match=message):
-        Row.of_runs("a", runs)
+        ComparisonRow.of_runs("a", runs)
 
 
 def test_a_score_and_its_dict_make_the_same_row():
     found = Score(0.5, 0.1, 2, 0, 0, "t", False, {}, None, (0.4, 0.6))
-    one, other = Row("a", found), Row("a", found.to_json())
+    one, other = ComparisonRow("a", found), ComparisonRow("a", found.to_json())
     for name in ("accuracy", "interval", "episodes", "tasks", "per_episode"):
         assert getattr(one, name) == getattr(other, name)
 
 
 def test_rows_on_the_same_episodes_are_compared_episode_by_episode():
-    better = Row("a", score((0.30, 0.61, 0.90)))
-    floor = Row("floor", score((0.20, 0.50, 0.80)), floor=True)
+    better = ComparisonRow("a", score((0.30, 0.61, 0.90)))
+    floor = ComparisonRow("floor", score((0.20, 0.50, 0.80)), floor=True)
     verdict = compare(better, floor)
     assert verdict.paired
     assert verdict.outcome == "above"
     assert verdict.difference == pytest.approx(0.31 / 3)
-    apart = compare(Row("a", score((0.30, 0.61, 0.90), "other")), floor)
+    apart = compare(ComparisonRow("a", score((0.30, 0.61, 0.90), "other")), floor)
     assert not apart.paired
     assert apart.outcome == "unclear"
     # Each interval is t s; the degrees of freedom of two variances of 3 episodes are joined.
@@ -135,7 +135,7 @@ def test_rows_on_the_same_episodes_are_compared_episode_by_episode():
 
 
 def test_rows_whose_test_is_unknown_are_not_compared_episode_by_episode():
-    one, other = (Row(name, score((0.3, 0.6, 0.9), tasks="")) for name in "ab")
+    one, other = (ComparisonRow(name, score((0.3, 0.6, 0.9), tasks="")) for name in "ab")
     assert not compare(one, other).paired
 
 
@@ -144,7 +144,7 @@ def test_runs_by_two_files_of_a_method_are_two_things():
     mine.environment["method_file"] = "mine.py aaaa"
     other.environment["method_file"] = "mine.py bbbb"
     with pytest.raises(ConfigError, match=r"was mine.py aaaa in one and mine.py bbbb in the other"):
-        Row.of_runs("a", [mine, other])
+        ComparisonRow.of_runs("a", [mine, other])
     assert len(grouped([mine, other])) == 2
     other.environment["method_file"] = "mine.py aaaa"
     assert len(grouped([mine, other])) == 1
@@ -161,7 +161,10 @@ def seeds(accuracies: tuple[float, ...], spread: float = 0.1) -> list[Run]:
 
 def test_a_lead_that_other_seeds_would_undo_is_no_lead():
     """Episode by episode a is above b by exactly 2 points; its seeds differ by as much as 20."""
-    a, b = Row.of_runs("a", seeds((0.4, 0.5, 0.6))), Row.of_runs("b", seeds((0.48, 0.49, 0.47)))
+    a, b = (
+        ComparisonRow.of_runs("a", seeds((0.4, 0.5, 0.6))),
+        ComparisonRow.of_runs("b", seeds((0.48, 0.49, 0.47))),
+    )
     verdict = compare(a, b)
     assert (verdict.paired, verdict.seeds, verdict.outcome) == (True, True, "unclear")
     v = 0.1**2 / 3 + 0.01**2 / 3
@@ -170,30 +173,36 @@ def test_a_lead_that_other_seeds_would_undo_is_no_lead():
     assert verdict.interval == pytest.approx((high - low) / 2)  # Welch's; v is of seeds alone
     assert verdict.interval > 1.96 * math.sqrt(v)
     assert "The interval covers episodes and seeds, 3 and 3." in told(a, verdict)
-    close = compare(a, Row.of_runs("c", seeds((0.4, 0.5, 0.6), 0.3)))
+    close = compare(a, ComparisonRow.of_runs("c", seeds((0.4, 0.5, 0.6), 0.3)))
     assert close.outcome == "unclear"
 
 
 def test_a_difference_of_single_seeds_is_one_of_these_training_runs():
-    a, b = Row.of_runs("a", [run((0.5, 0.6, 0.7))]), Row.of_runs("b", [run((0.3, 0.4, 0.52))])
+    a, b = (
+        ComparisonRow.of_runs("a", [run((0.5, 0.6, 0.7))]),
+        ComparisonRow.of_runs("b", [run((0.3, 0.4, 0.52))]),
+    )
     verdict = compare(a, b)
     assert (verdict.outcome, verdict.seeds) == ("above", False)
     assert "for these training runs; another seed may differ" in told(a, verdict)
     assert "points, for these training runs; another seed may differ" in summary([a, b])
-    floor = Row("f", score((0.1, 0.2, 0.32)), floor=True)
+    floor = ComparisonRow("f", score((0.1, 0.2, 0.32)), floor=True)
     assert "beats f, for these training runs; another seed may differ." in summary([a, floor])
-    both = [Row.of_runs(n, seeds(marks)) for n, marks in (("a", (0.6, 0.61)), ("b", (0.3, 0.31)))]
+    both = [
+        ComparisonRow.of_runs(n, seeds(marks))
+        for n, marks in (("a", (0.6, 0.61)), ("b", (0.3, 0.31)))
+    ]
     assert compare(*both).outcome == "above"
     assert "another seed may differ" not in told(both[0], compare(*both)) + summary(both)
 
 
 def test_a_method_that_does_not_beat_the_best_floor_is_told_so():
     rows = [
-        Row("good", score((0.9, 0.92, 0.95)), note="kept"),
-        Row("even", score((0.3, 0.5, 0.9))),
-        Row("bad", score((0.1, 0.2, 0.33))),
-        Row("raw pixels", score((0.4, 0.5, 0.6)), floor=True),
-        Row("chance", score((0.2, 0.2, 0.2)), floor=True),
+        ComparisonRow("good", score((0.9, 0.92, 0.95)), note="kept"),
+        ComparisonRow("even", score((0.3, 0.5, 0.9))),
+        ComparisonRow("bad", score((0.1, 0.2, 0.33))),
+        ComparisonRow("raw pixels", score((0.4, 0.5, 0.6)), floor=True),
+        ComparisonRow("chance", score((0.2, 0.2, 0.2)), floor=True),
     ]
     text = as_text(rows, 160)
     assert "good: kept." in text
@@ -207,12 +216,14 @@ def test_a_method_that_does_not_beat_the_best_floor_is_told_so():
 
 
 def test_rows_of_other_episodes_are_marked():
-    text = as_text([Row("a", score((0.1, 0.3))), Row("b", score((0.1, 0.3), "u"))], 160)
+    text = as_text(
+        [ComparisonRow("a", score((0.1, 0.3))), ComparisonRow("b", score((0.1, 0.3), "u"))], 160
+    )
     assert "other test episodes than a" in text
 
 
 def test_the_table_shows_percent_and_megabytes():
-    head, _, line, *_ = as_text([Row.of_runs("m", [run((0.5, 0.6))])], 80).splitlines()
+    head, _, line, *_ = as_text([ComparisonRow.of_runs("m", [run((0.5, 0.6))])], 80).splitlines()
     assert "MB down" in head
     assert line.split() == ["m", "55.00", "±", "63.53", "2", "1", "3.00", "0.50", "4.50"]
 
@@ -220,7 +231,7 @@ def test_the_table_shows_percent_and_megabytes():
 def test_markup_and_escape_sequences_in_a_label_are_shown_not_obeyed():
     out = io.StringIO()
     Console(file=out, width=140, force_terminal=True).print(
-        comparison([Row("[red]a[/red]\x1b[31m", score((0.5, 0.5)))])
+        comparison([ComparisonRow("[red]a[/red]\x1b[31m", score((0.5, 0.5)))])
     )
     assert "[red]a[/red]\ufffd[31m" in out.getvalue()
 
@@ -243,8 +254,8 @@ def test_a_lone_surrogate_can_be_written():
 
 def test_the_summary_says_plainly_that_the_floor_was_not_beaten():
     rows = [
-        Row("FL-Proto", score((0.1, 0.2, 0.4))),
-        Row("raw pixels", score((0.5, 0.6, 0.7)), floor=True),
+        ComparisonRow("FL-Proto", score((0.1, 0.2, 0.4))),
+        ComparisonRow("raw pixels", score((0.5, 0.6, 0.7)), floor=True),
     ]
     text = summary(rows)
     assert f"FL-Proto ({MINUS}36.67 ± 14.34 points) does not beat raw pixels here." in text
@@ -252,7 +263,7 @@ def test_the_summary_says_plainly_that_the_floor_was_not_beaten():
 
 
 def test_the_summary_does_not_call_a_small_lead_a_lead():
-    rows = [Row("a", score((0.1, 0.5, 0.9))), Row("b", score((0.2, 0.4, 0.8)))]
+    rows = [ComparisonRow("a", score((0.1, 0.5, 0.9))), ComparisonRow("b", score((0.2, 0.4, 0.8)))]
     assert "The lead of a over b" in summary(rows)
     assert "too small to tell from chance" in summary(rows)
     assert summary([]) == "No method has a result yet."
@@ -285,7 +296,7 @@ def test_an_unfinished_run_is_read_but_has_no_row(tmp_path):
     assert found.result is None
     assert found.rounds == 2
     with pytest.raises(CheckpointError, match="stands at round 2 of 2"):
-        Row.of_runs("a", [found])
+        ComparisonRow.of_runs("a", [found])
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

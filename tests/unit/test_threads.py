@@ -95,7 +95,7 @@ def test_work_of_the_server_keeps_its_order() -> None:
         time.sleep(0.002 * (i % 4))
         return i * i
 
-    assert fleet.spread(slow, range(30)) == [i * i for i in range(30)]
+    assert fleet.parallel_map(slow, range(30)) == [i * i for i in range(30)]
 
 
 def test_an_error_in_work_of_the_server_ends_the_rest_of_it(
@@ -121,7 +121,7 @@ def test_an_error_in_work_of_the_server_ends_the_rest_of_it(
     monkeypatch.setattr("fedshot.fleets.threads.wait", wait)
     try:
         with pytest.raises(ValueError, match="item 3 has a bug"):
-            fleet.spread(work, range(100))
+            fleet.parallel_map(work, range(100))
     finally:
         waited_for.set()
     assert sorted(begun) == sorted([*ended, 3]), "something still ran"
@@ -209,7 +209,9 @@ def test_runs_flush_denormals_in_every_worker_and_leave_the_caller_as_it_was() -
         assert denormals_flushed()
         assert torch.get_num_threads() == before + 1
         fleet = Threads(None, 2, 1)  # type: ignore[arg-type]
-        found = fleet.spread(lambda _: (denormals_flushed(), torch.get_num_threads()), range(9))
+        found = fleet.parallel_map(
+            lambda _: (denormals_flushed(), torch.get_num_threads()), range(9)
+        )
         assert found == [(True, 1)] * 9
     assert not denormals_flushed()
     assert torch.get_num_threads() == before

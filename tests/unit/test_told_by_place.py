@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fedshot.config.load import Config
-from fedshot.config.options import told_by_place
+from fedshot.config.options import with_option_path
 from fedshot.core.errors import ConfigError, DataError, FedshotError
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL, merged
 
 TREE: dict[str, Any] = {
@@ -42,7 +42,7 @@ TREE: dict[str, Any] = {
     ],
 )
 def test_the_place_is_that_of_the_option_with_this_name_and_value(text: str, told: str) -> None:
-    with pytest.raises(FedshotError) as error, told_by_place(TREE):
+    with pytest.raises(FedshotError) as error, with_option_path(TREE):
         raise DataError(text)
     assert str(error.value) == told
     assert isinstance(error.value, DataError)
@@ -63,5 +63,5 @@ def test_a_run_that_is_refused_says_where_the_option_stands(
     change: dict[str, Any], told: str
 ) -> None:
     with pytest.raises((ConfigError, DataError)) as error:
-        Setting(Config.of(merged(SMALL, change)))
+        PreparedRun(Config.of(merged(SMALL, change)))
     assert str(error.value).startswith(told)

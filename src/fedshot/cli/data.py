@@ -18,7 +18,7 @@ from fedshot.data.sources import fetch, verification
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.publishers import PUBLISHERS
 from fedshot.data.sources.registry import SOURCES, Source
-from fedshot.runs.prepare import Arrangement
+from fedshot.runs.prepare import FederatedDataset
 
 PROBLEM = 2
 _VECTORS = "Word vectors for the texts of other sources."
@@ -64,10 +64,10 @@ def show(options: argparse.Namespace) -> int:
     words: list[str] = options.settings
     if words and not words[0].startswith("--"):
         options.settings = ["--data.name", *words]
-    arrangement = Arrangement(chosen_config(options), options.data_dir)
-    for line in reports.facts(arrangement):
+    federated = FederatedDataset(chosen_config(options), options.data_dir)
+    for line in reports.facts(federated):
         say(line)
-    written = reports.pictures(arrangement, options.out)
+    written = reports.pictures(federated, options.out)
     say(f"wrote into {options.out.resolve()} (--out names another folder):")
     for path, shows in written.items():
         say(f"  {path.name}: {shows}")

@@ -21,7 +21,7 @@ _NAMED = 3  # clients in the last sentence
 _REASON = 300  # characters
 
 
-class Complaints:
+class FaultReport:
     """Listens to the rounds of a run and says what its owner should know.
 
     A client is named when its reply does not count for the first time, and again when it has not

@@ -18,7 +18,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower import require_flower
 from fedshot.methods.user_methods import for_children
 from fedshot.runs import run_folder
-from fedshot.runs.prepare import Arrangement, Setting
+from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from fedshot.runs.trackers.tracking import check as check_tracker
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
     return _train(options, _setting(chosen, place, options), folder, place)
 
 
-def _setting(chosen: Config, place: Place, options: argparse.Namespace) -> Setting:
+def _setting(chosen: Config, place: Place, options: argparse.Namespace) -> PreparedRun:
     if not place.tests:
-        return Setting(chosen, options.data_dir)
-    from fedshot.deploy.flower.server_tests import ExamSetting
+        return PreparedRun(chosen, options.data_dir)
+    from fedshot.deploy.flower.server_tests import ServerTestRun
 
-    return ExamSetting(chosen, place.tests)
+    return ServerTestRun(chosen, place.tests)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -78,10 +78,10 @@ def resume(options: argparse.Namespace) -> int:
     return _train(options, _setting(held, place, options), folder, place)
 
 
-def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: Place) -> int:
+def _train(options: argparse.Namespace, setting: PreparedRun, folder: Path, place: Place) -> int:
     from fedshot.deploy.flower import local
     from fedshot.deploy.flower.flower_runs import opened
-    from fedshot.deploy.flower.server_folder import Home
+    from fedshot.deploy.flower.server_folder import ServerFolder
 
     if options.tracker:
         check_tracker(options.tracker)
@@ -94,7 +94,7 @@ def _train(options: argparse.Namespace, setting: Setting, folder: Path, place: P
     watch: Callable[[], None] = _nothing
     with ExitStack() as stack:
         if place.server:
-            home = Home(Path(place.server))
+            home = ServerFolder(Path(place.server))
         else:
             own = folder / "flower"
             local.prepare(own, setting, place.nodes, begun=run_folder.begun(folder))
@@ -123,10 +123,10 @@ def deal(options: argparse.Namespace) -> int:
     require_flower()
     from fedshot.deploy.flower.node_registry import ranges
     from fedshot.deploy.flower.server_folder import own_folder
-    from fedshot.deploy.flower.server_tests import write_exams
+    from fedshot.deploy.flower.server_tests import write_server_tests
     from fedshot.deploy.flower.shards import check_apart, write_shards
 
-    arranged = Arrangement(chosen_config(options), options.data_dir)
+    arranged = FederatedDataset(chosen_config(options), options.data_dir)
     _check("nodes", options.nodes, 1, len(arranged.clients))
     own_folder(options.to)
     deals = [[c for c in arranged.clients if c % options.nodes == i] for i in range(options.nodes)]
@@ -142,7 +142,7 @@ def deal(options: argparse.Namespace) -> int:
     if arranged.own_tests:  # which no server without the data could ask
         tell("Clients are tested on images of their own: start the server on the whole dataset.")
         return 0
-    write_exams(options.to / "server", arranged)
+    write_server_tests(options.to / "server", arranged)
     say(f"{options.to / 'server'}: the tests, for a server without the training data")
     return 0
 
@@ -182,7 +182,7 @@ def keys(options: argparse.Namespace) -> int:
         make_node_key,
         make_server_keys,
     )
-    from fedshot.deploy.flower.server_folder import CA, Home
+    from fedshot.deploy.flower.server_folder import CA, ServerFolder
 
     if sum(map(bool, (options.server, options.node, options.admit))) != 1:
         raise ConfigError(
@@ -196,7 +196,7 @@ def keys(options: argparse.Namespace) -> int:
         )
     if options.admit:
         name, public_key = options.admit.stem, load_public_key(options.admit)
-        nodes = Home(options.folder).nodes
+        nodes = ServerFolder(options.folder).nodes
         admit(nodes, name, public_key, options.clients, options.examples)
         say(f"{nodes / name}.pub: node {name} holds clients {options.clients}")
         say(f"SHA-256 of {options.admit}: {fingerprint(options.admit)}")
@@ -222,14 +222,14 @@ def server(options: argparse.Namespace) -> int:
     from fedshot.core.locks import only_one
     from fedshot.deploy.flower.codec import Limits
     from fedshot.deploy.flower.keys import CA_KEY
-    from fedshot.deploy.flower.local import Doorman, start_server
+    from fedshot.deploy.flower.local import Registrar, start_server
     from fedshot.deploy.flower.processes import Children, heed_leash
-    from fedshot.deploy.flower.server_folder import CA, KEY, Home, own_folder, told_open
+    from fedshot.deploy.flower.server_folder import CA, KEY, ServerFolder, own_folder, told_open
 
     heed_leash()
     _check("most-mb", options.most_mb, 1, _MOST_MB)
     _check("port", options.port, 1, 65535)
-    home, limits = Home(options.folder), Limits(message=options.most_mb << 20)
+    home, limits = ServerFolder(options.folder), Limits(message=options.most_mb << 20)
     secure = not options.insecure
     if secure and not (home.folder / CA).exists():
         raise ConfigError(
@@ -245,7 +245,7 @@ def server(options: argparse.Namespace) -> int:
         log = home.folder / "server.log"
         child = start_server(children, home, options.host, options.port, limits, log=log,
                              secure=secure)  # fmt: skip
-        door = Doorman(home, tell)
+        door = Registrar(home, tell)
         there = f"{len(door.known)} nodes known" if secure else "open to all"
         say(f"listening on {options.host}:{options.port}, {there}; log in {log}")
         while not child.ended:
@@ -262,7 +262,7 @@ def node(options: argparse.Namespace) -> int:
     from fedshot.core.locks import only_one
     from fedshot.deploy.flower.admission import parse_clients
     from fedshot.deploy.flower.codec import Limits
-    from fedshot.deploy.flower.connection import Link
+    from fedshot.deploy.flower.connection import Connection
     from fedshot.deploy.flower.keys import Verifier, load_node_key, new_key
     from fedshot.deploy.flower.node import serve
     from fedshot.deploy.flower.policy import Policy
@@ -302,7 +302,7 @@ def node(options: argparse.Namespace) -> int:
         worker = Worker(name, holdings, options.state, limits=limits, workers=options.workers,
                         tell=tell, policy=policy)  # fmt: skip
         tell(f"node {name}: {len(holdings.clients)} clients of {holdings.dataset.name}")
-        link = Link(joined(host, port), key, options.ca, options.state / "node.json", limits)
+        link = Connection(joined(host, port), key, options.ca, options.state / "node.json", limits)
         if link.proxy:
             tell(f"{joined(host, port)} is reached by the proxy {link.proxy} of the environment")
         try:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from fedshot.cli.fault_report import Complaints
+from fedshot.cli.fault_report import FaultReport
 from fedshot.core.console import harmless, say, tell
 from fedshot.core.text import count
 
@@ -33,14 +33,14 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
     if options.quiet:
         yield from experiment.run()
         return
-    complaints = Complaints(experiment.folder)
+    fault_report = FaultReport(experiment.folder)
     if options.json or not console.is_terminal:
         for record in experiment.run():
             if not options.json:
                 tell(_line(record, rounds, looks))
-            _tell_all(complaints.heard(record))
+            _tell_all(fault_report.heard(record))
             yield record
-        _tell_all([complaints.closing()])
+        _tell_all([fault_report.closing()])
         return
     columns = (
         TextColumn("round"),
@@ -53,10 +53,10 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
         task = progress.add_task("", total=rounds, completed=experiment.round, text="")
         for record in experiment.run():
             progress.update(task, completed=record.round, text=_facts(record, looks))
-            for text in complaints.heard(record):
+            for text in fault_report.heard(record):
                 console.print(harmless(text), markup=False, highlight=False)  # above the bar
             yield record
-    _tell_all([complaints.closing()])
+    _tell_all([fault_report.closing()])
 
 
 def _tell_all(texts: Iterable[str | None]) -> None:
@@ -91,7 +91,7 @@ def say_score(
     from fedshot.config.schema import not_honest
     from fedshot.config.settings import at
     from fedshot.evaluation.episodic_test import far_below
-    from fedshot.reports.significance import Row, compare
+    from fedshot.reports.significance import ComparisonRow, compare
 
     dishonest = not_honest(experiment.config.settings)
     if options.json:
@@ -122,7 +122,7 @@ def say_score(
         facts.append(f"far below the others: {'; '.join(shown)}{more}")
     say(f"{', '.join(facts)}, round {experiment.best_round}, tasks {score.tasks[:12]}")
     for name, raw in baselines.items():
-        against = compare(Row(experiment.method.name, score), Row(name, raw))
+        against = compare(ComparisonRow(experiment.method.name, score), ComparisonRow(name, raw))
         said = f"{experiment.method.name} is {against.outcome} it"
         said = "no difference shown" if against.outcome == "unclear" else said
         say(f"{name}: {raw}; {said} ({against})")

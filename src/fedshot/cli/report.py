@@ -22,7 +22,7 @@ def report(options: argparse.Namespace) -> int:
     _once(options.folders)
     groups = reports.grouped([reports.Run.read(folder) for folder in options.folders])
     rows = [
-        reports.Row.of_runs(label, runs)
+        reports.ComparisonRow.of_runs(label, runs)
         for label, runs in groups.items()
         if all(run.result for run in runs)
     ]
@@ -31,7 +31,7 @@ def report(options: argparse.Namespace) -> int:
     if not options.without_data:
         for label, runs in groups.items():
             tell(f"{printable(label)}: looking at its data and model")
-            looks[label] = reports.look(runs[0].folder, options.data_dir)
+            looks[label] = reports.data_views(runs[0].folder, options.data_dir)
     path = options.to or (
         options.folders[0] / "report.html" if len(options.folders) == 1 else Path("report.html")
     )
@@ -103,17 +103,20 @@ def compare(options: argparse.Namespace) -> int:
 
 def _rows(
     folders: Sequence[Path],
-) -> tuple[list[tuple[reports.Row, str]], list[reports.Row]]:
+) -> tuple[list[tuple[reports.ComparisonRow, str]], list[reports.ComparisonRow]]:
     """Return the row of each run, or of seeds of one thing, and the name of its data."""
     runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
     if len(groups) == 1:  # seeds of one thing, which their reader wants apart
         groups = reports.apart(runs)
-    rows = [(reports.Row.of_runs(label, seeds), seeds[0].data) for label, seeds in groups.items()]
+    rows = [
+        (reports.ComparisonRow.of_runs(label, seeds), seeds[0].data)
+        for label, seeds in groups.items()
+    ]
     return _named(rows), reports.baselines(groups)
 
 
-def _cells(files: Sequence[Path]) -> list[tuple[reports.Row, str]]:
+def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
     """Return the rows of finished cells, with their tables where there are several, and data."""
     held = [results.read(path) for path in files]
     tables = [f"{one.recipe} {one.variant}" for one in held]
@@ -128,8 +131,8 @@ def _cells(files: Sequence[Path]) -> list[tuple[reports.Row, str]]:
 
 
 def _named(
-    found: Sequence[tuple[reports.Row, tuple[str, str]]],
-) -> list[tuple[reports.Row, str]]:
+    found: Sequence[tuple[reports.ComparisonRow, tuple[str, str]]],
+) -> list[tuple[reports.ComparisonRow, str]]:
     """Return the data of each row by name, and by the hash where one name has several.
 
     A row of the same test episodes as the first is on the same data, whatever it is called, and so

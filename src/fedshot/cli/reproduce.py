@@ -22,8 +22,8 @@ from fedshot.recipes.jobs import Event
 from fedshot.recipes.overview import overview, overview_json, overview_text
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, split
-from fedshot.recipes.runner import Bench, Request
-from fedshot.runs.prepare import Arrangement
+from fedshot.recipes.runner import RecipeRunner, Request
+from fedshot.runs.prepare import FederatedDataset
 
 BROKE_OFF = 1
 
@@ -38,7 +38,7 @@ def reproduce(options: argparse.Namespace) -> int:
     options.budget = options.budget or _budget(recipe, options)
     if recipe.kind == "picture":
         return _picture(recipe, options)
-    bench = Bench(_request(recipe, options))
+    bench = RecipeRunner(_request(recipe, options))
     bench.check()
     variant = bench.request.variant
     if not options.plan:
@@ -84,7 +84,7 @@ def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
     )
 
 
-def _shown(bench: Bench, options: argparse.Namespace) -> Iterator[Event]:
+def _shown(bench: RecipeRunner, options: argparse.Namespace) -> Iterator[Event]:
     """Yield the events, with a live table on a terminal and lines in a pipe."""
     from rich.console import Console
     from rich.live import Live
@@ -196,9 +196,9 @@ def _results(options: argparse.Namespace) -> int:
 
 def _picture(recipe: Recipe, options: argparse.Namespace) -> int:
     """Draw what a recipe without cells shows."""
-    arrangement = Arrangement(Config.of(recipe.settings), options.data_dir)
+    federated = FederatedDataset(Config.of(recipe.settings), options.data_dir)
     folder: Path = options.results / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
-    for path in reports.pictures(arrangement, folder):
+    for path in reports.pictures(federated, folder):
         say(f"wrote {path}")
     return 0

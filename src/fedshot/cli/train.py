@@ -12,7 +12,7 @@ from typing import Any
 from fedshot.cli.printing import say_score, shown
 from fedshot.config import load, option_help
 from fedshot.config.load import Config
-from fedshot.config.options import Option, settled
+from fedshot.config.options import Option, validated
 from fedshot.config.registry import KINDS, SECTIONS
 from fedshot.config.settings import parse
 from fedshot.core.console import say, tell
@@ -20,7 +20,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.text import long_names
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.trackers.tracking import Tracker, check
 
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
                 "choose another --name."
             )
     options.run_folder = folder
-    experiment = Experiment(Setting(chosen, options.data_dir), folder)
+    experiment = Experiment(PreparedRun(chosen, options.data_dir), folder)
     if options.resume and not options.quiet:
         rounds = f"goes on after round {experiment.round}" if experiment.begun else "is a new run"
         tell(f"{folder} {rounds}")
@@ -69,7 +69,7 @@ def resume(options: argparse.Namespace) -> int:
         check(options.tracker)
     options.run_folder = options.folder
     held = run_folder.configuration(options.folder)
-    return finish(Experiment(Setting(held, options.data_dir), options.folder), options)
+    return finish(Experiment(PreparedRun(held, options.data_dir), options.folder), options)
 
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
@@ -104,12 +104,12 @@ def evaluate(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
     asked = Config.of(load.override(held.settings, words)[0]).test
-    experiment = Experiment(Setting(held, options.data_dir), options.folder)
+    experiment = Experiment(PreparedRun(held, options.data_dir), options.folder)
     if experiment.round < held.run.rounds:
         tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
     if options.rounds is not None:
         experiment.method = _for_rounds(experiment.method, options.rounds)
-    test = experiment.setting.exam(asked)
+    test = experiment.setting.episodic_test(asked)
     say_score(experiment.answer(test), options, experiment, experiment.raw_baselines(test))
     return 0
 
@@ -122,7 +122,7 @@ def _for_rounds(method: Any, text: str) -> Any:
             f"--rounds is {text}, and {method.name} learns in no rounds at test. Leave it out."
         )
     value = parse(text, lambda _: False, origin="the value of --rounds")
-    return replace(method, test_rounds=settled(Option("--rounds", int), value))
+    return replace(method, test_rounds=validated(Option("--rounds", int), value))
 
 
 def methods(options: argparse.Namespace) -> int:

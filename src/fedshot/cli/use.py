@@ -15,12 +15,12 @@ from fedshot.core import storage
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.text import count, other_kinds
-from fedshot.reports.answers import Card, Sheet, write_answers
+from fedshot.reports.answers import AnswersPage, Card, write_answers
 from fedshot.use.calibration import Calibration, store
 from fedshot.use.card import card_facts
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.exporting import export
-from fedshot.use.folders import WRITERS, Reply, Skipped, Support, learn, replies
+from fedshot.use.folders import WRITERS, FileAnswer, Skipped, Support, learn, replies
 from fedshot.use.measuring import measure
 from fedshot.use.trained import TrainedRun
 
@@ -227,9 +227,9 @@ def _sheet(
     run: TrainedRun,
     classifier: FewShotClassifier,
     support: Support,
-    found: Sequence[Reply],
+    found: Sequence[FileAnswer],
     skipped: Sequence[Skipped],
-) -> Sheet:
+) -> AnswersPage:
     by_class: dict[str, list[Path | str]] = {}
     for path, label, text in zip(support.paths, support.labels, support.texts, strict=True):
         by_class.setdefault(label, []).append(text or _shown(path, run.facts.is_text))
@@ -249,7 +249,7 @@ def _sheet(
     roots = [place.parent if place.is_file() else place for place in places]
     unread = [(_below(str(s.path), roots), _below(s.reason, roots)) for s in skipped]
     title = f"{options.query.resolve().name}, answered by {facts['run']}"
-    return Sheet(title, facts, by_class, cards, unread)
+    return AnswersPage(title, facts, by_class, cards, unread)
 
 
 def _noun(place: Path) -> str:

@@ -23,7 +23,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fedshot.config import settings as trees
-from fedshot.config.options import Option, settled, told_by_place
+from fedshot.config.options import Option, validated, with_option_path
 from fedshot.config.registry import (
     KINDS,
     NO_HEAD,
@@ -42,11 +42,11 @@ from fedshot.core import storage
 from fedshot.core.errors import ConfigError, as_path, nearest
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import Dealer
+from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.registry import SOURCES, Source
-from fedshot.evaluation.episodic_test import ExamOptions
+from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.model import Model
@@ -85,12 +85,12 @@ class Config:
     seed: int
     data: Source
     split: SplitOptions
-    partition: Dealer
+    partition: Partitioner
     episode: EpisodeSpec
     model: ModelOptions
     method: MethodMaker
     run: RunOptions
-    test: ExamOptions
+    test: TestOptions
     _made_of: Settings | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -226,7 +226,7 @@ def _another(place: str, was: str, now: str, key: str, value: Any) -> bool:
     if old is None or new is None or old.hint == new.hint:
         return False
     try:
-        settled(new, value)
+        validated(new, value)
     except ConfigError:
         return True
     return False
@@ -279,13 +279,13 @@ def _fields(part: Any, skip: Collection[str] = ()) -> Settings:
 def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Check a tree of settings; return the fields of the configuration that it is."""
     tree = deepcopy(dict(settings))
-    name = settled(Option("name", str), tree.pop("name", "run"))
+    name = validated(Option("name", str), tree.pop("name", "run"))
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"name is {name[:120]!r}; expected up to 100 letters, digits, '.', '_' and '-', "
             "because it names a folder."
         )
-    seed = settled(Option("seed", int), tree.pop("seed", 0))
+    seed = validated(Option("seed", int), tree.pop("seed", 0))
     for section in SECTIONS:
         if tree.get(section, {}) is None:  # `run:` with nothing below it
             del tree[section]
@@ -300,7 +300,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         found = parser.parse_object(tree)
         if found.model.norm_policy == "method":
             found.model.norm_policy = _norm_policy(names["method"], vars(found.method))
-        with told_by_place(_plain_values(found)):
+        with with_option_path(_plain_values(found)):
             made = parser.instantiate(found)
     except ArgumentError as error:
         raise ConfigError(" ".join(str(error).split())) from None
@@ -333,7 +333,7 @@ class _Maker:
     name: str
     chosen: Mapping[str, Any]
     episode: EpisodeSpec
-    partition: Dealer
+    partition: Partitioner
 
     def __call__(self, model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
         cls = METHODS[self.name]
@@ -342,7 +342,7 @@ class _Maker:
         asks = {field.name for field in fields(cls)} & told.keys()
         known: dict[str, Any] = {name: told[name] for name in asks}
         settings = {"method": {key: _plain_values(value) for key, value in self.chosen.items()}}
-        with told_by_place(settings):
+        with with_option_path(settings):
             made: Method[Any] = cls(model=model, episode=self.episode, **known, **self.chosen)
         return made
 

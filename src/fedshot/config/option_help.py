@@ -22,7 +22,7 @@ _WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Part:
+class OptionSection:
     """A section, or one of the kinds that may stand at a place.
 
     Args:
@@ -52,16 +52,16 @@ class _NoHead:
     """No head, for methods that answer from the features."""
 
 
-def parts(place: str) -> list[Part]:
+def parts(place: str) -> list[OptionSection]:
     """Return what can stand at a place: a section, or kinds by name.
 
     Raises ConfigError for a place where nothing is.
     """
     if place in SECTIONS:
-        return [Part(place, "", SECTIONS[place])]
+        return [OptionSection(place, "", SECTIONS[place])]
     if place in KINDS:
-        found = [Part(place, name, cls) for name, cls in KINDS[place][0].items()]
-        return [*found, Part(place, NO_HEAD, _NoHead)] if place == "model.head" else found
+        found = [OptionSection(place, name, cls) for name, cls in KINDS[place][0].items()]
+        return [*found, OptionSection(place, NO_HEAD, _NoHead)] if place == "model.head" else found
     above = next((one for one in PLACES if place.startswith(f"{one}.")), None)
     if above is not None:
         raise ConfigError(

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedshot.config.settings import flat
 from fedshot.core.errors import ConfigError, FedshotError, nearest
-from fedshot.protocol.method import WATCHES
+from fedshot.protocol.method import DIAGNOSTIC
 
 _BITS = 1 << 63
 _VALUE = re.compile(r"([a-z]\w*(?:\.\w+)*) is ('[^']*'|[\[(].*?[\])]|[^ ]*?)(?=[,;]| of | and |$)")
@@ -29,7 +29,9 @@ class Option:
     required: bool = False
     default: Any = None  # as a plain value
     most: int = _BITS - 1  # the largest whole number it takes
-    watches: bool = False  # it tells more of a training, and changes nothing of what it comes to
+    is_diagnostic: bool = (
+        False  # it tells more of a training, and changes nothing of what it comes to
+    )
 
 
 def options_of(
@@ -38,7 +40,7 @@ def options_of(
     skip: Collection[str] = (),
     made: Any = None,
     *,
-    watches: bool = False,
+    is_diagnostic: bool = False,
 ) -> Iterator[Option]:
     """Yield the options of a dataclass, those of dataclasses in it included.
 
@@ -50,14 +52,14 @@ def options_of(
         hint, below = hints[one.name], f"{place}.{one.name}"
         if one.name in skip or not one.init:
             continue
-        seen = watches or WATCHES in one.metadata
+        seen = is_diagnostic or DIAGNOSTIC in one.metadata
         required = one.default is MISSING and one.default_factory is MISSING
         default = _default(one) if made is None else getattr(made, one.name)
         if isinstance(hint, type) and is_dataclass(hint):
-            yield from options_of(hint, below, made=default, watches=seen)
+            yield from options_of(hint, below, made=default, is_diagnostic=seen)
         else:
             plain = list(default) if isinstance(default, tuple) else default
-            yield Option(below, hint, required, plain, watches=seen)
+            yield Option(below, hint, required, plain, is_diagnostic=seen)
 
 
 def _default(one: Field[Any]) -> Any:
@@ -78,7 +80,7 @@ def takes_text(hint: Any) -> bool:
     return hint is str
 
 
-def settled(option: Option, value: Any) -> Any:
+def validated(option: Option, value: Any) -> Any:
     """Return the value as its option takes it: numbers as text and one text as a list of one.
 
     Raises:
@@ -103,7 +105,7 @@ def settled(option: Option, value: Any) -> Any:
 
 
 @contextmanager
-def told_by_place(settings: Mapping[str, Any]) -> Iterator[None]:
+def with_option_path(settings: Mapping[str, Any]) -> Iterator[None]:
     """Let what is refused of an option begin with the option's place.
 
     A dataclass knows that its `clients` is 0, and not that it is the `partition` of these settings.

@@ -9,14 +9,14 @@ from functools import cache, lru_cache
 from typing import Any
 
 from fedshot.config import settings as trees
-from fedshot.config.options import Option, nearest_options, options_of, settled, takes_text
+from fedshot.config.options import Option, nearest_options, options_of, takes_text, validated
 from fedshot.config.schema import ModelOptions, RunOptions, SplitOptions
 from fedshot.config.settings import Settings
 from fedshot.core.errors import ConfigError
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.registry import PARTITIONS
 from fedshot.data.sources.registry import SOURCES
-from fedshot.evaluation.episodic_test import ExamOptions
+from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models.backbones import BACKBONES
@@ -34,7 +34,7 @@ SECTIONS: dict[str, type[Any]] = {
     "episode": EpisodeSpec,
     "model": ModelOptions,
     "run": RunOptions,
-    "test": ExamOptions,
+    "test": TestOptions,
 }
 # What a method is given besides its options: the base classes of the data, the number of clients,
 # whether their images are dealt anew in each round.
@@ -86,11 +86,11 @@ def settle(tree: Settings, names: Mapping[str, str]) -> None:
             continue
         if place in options:
             *above, last = place.split(".")
-            trees.at(tree, ".".join(above))[last] = settled(options[place], value)
+            trees.at(tree, ".".join(above))[last] = validated(options[place], value)
             continue
         for i in range(1, place.count(".") + 1):
             if (above_it := place.rsplit(".", i)[0]) in options:
-                settled(options[above_it], trees.at(tree, above_it))
+                validated(options[above_it], trees.at(tree, above_it))
         if place in groups:
             below = sorted(one for one in options if one.startswith(f"{place}."))
             raise ConfigError(
@@ -144,9 +144,9 @@ def defaults(settings: Settings) -> dict[str, Any]:
     return {one.place: one.default for one in _options_in(settings) if not one.required}
 
 
-def watches(settings: Settings) -> set[str]:
+def is_diagnostic(settings: Settings) -> set[str]:
     """Return the places of options that tell more of a training and change nothing of it."""
-    return {one.place for one in _options_in(settings) if one.watches}
+    return {one.place for one in _options_in(settings) if one.is_diagnostic}
 
 
 def difference(old: Settings, new: Settings, *, except_for: Collection[str] = ()) -> str | None:
@@ -157,7 +157,7 @@ def difference(old: Settings, new: Settings, *, except_for: Collection[str] = ()
         new: settings now; they say of which kinds the options are.
         except_for: keys that may differ.
     """
-    return every_difference(old, new, except_for={*except_for, *watches(new)})
+    return every_difference(old, new, except_for={*except_for, *is_diagnostic(new)})
 
 
 def every_difference(

@@ -1,5 +1,5 @@
 """What fedshot promises of every method, as checks that run on any of them."""
 
-from fedshot.conformance.checks import CHECKS, Outcome, Runs, check
+from fedshot.conformance.checks import CHECKS, CheckOutcome, Runs, check
 
-__all__ = ["CHECKS", "Outcome", "Runs", "check"]
+__all__ = ["CHECKS", "CheckOutcome", "Runs", "check"]

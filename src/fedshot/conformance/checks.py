@@ -30,7 +30,7 @@ from fedshot.conformance.federation import (
     require_close,
     strike,
 )
-from fedshot.conformance.small import CLIENTS, exam
+from fedshot.conformance.small import CLIENTS, episodic_test
 from fedshot.core import storage, tree
 from fedshot.core.tree import Tree
 from fedshot.fleets.client_checks import generators
@@ -93,7 +93,7 @@ class Runs:
 Function: TypeAlias = Callable[[Runs], None]
 
 
-class Outcome(NamedTuple):
+class CheckOutcome(NamedTuple):
     """What a check came to: `reason` says why it failed, and is empty where it passed."""
 
     name: str
@@ -102,7 +102,7 @@ class Outcome(NamedTuple):
 
 def check(
     method: Method[Any], folder: Callable[[], Path], explain: Callable[[BaseException], str]
-) -> Iterator[Outcome]:
+) -> Iterator[CheckOutcome]:
     """Run all checks on a method and yield what each came to.
 
     Where two rounds and a test do not run through, that is the only outcome.
@@ -119,7 +119,7 @@ def check(
             function(runs)
         except Exception as error:  # whatever the method's author has written
             reason = str(error) if isinstance(error, CheckFailedError) else explain(error)
-        yield Outcome(name, " ".join(reason.split()))
+        yield CheckOutcome(name, " ".join(reason.split()))
         if reason and function is runs_through:
             return
 
@@ -349,13 +349,13 @@ def questions_are_answered_and_nothing_is_learnt(runs: Runs) -> None:
     run = runs.undisturbed
     privates, server = run.privates(), tree.digest(run.server)
     answers = run.answer()
-    found = sorted({a.question for a in answers})
+    found = sorted({a.eval_episode for a in answers})
     require(found == list(range(5)), f"of questions 0 to 4 these are answered: {found}")
     for a in answers:
         shape = tuple(a.logits.shape)
         require(shape == (9, 3), f"the logits of 9 queries and 3 classes are of shape {shape}")
         require(bool(a.logits.isfinite().all()), "some logits are not finite")
-    again = {f"{a.question} by {a.client}": a.logits for a in answers}
+    again = {f"{a.eval_episode} by {a.client}": a.logits for a in answers}
     assert_same(run.logits(), Everything(again, run.where))
     require(run.privates() == privates, "a test changes private states")
     require(tree.digest(run.server) == server, "a test changes the server's state")
@@ -365,8 +365,8 @@ def queries_are_answered_one_by_one(runs: Runs) -> None:
     """Unless the method is marked transductive."""
     if runs.method.transductive:
         return
-    fewer = exam()
-    fewer.questions = [q._replace(query_x=q.query_x[:4]) for q in fewer.questions]  # type: ignore[assignment]
+    fewer = episodic_test()
+    fewer.eval_episodes = [q._replace(query_x=q.query_x[:4]) for q in fewer.eval_episodes]  # type: ignore[assignment]
     whole = runs.undisturbed.logits()
     # Not to the bit: a convolution over fewer images may be computed by another kernel.
     for name, logits in runs.undisturbed.logits(asked=fewer).items():

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.conformance.small import CLIENTS, Home, exam
+from fedshot.conformance.small import CLIENTS, FederationHost, episodic_test
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.client_checks import checked_round
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.meter import Meter
@@ -22,7 +22,7 @@ from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Outcome, Reply
-from fedshot.protocol.method import Answer, Method
+from fedshot.protocol.method import Method, Prediction
 
 LATE = (10**6, 0)  # after every version
 
@@ -39,7 +39,7 @@ class FleetCase:
     """
 
     name: str
-    build: Callable[[Home], Fleet]
+    build: Callable[[FederationHost], Fleet]
     exact: bool = True
     rtol: float = 0.0
     atol: float = 0.0
@@ -79,7 +79,7 @@ class Visit(NamedTuple):
 class Watched(Wrapper):
     """A fleet whose visits are recorded."""
 
-    def __init__(self, fleet: Fleet, home: Home) -> None:
+    def __init__(self, fleet: Fleet, home: FederationHost) -> None:
         super().__init__(fleet)
         self.host = home.host
         self.visits: list[Visit] = []
@@ -157,7 +157,7 @@ class Federation:
         around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
     ) -> None:
         self.method, self.key, self.where = method, Key(seed), where
-        self.home = Home(method, folder, self.key)
+        self.home = FederationHost(method, folder, self.key)
         self.watched = Watched(where.build(self.home), self.home)
         self.meter = Meter(around(self.watched))
         self.fleet = Guard(self.meter)
@@ -197,20 +197,20 @@ class Federation:
             self.outcomes += clients.outcomes
             self.faults += clients.faults
 
-    def answer(self, n: int = 5, asked: Exam | None = None) -> list[Answer]:
+    def answer(self, n: int = 5, asked: EpisodicTest | None = None) -> list[Prediction]:
         """Sit a test of n questions, or another one."""
         clients = Chosen(
             self.fleet, range(CLIENTS), round=self.round, phase="evaluate", choose=None
         )
         key = self.key.at("round", self.round, "exam")
-        questions = (asked or exam(n)).questions
-        answers = self.method.evaluate(self.server, clients, questions, key)
+        eval_episodes = (asked or episodic_test(n)).eval_episodes
+        answers = self.method.evaluate(self.server, clients, eval_episodes, key)
         self.outcomes += clients.outcomes
         return answers
 
-    def logits(self, n: int = 5, asked: Exam | None = None) -> Everything:
+    def logits(self, n: int = 5, asked: EpisodicTest | None = None) -> Everything:
         """Return what `answer` gives, by name."""
-        found = {f"{a.question} by {a.client}": a.logits for a in self.answer(n, asked)}
+        found = {f"{a.eval_episode} by {a.client}": a.logits for a in self.answer(n, asked)}
         return Everything(found, self.where)
 
     def private(self, client: int) -> Tree:

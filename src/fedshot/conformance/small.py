@@ -14,7 +14,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.protocol.method import Method
@@ -44,14 +44,14 @@ PARTITION = Partition.of(
 )
 
 
-def exam(n: int = 5) -> Exam:
+def episodic_test(n: int = 5) -> EpisodicTest:
     """Return n test questions."""
     spec = EpisodeSpec(way=3, shot=1, query=3)
-    return Exam(DATASET, Tasks.draw(DATASET, range(CLASSES), spec, n, Key(0).at("exam")))
+    return EpisodicTest(DATASET, Tasks.draw(DATASET, range(CLASSES), spec, n, Key(0).at("exam")))
 
 
 @dataclass(frozen=True)
-class Home:
+class FederationHost:
     """What a fleet is built from: a method, and a folder for the clients' private states."""
 
     method: Method[Any]

@@ -50,7 +50,8 @@ class Tokens:
         if table.dtype != np.float32 or table.ndim != 2 or len(table) < FIRST_WORD:
             raise DataError(
                 f"word vectors are {table.dtype}{list(table.shape)}; expected float32[V, d], row 0 "
-                "for padding and row 1 for unknown words. Use fedshot.data.sources.glove.load_vectors."
+                "for padding and row 1 for unknown words. Use "
+                "fedshot.data.sources.glove.load_vectors."
             )
         if table.shape[1] < 1 or table[PADDING].any() or not np.isfinite(table).all():
             raise DataError(
@@ -65,7 +66,8 @@ class Tokens:
         if self.words and len(self.words) != len(table) - FIRST_WORD:
             raise DataError(
                 f"there are {len(self.words)} words for {len(table) - FIRST_WORD} vectors; "
-                "expected one for each row after the first two. Use fedshot.data.sources.glove.embed."
+                "expected one for each row after the first two. Use "
+                "fedshot.data.sources.glove.embed."
             )
         lengths = np.diff(o)
         if lengths.min() < 0 or not lengths.max() <= self.cut or self.cut < 1:

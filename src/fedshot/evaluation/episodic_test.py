@@ -1,7 +1,7 @@
 """Tests that every method sits alike: fixed episodes, one score, an interval.
 
 The episodes are drawn once from (dataset, classes, shape, seed) and named by a hash. A method gets
-`Question`s, never the labels of the queries; the examiner compares.
+`EvalEpisode`s, never the labels of the queries; the examiner compares.
 
 Where clients are tested on images of their own classes, question k belongs to one client: its
 support is what the client trains on, its queries are what the partition set aside.
@@ -31,21 +31,21 @@ from fedshot.core.text import percent
 from fedshot.core.tree import form
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import Tasks, check_counts, examples
-from fedshot.data.episodes.group_sampler import GatheredTasks, Gathering
+from fedshot.data.episodes.group_sampler import GatheredTasks, GroupSampler
 from fedshot.data.episodes.own_class_tasks import own_tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.learners.feature_cache import Sheet
-from fedshot.learners.learner import Held, Question
+from fedshot.learners.feature_cache import EpisodeIndex
+from fedshot.learners.learner import EvalEpisode, Held
 from fedshot.nn.prototypes import class_means
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 
 _SOME = 4  # clients of which one can be far from the others
 _FEW = 30  # classes whose confusions are told
 
 
 @dataclass(frozen=True)
-class ExamOptions:
+class TestOptions:
     """What the tests look like.
 
     Args:
@@ -73,7 +73,7 @@ class ExamOptions:
     episodes: int = 1000
     validation_episodes: int = 200
     seed: int = 0
-    group: Gathering = Gathering()
+    group: GroupSampler = GroupSampler()
     pool: Literal["shared", "clients"] = "shared"
     first_client_only: bool = False
 
@@ -106,7 +106,7 @@ class ExamOptions:
         return EpisodeSpec(self.way, self.shot, self.query)
 
 
-class Questions(Sequence[Question]):
+class EvalEpisodes(Sequence[EvalEpisode]):
     """The questions of an exam, made when asked for; the labels of the queries are not here."""
 
     def __init__(
@@ -119,18 +119,18 @@ class Questions(Sequence[Question]):
         self._dataset, self._tasks, self._device = dataset, tasks, torch.device(device)
         self.owners = owners
 
-    def on(self, device: str) -> Questions:
+    def on(self, device: str) -> EvalEpisodes:
         """Return the same questions on a device."""
-        return Questions(self._dataset, self._tasks, device, self.owners)
+        return EvalEpisodes(self._dataset, self._tasks, device, self.owners)
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     @overload
-    def __getitem__(self, u: int) -> Question: ...
+    def __getitem__(self, u: int) -> EvalEpisode: ...
     @overload
-    def __getitem__(self, u: slice) -> list[Question]: ...
-    def __getitem__(self, u: int | slice) -> Question | list[Question]:
+    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
+    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
         if isinstance(u, slice):
             return [self[i] for i in range(*u.indices(len(self)))]
         if not 0 <= u < len(self):
@@ -138,7 +138,7 @@ class Questions(Sequence[Question]):
         episode = self._tasks.episode(self._dataset, u)
         parts = (episode.support_x, episode.support_y, episode.query_x, episode.classes)
         x, y, query, classes = (part.to(self._device) for part in parts)
-        return Question(x, y, query, classes, self._held(u))
+        return EvalEpisode(x, y, query, classes, self._held(u))
 
     def _held(self, u: int) -> Held | tuple[()]:
         """Return who holds what of question u, or () where it is in one hand."""
@@ -169,7 +169,7 @@ class Questions(Sequence[Question]):
         """Return the examples at the places first .. last - 1."""
         return examples(self._dataset, self._places[0][first:last]).to(self._device)
 
-    def sheet(self, u: int) -> Sheet:
+    def sheet(self, u: int) -> EpisodeIndex:
         """Return where the examples of question u are, without reading them."""
         tasks, places = self._tasks, self._places[1]
         rows, classes = tasks.support[u], tasks.classes[u]
@@ -178,10 +178,10 @@ class Questions(Sequence[Question]):
             torch.from_numpy(part).to(self._device)
             for part in (places[rows], y, places[tasks.query[u]])
         )
-        return Sheet(support, labels, query, len(classes))
+        return EpisodeIndex(support, labels, query, len(classes))
 
 
-class Exam:
+class EpisodicTest:
     """Fixed episodes: the questions for a method, the labels for the examiner.
 
     Args:
@@ -194,7 +194,7 @@ class Exam:
         self, dataset: Dataset, tasks: Tasks, owners: tuple[int, ...] | None = None
     ) -> None:
         self._dataset, self._tasks, self.owners = dataset, tasks, owners
-        self.questions = Questions(dataset, tasks, owners=owners)
+        self.eval_episodes = EvalEpisodes(dataset, tasks, owners=owners)
         self.digest = tasks.digest(dataset)
         if owners is not None:
             self.digest = hashlib.sha256(f"{self.digest} of {owners}".encode()).hexdigest()
@@ -208,8 +208,8 @@ class Exam:
         episodes: int,
         key: Key,
         rows: Ints | None = None,
-        group: Gathering = Gathering(),
-    ) -> Exam:
+        group: GroupSampler = GroupSampler(),
+    ) -> EpisodicTest:
         """Draw an exam from classes, or from some rows of theirs, dealt to a group of clients.
 
         Raises DataError when they cannot fill an episode.
@@ -228,7 +228,7 @@ class Exam:
         held: Partition,
         clients: Sequence[int],
         key: Key,
-    ) -> Exam:
+    ) -> EpisodicTest:
         """Return the exam of clients on images of their own classes, a question for each."""
         return cls(dataset, own_tasks(dataset, train, held, clients, key), tuple(clients))
 
@@ -345,7 +345,7 @@ ScoreJson: TypeAlias = Annotated[ScoreFields, AfterValidator(checked_episodes)]
 
 
 @dataclass(frozen=True)
-class Look:
+class ValidationResult:
     """What a look at the validation classes says about a round, so that one can be chosen.
 
     Args:
@@ -357,12 +357,12 @@ class Look:
     missing: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, score: Score) -> Look:
+    def of(cls, score: Score) -> ValidationResult:
         """Return what a score says."""
         return cls(score.per_episode, score.missing)
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> Look:
+    def from_json(cls, held: Mapping[str, Any]) -> ValidationResult:
         """Return what the JSON of a score says."""
         return cls(tuple(held["per_episode"]), tuple(held.get("missing", ())))
 
@@ -371,7 +371,7 @@ class Look:
         """Mean over the answered episodes."""
         return statistics.fmean(self.marks)
 
-    def beats(self, best: Look | None) -> bool:
+    def beats(self, best: ValidationResult | None) -> bool:
         """Whether this round is ahead of the best so far, over the episodes that both answered.
 
         Accuracies over different episodes say nothing about which round is better: where a client
@@ -409,7 +409,9 @@ def quantile(freedom: float) -> float:
     return float(stdtrit(freedom, 0.975))
 
 
-def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) -> Score:
+def score(
+    answers: Sequence[Prediction], episodic_test: EpisodicTest, *, transductive: bool = False
+) -> Score:
     """Mark the answers.
 
     An episode that several clients answered counts once, with their mean.
@@ -423,7 +425,7 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
     diverged, called = 0, []
     for u, client, logits in answers:
         if u not in truth:
-            truth[u] = exam.labels(u)
+            truth[u] = episodic_test.labels(u)
         if logits.ndim != 2 or len(logits) != len(truth[u]):
             raise ValueError(f"question {u} has {len(truth[u])} queries, not logits {form(logits)}")
         # argmax of NaN is class 0: what is no number is wrong, not a guess.
@@ -431,9 +433,9 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
         diverged += not bool(sound.all())
         chosen = logits.argmax(-1)
         right = float(((chosen == truth[u]) & sound).double().mean())
-        called.append(exam.classes(u)[torch.stack([truth[u], chosen])[:, sound]])
+        called.append(episodic_test.classes(u)[torch.stack([truth[u], chosen])[:, sound]])
         by_episode[u].append(right)
-        whose = client if exam.owners is None else exam.owners[u]
+        whose = client if episodic_test.owners is None else episodic_test.owners[u]
         if whose is not None:
             by_client[whose].append(right)
     marks = [statistics.fmean(by_episode[u]) for u in sorted(by_episode)]
@@ -444,16 +446,16 @@ def score(answers: Sequence[Answer], exam: Exam, *, transductive: bool = False) 
         accuracy=statistics.fmean(marks),
         interval=half_width(marks),
         episodes=len(marks),
-        unanswered=len(exam) - len(marks),
+        unanswered=len(episodic_test) - len(marks),
         diverged=diverged,
-        tasks=exam.digest,
+        tasks=episodic_test.digest,
         transductive=transductive,
         clients=clients,
         worst_tenth=worst_tenth(list(clients.values())) if clients else None,
         per_episode=tuple(marks),
-        confusion=_confusion(called, exam.class_names),
+        confusion=_confusion(called, episodic_test.class_names),
         spread=statistics.stdev(clients.values()) if len(clients) > 1 else None,
-        missing=tuple(u for u in range(len(exam)) if u not in by_episode),
+        missing=tuple(u for u in range(len(episodic_test)) if u not in by_episode),
     )
 
 
@@ -488,10 +490,10 @@ def far_below(accuracies: Mapping[int, float]) -> dict[int, float]:
     return {client: a for client, a in sorted(accuracies.items()) if a < least}
 
 
-def pixel_logits(question: Question) -> Tensor:
+def pixel_logits(eval_episode: EvalEpisode) -> Tensor:
     """Answer by the nearest class mean of the raw pixels: the floor under every encoder."""
-    support = question.support_x.flatten(1).double() / 255
-    query = question.query_x.flatten(1).double() / 255
-    means = class_means(support, question.support_y, len(question.classes))
+    support = eval_episode.support_x.flatten(1).double() / 255
+    query = eval_episode.query_x.flatten(1).double() / 255
+    means = class_means(support, eval_episode.support_y, len(eval_episode.classes))
     # Not by `prototype_logits`, which lays out a number for every query, class and pixel.
     return -torch.cdist(query, means, compute_mode="donot_use_mm_for_euclid_dist").square()

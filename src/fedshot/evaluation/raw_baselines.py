@@ -14,32 +14,32 @@ from torch import Tensor
 
 from fedshot.data.dataset import Dataset
 from fedshot.data.tokens import FIRST_WORD, Tokens
-from fedshot.evaluation.episodic_test import Exam, Score, pixel_logits, score
-from fedshot.learners.learner import Question
+from fedshot.evaluation.episodic_test import EpisodicTest, Score, pixel_logits, score
+from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.probe import logistic
 from fedshot.nn.prototypes import nearest_prototypes
-from fedshot.protocol.method import answer_at_server
+from fedshot.protocol.method import predict_at_server
 
 PIXELS, WORDS, TF_IDF = "raw pixels", "mean word vectors", "TF-IDF, logistic regression"
 
 
-def raw_baselines(dataset: Dataset, exam: Exam) -> dict[str, Score]:
+def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Score]:
     """Return the score of each baseline on a test, by name.
 
     Images have "raw pixels", texts "mean word vectors" and "TF-IDF, logistic regression". Where a
     group of clients holds an episode, the baselines see the supports of all of them together.
     """
-    answers: Mapping[str, Callable[[Question], Tensor]] = {PIXELS: pixel_logits}
+    answers: Mapping[str, Callable[[EvalEpisode], Tensor]] = {PIXELS: pixel_logits}
     if isinstance(dataset.x, Tokens):
         table = torch.from_numpy(dataset.x.table)
         answers = {WORDS: lambda q: word_vector_logits(q, table), TF_IDF: tf_idf_logits}
     return {
-        name: score(answer_at_server(logits, exam.questions), exam)
+        name: score(predict_at_server(logits, episodic_test.eval_episodes), episodic_test)
         for name, logits in answers.items()
     }
 
 
-def word_vector_logits(question: Question, table: Tensor) -> Tensor:
+def word_vector_logits(eval_episode: EvalEpisode, table: Tensor) -> Tensor:
     """Return logits [queries, way]: minus the squared distance to the class mean of the texts.
 
     A text is the mean of its words' vectors, `table` [V, d]; one without words is the zero vector.
@@ -49,11 +49,11 @@ def word_vector_logits(question: Question, table: Tensor) -> Tensor:
         words = (ids > 0).sum(1, keepdim=True).clamp(min=1)
         return table[ids.long()].double().sum(1) / words  # the vector of the padding is zero
 
-    support, query = mean(question.support_x), mean(question.query_x)
-    return nearest_prototypes(support, question.support_y, query, len(question.classes))
+    support, query = mean(eval_episode.support_x), mean(eval_episode.query_x)
+    return nearest_prototypes(support, eval_episode.support_y, query, len(eval_episode.classes))
 
 
-def tf_idf_logits(question: Question) -> Tensor:
+def tf_idf_logits(eval_episode: EvalEpisode) -> Tensor:
     """Return logits [queries, way] of scikit-learn's TF-IDF and logistic regression.
 
     Vocabulary, document frequencies and weights come from the support set alone; words without a
@@ -61,10 +61,10 @@ def tf_idf_logits(question: Question) -> Tensor:
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    support, query = question.support_x.numpy(), question.query_x.numpy()
+    support, query = eval_episode.support_x.numpy(), eval_episode.query_x.numpy()
     words = np.unique(support[support >= FIRST_WORD])
     if not len(words):
-        return torch.zeros(len(query), len(question.classes), dtype=torch.float64)
+        return torch.zeros(len(query), len(eval_episode.classes), dtype=torch.float64)
 
     def counts(ids: np.ndarray) -> np.ndarray:
         places = np.searchsorted(words, ids).clip(max=len(words) - 1)
@@ -77,4 +77,4 @@ def tf_idf_logits(question: Question) -> Tensor:
     of_support, of_query = (
         torch.from_numpy(weigh.transform(counts(ids)).toarray()) for ids in (support, query)
     )
-    return logistic(of_support, question.support_y, of_query, len(question.classes), 1.0)
+    return logistic(of_support, eval_episode.support_y, of_query, len(eval_episode.classes), 1.0)

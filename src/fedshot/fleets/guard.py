@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
-from fedshot.protocol.reducers import HEAVIEST, is_plain
+from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
 _WORDS = 500  # characters of a reason, which may repeat what a client sent
 _METRIC = 2.0**128  # above any float32; with the bound on weights, no mean of them overflows
@@ -44,8 +44,8 @@ def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
         return f"the weight is {reply.weight!r}, expected one number"
     if not 0 < weight < 2.0**1000:  # also without NaN, and without whole numbers beyond float
         return f"the weight is {weight}, expected a finite number above 0"
-    if weight > HEAVIEST:
-        return f"the weight is {weight:.3g}, expected at most {HEAVIEST:.3g}, a count"
+    if weight > MAX_WEIGHT:
+        return f"the weight is {weight:.3g}, expected at most {MAX_WEIGHT:.3g}, a count"
     named = isinstance(reply.up, Mapping)
     sent = sorted(reply.up, key=str) if named else type(reply.up).__name__
     if sent != sorted(exchange.reduce):

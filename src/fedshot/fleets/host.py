@@ -24,7 +24,7 @@ from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import NOT_FINITE
 
 
-class Visit(NamedTuple):
+class ClientCall(NamedTuple):
     """What the work of one client starts from: the message, its own state, what it has drawn."""
 
     client: int
@@ -82,16 +82,16 @@ class Host:
         visit = self.prepare(exchange, client)
         return self.finish(exchange, visit, self.checks.run(exchange.work, *visit[1:]))
 
-    def prepare(self, exchange: Exchange, client: int) -> Visit:
+    def prepare(self, exchange: Exchange, client: int) -> ClientCall:
         """Return what the work of one client starts from."""
         private = self.private(client, exchange.version)
         drawn = self.checks.draw(exchange.work, self.data(client), exchange.client_key(client))
         parts = (exchange.message(client), private, drawn)
         if self.device.type != "cpu":
             parts = tuple(tree.to(part, self.device) for part in parts)
-        return Visit(client, *parts)
+        return ClientCall(client, *parts)
 
-    def finish(self, exchange: Exchange, visit: Visit, reply: Reply) -> Arrival:
+    def finish(self, exchange: Exchange, visit: ClientCall, reply: Reply) -> Arrival:
         """Keep what stays with the client; return what goes up."""
         shutdown.check()  # the folder may be another process's by now
         client, private = visit.client, visit.private

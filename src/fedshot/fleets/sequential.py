@@ -39,7 +39,7 @@ class Sequential:
         for client in exchange.to:
             yield self.host.serve(exchange, client)
 
-    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item, in their order."""
         return [fn(item) for item in items]
 

@@ -69,10 +69,10 @@ class Threads(Sequential):
         finally:  # nobody works for a caller that has gone
             _stop(running)
 
-    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item, in their order, computed by all workers."""
         if self.workers == 1 or len(items) == 1:
-            return super().spread(fn, items)
+            return super().parallel_map(fn, items)
         tasks = [self._workers().submit(fn, item) for item in items]
         try:
             wait(tasks, return_when=FIRST_EXCEPTION)

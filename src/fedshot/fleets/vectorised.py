@@ -18,7 +18,7 @@ import torch
 
 from fedshot.core import tree
 from fedshot.core.tree import Tree
-from fedshot.fleets.host import Host, Visit
+from fedshot.fleets.host import ClientCall, Host
 from fedshot.fleets.threads import Threads
 from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply
 
@@ -54,13 +54,13 @@ class Vectorised(Threads):
 
     def _serve(self, exchange: Exchange, clients: Sequence[int]) -> list[Arrival]:
         """Run the work of clients, those of one shape at once."""
-        alike: dict[tuple[Any, ...], list[Visit]] = defaultdict(list)
+        alike: dict[tuple[Any, ...], list[ClientCall]] = defaultdict(list)
         for client in clients:
             visit = self.host.prepare(exchange, client)
             alike[_shapes(visit)].append(visit)
         return [arrival for visits in alike.values() for arrival in self._run(exchange, visits)]
 
-    def _run(self, exchange: Exchange, visits: Sequence[Visit]) -> Iterator[Arrival]:
+    def _run(self, exchange: Exchange, visits: Sequence[ClientCall]) -> Iterator[Arrival]:
         apart = isinstance(exchange.down, PerClient)  # one message for all is not stacked
         stacked = {"private": _stack([v.private for v in visits]),
                    "drawn": _stack([v.drawn for v in visits])}  # fmt: skip
@@ -86,21 +86,21 @@ class Vectorised(Threads):
             yield self.host.finish(exchange, visit, reply)
 
 
-class _Whole(NamedTuple):
+class _WholeStack(NamedTuple):
     """A part that is the same for all clients of a stack."""
 
     part: Any
 
 
-def _repeat(one: Any, visits: Sequence[Visit]) -> tuple[Any, ...]:
+def _repeat(one: Any, visits: Sequence[ClientCall]) -> tuple[Any, ...]:
     """Answer for clients that have nothing of their own: once for all of them."""
     del visits
-    return tuple(_Whole(part) for part in one({"private": {}, "drawn": {}, "down": {}}))
+    return tuple(_WholeStack(part) for part in one({"private": {}, "drawn": {}, "down": {}}))
 
 
 def _apart(part: Any, n: int) -> list[Any]:
     """Return each client's share of what a stack came to."""
-    if isinstance(part, _Whole):
+    if isinstance(part, _WholeStack):
         return [part.part] * n
     leaves = zip(*(leaf.unbind() for leaf in tree.leaves(part)), strict=True)
     return [tree.unflatten(part, own) for own in leaves] if tree.leaves(part) else [part] * n
@@ -110,7 +110,7 @@ def _stack(trees: Sequence[Tree]) -> Tree:
     return tree.map(lambda *leaves: torch.stack(leaves), *trees)
 
 
-def _shapes(visit: Visit) -> tuple[Any, ...]:
+def _shapes(visit: ClientCall) -> tuple[Any, ...]:
     return tuple(_form(part) for part in (visit.down, visit.private, visit.drawn))
 
 

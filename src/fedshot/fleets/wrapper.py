@@ -22,9 +22,9 @@ class Wrapper:
         """What the server keeps of each client."""
         return self.fleet.bank
 
-    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item, in their order."""
-        return self.fleet.spread(fn, items)
+        return self.fleet.parallel_map(fn, items)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep the private states of the accepted clients."""

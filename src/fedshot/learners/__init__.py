@@ -1,18 +1,18 @@
 """How one model learns from episodes or batches on one machine."""
 
 from fedshot.learners.classification import Classifier
-from fedshot.learners.learner import InnerLoop, Learner, Lesson, Maml, Proto, Question
-from fedshot.learners.local_training import Lessons, draw_lessons, local_sgd
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Learner, Maml, Proto
+from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 
 __all__ = [
     "Classifier",
+    "EpisodeLoss",
+    "EvalEpisode",
     "InnerLoop",
     "Learner",
-    "Lesson",
-    "Lessons",
+    "LocalEpisodes",
     "Maml",
     "Proto",
-    "Question",
-    "draw_lessons",
     "local_sgd",
+    "sample_episodes",
 ]

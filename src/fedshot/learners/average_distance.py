@@ -17,9 +17,15 @@ from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batch
-from fedshot.learners.learner import Lesson, Question, check_body, question_features, test_modes
+from fedshot.learners.learner import (
+    EpisodeLoss,
+    EvalEpisode,
+    check_body,
+    episode_features,
+    test_modes,
+)
 from fedshot.nn.losses import accuracy
-from fedshot.nn.masking import shut
+from fedshot.nn.masking import mask_logits
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.prototypes import members
@@ -68,7 +74,7 @@ def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
 
 
 def _negative_means(sums: Tensor, counts: Tensor) -> Tensor:
-    return shut(-sums / counts.clamp_min(1.0), counts > 0)
+    return mask_logits(-sums / counts.clamp_min(1.0), counts > 0)
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,11 @@ class AverageDistance:
         params, stats = self.model.init(key)
         return {"body": params["body"]}, stats
 
-    def lesson(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+    def episode_loss(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
         """Return the mean of -log p(y | x) over the batch, each example against the batch."""
         h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
         loss, right = self._loss(h, batch.y)
-        return Lesson(loss, stats, right)
+        return EpisodeLoss(loss, stats, right)
 
     def loss(self, params: Tree, stats: Tree, batch: Batch) -> Tensor:
         """Return the loss as at test: no dropout, batch norm by the model's policy, no gradient."""
@@ -115,11 +121,11 @@ class AverageDistance:
             h, _ = self.model.features(params, stats, batch.x, test_modes(self.model)[0])
             return self._loss(h, batch.y)[0]
 
-    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+    def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Return minus the mean distances of the queries to the support of each class."""
         with torch.no_grad():
-            support, query = question_features(self.model, params, stats, question)
-            y, way = question.support_y, len(question.classes)
+            support, query = episode_features(self.model, params, stats, eval_episode)
+            y, way = eval_episode.support_y, len(eval_episode.classes)
             return average_distance_logits(query, support, y, way)
 
     def _loss(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData
-from fedshot.learners.learner import Lesson, Question, check_body, question_features
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode, check_body, episode_features
 from fedshot.nn.heads import CosineHead, Head, LinearHead, MLPClassifier
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
@@ -154,37 +154,37 @@ class Classifier:
         row = self.head.init(key.at("classifier"), model.out_features, model.torch_dtype)
         return {"body": params["body"], "classifier": row}, stats
 
-    def lesson(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+    def episode_loss(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
         """Return the cross-entropy of a batch over all classes."""
         h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
         logits = self.head.logits(params["classifier"], h)
         found = accuracy(logits.detach(), batch.y)
-        return Lesson(cross_entropy(logits, batch.y), stats, found)
+        return EpisodeLoss(cross_entropy(logits, batch.y), stats, found)
 
-    def answer_among(
-        self, params: Tree, stats: Tree, question: Question, classes: Sequence[int]
+    def logits_among(
+        self, params: Tree, stats: Tree, eval_episode: EvalEpisode, classes: Sequence[int]
     ) -> Tensor:
         """Return the classifier's logits for the classes of a question, by the dataset's numbers.
 
         `classes` are the base classes; others have no logit. The support says nothing but, under
         the batch-norm policy "support", its statistics.
         """
-        _, query = self.encode(params, stats, question)
+        _, query = self.encode(params, stats, eval_episode)
         with torch.no_grad():
             logits = self.head.logits(params["classifier"], query)
         known = torch.tensor(sorted(classes), device=logits.device)
-        column = torch.searchsorted(known, question.classes).clamp(max=len(known) - 1)
-        there = known[column] == question.classes
+        column = torch.searchsorted(known, eval_episode.classes).clamp(max=len(known) - 1)
+        there = known[column] == eval_episode.classes
         return torch.where(there, logits[:, column], -torch.inf)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
         """Return features under running statistics: they do not depend on the rest of the batch."""
         return self.model.features(params, stats, x, Mode(norm="given"))[0]
 
-    def encode(self, params: Tree, stats: Tree, question: Question) -> tuple[Tensor, Tensor]:
+    def encode(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> tuple[Tensor, Tensor]:
         """Return the features (support, queries) of a question, without a graph."""
         with torch.no_grad():
-            return question_features(self.model, params, stats, question)
+            return episode_features(self.model, params, stats, eval_episode)
 
 
 def check_batches(local_steps: int, batch: int) -> None:

@@ -12,14 +12,14 @@ from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 
 BLOCK = 100  # examples in one forward pass; fixed, since rounding may depend on it
 
-Spread = Callable[[Callable[[int], Tensor], Sequence[int]], list[Tensor]]
+ParallelMap = Callable[[Callable[[int], Tensor], Sequence[int]], list[Tensor]]
 
 
-class Sheet(NamedTuple):
+class EpisodeIndex(NamedTuple):
     """A question as places in the gallery."""
 
     support: Tensor  # int64 [way * shot]
@@ -29,7 +29,7 @@ class Sheet(NamedTuple):
 
 
 @runtime_checkable
-class Gallery(Protocol):
+class FeatureCache(Protocol):
     """Questions that know which of their examples are the same."""
 
     def __len__(self) -> int:
@@ -45,24 +45,26 @@ class Gallery(Protocol):
         """Return the examples at the places first .. last - 1, as a model takes them."""
         ...
 
-    def sheet(self, u: int) -> Sheet:
+    def sheet(self, u: int) -> EpisodeIndex:
         """Return where the examples of question u are."""
         ...
 
 
-def features_of(gallery: Gallery, embed: Callable[[Tensor], Tensor], spread: Spread) -> Tensor:
+def features_of(
+    cache: FeatureCache, embed: Callable[[Tensor], Tensor], parallel_map: ParallelMap
+) -> Tensor:
     """Return the features [distinct, d] of every example, embedded once, block by block."""
 
     def block(i: int) -> Tensor:
         with torch.no_grad():
-            return embed(gallery.examples(i, min(i + BLOCK, gallery.distinct)))
+            return embed(cache.examples(i, min(i + BLOCK, cache.distinct)))
 
-    return torch.cat(spread(block, range(0, gallery.distinct, BLOCK)))
+    return torch.cat(parallel_map(block, range(0, cache.distinct, BLOCK)))
 
 
-def pays(questions: Sequence[Question]) -> TypeGuard[Gallery]:
+def worth_caching(eval_episodes: Sequence[EvalEpisode]) -> TypeGuard[FeatureCache]:
     """Whether embedding every example once is less than embedding each question's."""
-    if not isinstance(questions, Gallery) or not len(questions):
+    if not isinstance(eval_episodes, FeatureCache) or not len(eval_episodes):
         return False
-    sheet = questions.sheet(0)
-    return questions.distinct < len(questions) * (len(sheet.support) + len(sheet.query))
+    sheet = eval_episodes.sheet(0)
+    return eval_episodes.distinct < len(eval_episodes) * (len(sheet.support) + len(sheet.query))

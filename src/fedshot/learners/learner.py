@@ -38,7 +38,7 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.prototypes import nearest_prototypes
 
 
-class Lesson(NamedTuple):
+class EpisodeLoss(NamedTuple):
     """What an episode taught: the loss (nats, mean over queries), and what came with it."""
 
     loss: Tensor
@@ -61,7 +61,7 @@ class Held(NamedTuple):
     spare_y: Tensor  # int64 [spare supports]
 
 
-class Question(NamedTuple):
+class EvalEpisode(NamedTuple):
     """An episode without the answers: the labels of the queries stay with the examiner."""
 
     support_x: Tensor  # uint8 [way * shot, height, width, channels]
@@ -83,11 +83,13 @@ class Learner(Protocol):
         """Draw (parameters, running statistics)."""
         ...
 
-    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+    def episode_loss(
+        self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> EpisodeLoss:
         """Return the loss of an episode in training; `seed` makes its dropout masks."""
         ...
 
-    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+    def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Return logits [queries, way] at test."""
         ...
 
@@ -114,23 +116,25 @@ class Proto:
         params, stats = self.model.init(key)
         return {"body": params["body"]}, stats
 
-    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+    def episode_loss(
+        self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> EpisodeLoss:
         """Return the cross-entropy of the queries under their distances to the prototypes."""
         n, way = len(episode.support_y), len(episode.classes)
         both = torch.cat([episode.support_x, episode.query_x])
         h, stats = self.model.features(params, stats, both, Mode(True, "batch", seed=seed))
         y = torch.cat([episode.support_y, episode.query_y])
         loss, right = prototype_loss(h, y, n, way)
-        return Lesson(loss, stats, right)
+        return EpisodeLoss(loss, stats, right)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
         """Return features under running statistics: they do not depend on the rest of the batch."""
         return self.model.features(params, stats, x, Mode(norm="given"))[0]
 
-    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+    def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Return minus the squared distances of the queries to the prototypes."""
-        support, query = question_features(self.model, params, stats, question)
-        return nearest_prototypes(support, question.support_y, query, len(question.classes))
+        support, query = episode_features(self.model, params, stats, eval_episode)
+        return nearest_prototypes(support, eval_episode.support_y, query, len(eval_episode.classes))
 
 
 @dataclass(frozen=True)
@@ -191,14 +195,16 @@ class Maml:
         """Draw backbone and head."""
         return self.model.init(key)
 
-    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+    def episode_loss(
+        self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> EpisodeLoss:
         """Return the cross-entropy of the queries after adapting to the support.
 
         The pass of the queries moves the running statistics.
         """
         adapted = self.adapt(params, stats, episode, seed)
         logits, stats = self.predict(adapted, stats, episode.query_x, episode.classes, seed)
-        return _lesson(logits, episode, stats)
+        return _episode_loss(logits, episode, stats)
 
     def adapt(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor, lr: Tree | None = None
@@ -208,7 +214,9 @@ class Maml:
         `lr` is a tree of step sizes, shaped like what adapts; None takes `inner.lr`.
         """
         mode, second = Mode(True, "batch", seed=seed), self.inner.order == "second"
-        return self._adapt(params, stats, _question(episode), mode, self.inner.steps, second, lr)
+        return self._adapt(
+            params, stats, _eval_episode_of(episode), mode, self.inner.steps, second, lr
+        )
 
     def predict(
         self, params: Tree, stats: Tree, x: Tensor, classes: Tensor, seed: Tensor, site: int = -1
@@ -237,43 +245,43 @@ class Maml:
 
         `h` are the features of the support, which several heads may share.
         """
-        task, second = _question(episode), self.inner.order == "second"
+        task, second = _eval_episode_of(episode), self.inner.order == "second"
         return self._adapt_head(params, h, task, self.inner.steps, second, lr)
 
     def answer(
-        self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
+        self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> Tensor:
         """Return the logits of the queries after adapting to the support, without dropout."""
-        adapted, h = self.read(params, stats, question, lr)
+        adapted, h = self.read(params, stats, eval_episode, lr)
         with torch.no_grad():
-            return self.logits(adapted, h, question.classes)
+            return self.logits(adapted, h, eval_episode.classes)
 
     def read(
-        self, params: Tree, stats: Tree, question: Question, lr: Tree | None = None
+        self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> tuple[Tree, Tensor]:
         """Return the adapted parameters, and the features of the queries under them, at test."""
-        steps, x = self.inner.test_steps, question.support_x
+        steps, x = self.inner.test_steps, eval_episode.support_x
         support, query = test_modes(self.model)
         if self.inner.adapts == "head":  # one pass of the support for both ends
             mode = support if self.model.by_support else Mode(norm="batch")
             with torch.no_grad():
                 h, seen = self.model.features(params, stats, x, mode)
-            adapted = self._adapt_head(params, h, question, steps, False, lr)
+            adapted = self._adapt_head(params, h, eval_episode, steps, False, lr)
             stats = seen if self.model.by_support else stats
         else:
-            adapted = self._adapt(params, stats, question, Mode(norm="batch"), steps, False, lr)
+            adapted = self._adapt(params, stats, eval_episode, Mode(norm="batch"), steps, False, lr)
             if self.model.by_support:
                 with torch.no_grad():
                     _, stats = self.model.features(adapted, stats, x, support)
         with torch.no_grad():
-            h, _ = self.model.features(adapted, stats, question.query_x, query)
+            h, _ = self.model.features(adapted, stats, eval_episode.query_x, query)
         return adapted, h
 
     def _adapt(
         self,
         params: Tree,
         stats: Tree,
-        task: Question,
+        task: EvalEpisode,
         mode: Mode,
         steps: int,
         second: bool,
@@ -292,7 +300,7 @@ class Maml:
         return descend(loss, params, lr=lr, steps=steps, second_order=second)
 
     def _adapt_head(
-        self, params: Tree, h: Tensor, task: Question, steps: int, second: bool, lr: Tree | None
+        self, params: Tree, h: Tensor, task: EvalEpisode, steps: int, second: bool, lr: Tree | None
     ) -> Tree:
         h = h if second else h.detach()
 
@@ -315,13 +323,13 @@ def check_body(model: Model, learner: str) -> None:
         )
 
 
-def question_features(
-    model: Model, params: Tree, stats: Tree, question: Question
+def episode_features(
+    model: Model, params: Tree, stats: Tree, eval_episode: EvalEpisode
 ) -> tuple[Tensor, Tensor]:
     """Return the features (support, queries) of a question, by the model's batch-norm policy."""
     support, query = test_modes(model)
-    h, seen = model.features(params, stats, question.support_x, support)
-    return h, model.features(params, seen, question.query_x, query)[0]
+    h, seen = model.features(params, stats, eval_episode.support_x, support)
+    return h, model.features(params, seen, eval_episode.query_x, query)[0]
 
 
 def test_modes(model: Model) -> tuple[Mode, Mode]:
@@ -333,10 +341,10 @@ def test_modes(model: Model) -> tuple[Mode, Mode]:
     return Mode(norm="batch"), Mode(norm="batch")
 
 
-def _question(episode: Episode) -> Question:
-    return Question(episode.support_x, episode.support_y, episode.query_x, episode.classes)
+def _eval_episode_of(episode: Episode) -> EvalEpisode:
+    return EvalEpisode(episode.support_x, episode.support_y, episode.query_x, episode.classes)
 
 
-def _lesson(logits: Tensor, episode: Episode, stats: Tree) -> Lesson:
+def _episode_loss(logits: Tensor, episode: Episode, stats: Tree) -> EpisodeLoss:
     y = episode.query_y
-    return Lesson(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
+    return EpisodeLoss(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))

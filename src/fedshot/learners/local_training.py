@@ -15,7 +15,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Lesson
+from fedshot.learners.learner import EpisodeLoss
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.models.mode import Mode, grid
 from fedshot.nn.optim import OptState, Steps, shortened
@@ -25,7 +25,7 @@ E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
 
-class Drawn(Protocol[E_co]):
+class LocalSteps(Protocol[E_co]):
     """What a visit learns from: for each step some episodes or batches, and the seed of noise."""
 
     @property
@@ -39,7 +39,7 @@ class Drawn(Protocol[E_co]):
         ...
 
 
-class Lessons(NamedTuple):
+class LocalEpisodes(NamedTuple):
     """The episodes of one visit to a client: for each step some episodes, and the seed of noise."""
 
     steps: tuple[tuple[Episode, ...], ...]
@@ -52,16 +52,16 @@ class Lessons(NamedTuple):
         return sum(len(step) for step in self.steps)
 
 
-def draw_lessons(
+def sample_episodes(
     data: ClientData, spec: EpisodeSpec, steps: int, episodes_per_step: int, key: Key
-) -> Lessons:
+) -> LocalEpisodes:
     """Draw the episodes of `steps` local steps from a client's data.
 
     Raises DataError when the client cannot form an episode.
     """
     drawn = data.episodes(spec, key.at("episodes").numpy(), steps * episodes_per_step)
     each = (drawn[s * episodes_per_step : (s + 1) * episodes_per_step] for s in range(steps))
-    return Lessons(
+    return LocalEpisodes(
         tuple(tuple(step) for step in each),
         key.at("noise").tensor(),
         torch.tensor(data.n),
@@ -77,7 +77,7 @@ class Trained(NamedTuple):
     metrics: Mapping[str, Tensor]  # loss (nats), accuracy ([0, 1]), extras: means over the episodes
 
 
-class Taught(NamedTuple):
+class GradientResult(NamedTuple):
     """What the episodes of one step taught together."""
 
     grads: Tree  # mean over the episodes
@@ -86,24 +86,24 @@ class Taught(NamedTuple):
 
 
 def mean_gradient(
-    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
+    episode_loss: Callable[[Tree, Tree, E, Tensor], EpisodeLoss],
     params: Tree,
     stats: Tree,
     step: tuple[E, ...],
     noise: Mode,
-) -> Taught:
+) -> GradientResult:
     """Return the gradient of the mean loss of some episodes; `noise` seeds their dropout masks."""
     seeds = [noise.layer(e).seed for e in range(len(step))]
-    return _mean_gradient(lesson, params, stats, step, seeds)
+    return _mean_gradient(episode_loss, params, stats, step, seeds)
 
 
 def _mean_gradient(
-    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
+    episode_loss: Callable[[Tree, Tree, E, Tensor], EpisodeLoss],
     params: Tree,
     stats: Tree,
     step: tuple[E, ...],
     seeds: Sequence[Tensor | None],
-) -> Taught:
+) -> GradientResult:
     told: list[dict[str, Tensor]] = []
     grads = None
     for episode, seed in zip(step, seeds, strict=True):
@@ -111,19 +111,19 @@ def _mean_gradient(
 
         def fn(
             w: Tree, episode: E = episode, stats: Tree = stats, seed: Tensor = seed
-        ) -> tuple[Tensor, Lesson]:
-            taught = lesson(w, stats, episode, seed)
-            return taught.loss, taught
+        ) -> tuple[Tensor, EpisodeLoss]:
+            gradients = episode_loss(w, stats, episode, seed)
+            return gradients.loss, gradients
 
-        loss, taught, grad = value_and_grad(fn, params)
-        stats = tree.detach(taught.stats)
+        loss, gradients, grad = value_and_grad(fn, params)
+        stats = tree.detach(gradients.stats)
         grads = grad if grads is None else tree.add(grads, grad)
-        scalars = {"loss": loss, "accuracy": taught.accuracy, **taught.extra}
+        scalars = {"loss": loss, "accuracy": gradients.accuracy, **gradients.extra}
         told.append(tree.detach(scalars))
-        del taught  # with its graph, before the next one is made
+        del gradients  # with its graph, before the next one is made
     if len(step) > 1:
         grads = tree.map(partial(torch.mul, other=1 / len(step)), grads)
-    return Taught(grads, stats, told)
+    return GradientResult(grads, stats, told)
 
 
 def mean_metrics(told: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -132,11 +132,11 @@ def mean_metrics(told: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def local_sgd(
-    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
+    episode_loss: Callable[[Tree, Tree, E, Tensor], EpisodeLoss],
     optimizer: Steps,
     params: Tree,
     stats: Tree,
-    lessons: Drawn[E],
+    local_episodes: LocalSteps[E],
     state: OptState | None = None,
     *,
     longest: float = 0.0,
@@ -144,7 +144,8 @@ def local_sgd(
     """Minimise the mean loss of the episodes of each step, one optimiser step for each.
 
     Args:
-        lesson: `lesson(params, stats, episode, seed)`; a learner's, or one with terms added. It may
+        lesson: `episode_loss(params, stats, episode, seed)`; a learner's, or one with terms added.
+        It may
             return parameters; of what it keeps beside that it keeps a copy, as the next step may
             write over their memory.
         optimizer: what makes a step of a gradient.
@@ -157,11 +158,13 @@ def local_sgd(
     state = optimizer.init(params) if state is None else state
     own = False  # after a step they are nobody else's
     told: list[dict[str, Tensor]] = []
-    most = max(map(len, lessons.steps), default=0)
+    most = max(map(len, local_episodes.steps), default=0)
     for step, seeds in zip(
-        lessons.steps, grid(lessons.seed, len(lessons.steps), most), strict=True
+        local_episodes.steps,
+        grid(local_episodes.seed, len(local_episodes.steps), most),
+        strict=True,
     ):
-        grads, stats, found = _mean_gradient(lesson, params, stats, step, seeds[: len(step)])
+        grads, stats, found = _mean_gradient(episode_loss, params, stats, step, seeds[: len(step)])
         told += found
         if longest:
             grads = shortened(grads, longest)

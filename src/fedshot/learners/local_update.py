@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshot.core.errors import check_word
 from fedshot.core.tree import Tree
-from fedshot.learners.local_training import Lessons
+from fedshot.learners.local_training import LocalEpisodes
 from fedshot.nn.optim import Optimizer, OptState
 
 Weighing = Literal["episodes", "examples"]
@@ -23,18 +23,18 @@ Moments = Literal["fresh", "kept"]
 _PART = "optimizer"
 
 
-def check_visits(weigh_by: str, moments: str) -> None:
+def check_local_update(weigh_by: str, moments: str) -> None:
     """Refuse words that mean nothing."""
     check_word("weigh_by", weigh_by, ("episodes", "examples"))
     check_word("moments", moments, ("fresh", "kept"))
 
 
-def weight_of(lessons: Lessons, by: Weighing) -> int | Tensor:
+def weight_of(local_episodes: LocalEpisodes, by: Weighing) -> int | Tensor:
     """Return what a visit counts for: |B_k| or n_k."""
-    return lessons.n_episodes if by == "episodes" else lessons.n
+    return local_episodes.n_episodes if by == "episodes" else local_episodes.n
 
 
-def heaviest_of(n_episodes: int, by: Weighing) -> int | None:
+def max_weight_of(n_episodes: int, by: Weighing) -> int | None:
     """Return the largest |B_k|; None where the weight is a number of examples."""
     return n_episodes if by == "episodes" else None
 

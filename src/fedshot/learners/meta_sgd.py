@@ -12,7 +12,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import Labels
-from fedshot.learners.learner import InnerLoop, Lesson, Maml, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.model import Model
 
@@ -50,13 +50,15 @@ class MetaSgd:
         alpha = tree.map(lambda leaf: torch.full_like(leaf, self.inner.lr), adapts)
         return {"start": start, "alpha": alpha}, stats
 
-    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+    def episode_loss(
+        self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> EpisodeLoss:
         """Return the cross-entropy of the queries after adapting with alpha."""
         maml, y = self.maml, episode.query_y
         adapted = maml.adapt(params["start"], stats, episode, seed, params["alpha"])
         logits, stats = maml.predict(adapted, stats, episode.query_x, episode.classes, seed)
-        return Lesson(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
+        return EpisodeLoss(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
 
-    def answer(self, params: Tree, stats: Tree, question: Question) -> Tensor:
+    def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Return the logits of the queries after adapting to the support with alpha."""
-        return self.maml.answer(params["start"], stats, question, params["alpha"])
+        return self.maml.answer(params["start"], stats, eval_episode, params["alpha"])

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import Maml, Question
+from fedshot.learners.learner import EvalEpisode, Maml
 from fedshot.nn.models.model import Model
 
 WAYS = 5  # of a question, or as many as the head has
@@ -28,7 +28,7 @@ QUERIES = 5  # of each class
 PART = "common_questions"  # in the upload
 
 
-def common_questions(model: Model, n: int) -> tuple[Question, ...]:
+def common_questions(model: Model, n: int) -> tuple[EvalEpisode, ...]:
     """Return n questions of one shot, on the CPU."""
     text = model.table is not None
     shape = model.shape[:1] if text else model.shape
@@ -42,7 +42,7 @@ def _ways(model: Model) -> int:
 
 
 @lru_cache(64)
-def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> Question:
+def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> EvalEpisode:
     # By numpy, whose draws are no operations of torch: a client may be one of a stack under vmap.
     rng = Key(0).at("probe", u).numpy()
     low, high, dtype = (1, words, np.int32) if words else (0, 256, np.uint8)
@@ -55,7 +55,7 @@ def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> Question:
         x = patterns.repeat(n, 0)
         keep = rng.random(x.shape) < 0.5
         examples.append(torch.from_numpy(np.where(keep, x, noise(len(x)))))
-    return Question(examples[0], torch.arange(way), examples[1], torch.arange(way))
+    return EvalEpisode(examples[0], torch.arange(way), examples[1], torch.arange(way))
 
 
 def common_form(model: Model, n: int) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str,
     if n == 0:
         return {}
     device = tree.leaves(params)[0].device
-    asked = [tree.to(question, device) for question in common_questions(learner.model, n)]
+    asked = [tree.to(eval_episode, device) for eval_episode in common_questions(learner.model, n)]
     logits = torch.cat([learner.answer(params, stats, q).detach().float() for q in asked])
     log_p = logits.log_softmax(-1).clamp(min=-80.0)
     return {PART: torch.where(log_p.isnan(), 1.0, log_p)}

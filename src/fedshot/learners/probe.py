@@ -21,7 +21,7 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.tree import Tree
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
-from fedshot.nn.masking import shut
+from fedshot.nn.masking import mask_logits
 from fedshot.nn.prototypes import class_means, cosine_logits, members, unit_rows
 
 Probe = Literal["mean", "logistic", "ridge"]
@@ -31,7 +31,7 @@ _LONGEST = 1000  # iterations of the logistic regression's solver
 
 
 @dataclass(frozen=True)
-class Readout:
+class FeatureProbe:
     """From support features, their labels, query features and the way to logits.
 
     Args:
@@ -71,13 +71,13 @@ class Readout:
         """
         held = members(y, way).any(1)
         if self.adds_examples:  # class by class, so what another lacks does not matter
-            return shut(self._read(support, y, query, way), held)
+            return mask_logits(self._read(support, y, query, way), held)
         if bool(held.all()):
             return self._read(support, y, query, way)
         known = (y >= 0) & (y < way)
         found = self._read(support[known], (held.cumsum(0) - 1)[y[known]], query, int(held.sum()))
-        spread = found.new_zeros(len(query), way).index_copy(1, held.nonzero()[:, 0], found)
-        return shut(spread, held)
+        parallel_map = found.new_zeros(len(query), way).index_copy(1, held.nonzero()[:, 0], found)
+        return mask_logits(parallel_map, held)
 
     def _read(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
         support, query = unit_rows(support), unit_rows(query)

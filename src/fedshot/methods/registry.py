@@ -71,8 +71,8 @@ _OWES = ("init", "init_client", "round", "evaluate", "transductive", "max_way")
 def register(method: M) -> M:
     """Let configurations name a method of your own, in this process; a class decorator.
 
-    Raises ConfigError where the class lacks what a `fedshot.protocol.method.Method` has, or where another
-    method has its name.
+    Raises ConfigError where the class lacks what a `fedshot.protocol.method.Method` has, or where
+    another method has its name.
     """
     name = getattr(method, "name", None)
     if not isinstance(name, str) or not name.isidentifier():

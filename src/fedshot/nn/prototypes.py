@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshot.nn.masking import shut
+from fedshot.nn.masking import mask_logits
 
 _TINY = 1e-8  # floor of a squared norm, so that a zero row has a finite gradient
 
@@ -47,7 +47,9 @@ def nearest_prototypes(support: Tensor, y: Tensor, query: Tensor, way: int) -> T
 
     A class without support is never the nearest.
     """
-    return shut(prototype_logits(query, class_means(support, y, way)), members(y, way).any(1))
+    return mask_logits(
+        prototype_logits(query, class_means(support, y, way)), members(y, way).any(1)
+    )
 
 
 def cosine_logits(h: Tensor, means: Tensor, scale: float | Tensor) -> Tensor:

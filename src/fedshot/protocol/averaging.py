@@ -15,8 +15,8 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import Lesson
-from fedshot.learners.local_training import Drawn, local_sgd
+from fedshot.learners.learner import EpisodeLoss
+from fedshot.learners.local_training import LocalSteps, local_sgd
 from fedshot.learners.prediction_drift import divergence
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
@@ -36,7 +36,7 @@ def changes(new: Mapping[str, Tree], old: Tree) -> dict[str, Tree]:
     return {name: tree.sub(part, old[name]) for name, part in new.items()}
 
 
-class Visit(Drawn[E_co], Protocol[E_co]):
+class WeightedSteps(LocalSteps[E_co], Protocol[E_co]):
     """What a visit learns from, and how many examples the client holds."""
 
     @property
@@ -46,14 +46,14 @@ class Visit(Drawn[E_co], Protocol[E_co]):
 
 
 def local_reply(
-    lesson: Callable[[Tree, Tree, E, Tensor], Lesson],
+    episode_loss: Callable[[Tree, Tree, E, Tensor], EpisodeLoss],
     optimizer: Optimizer,
     down: Tree,
     private: Tree,
-    drawn: Visit[E],
+    drawn: WeightedSteps[E],
 ) -> Reply:
     """Take the local steps from "theta" and "stats"; answer with the changes, weighed by n_k."""
-    new = local_sgd(lesson, optimizer, down["theta"], down["stats"], drawn)
+    new = local_sgd(episode_loss, optimizer, down["theta"], down["stats"], drawn)
     up = changes({"theta": new.params, "stats": new.stats}, down)
     return Reply(up, private, drawn.n, new.metrics)
 
@@ -64,7 +64,7 @@ def average(
     parts: Mapping[str, Tree],
     key: Key,
     *,
-    heaviest: int | None,
+    max_weight: int | None,
     down: Mapping[str, Tree] = {},
     reduce: Mapping[str, Reducer] = {},
     common: Mapping[str, Tensor] = {},
@@ -84,8 +84,8 @@ def average(
             then tell the `divergence` of the answers.
     """
     bound: dict[str, Any] = {"limit": OF_EXAMPLES, "of_examples": True}
-    if heaviest is not None:
-        bound = {"heaviest": heaviest}
+    if max_weight is not None:
+        bound = {"max_weight": max_weight}
     got = clients.exchange(
         work,
         {**parts, **down},

@@ -64,9 +64,9 @@ class Clients:
         chosen = key.at("cohort").numpy().choice(n, size=self._cohort, replace=False)
         return tuple(self.ids[i] for i in sorted(chosen.tolist()))
 
-    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item: the server's own work, on as many cores as the fleet has."""
-        return self._fleet.spread(fn, items)
+        return self._fleet.parallel_map(fn, items)
 
     def recall(self, client: int, first: Tree) -> Tree:
         """Return what the server keeps of a client; `first`, of the same form, before there is any.

@@ -184,7 +184,7 @@ class Fleet(Protocol):
         """Yield one arrival per client asked, in any order, as they come in."""
         ...
 
-    def spread(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `fn` of every item, in their order: work of the server's own, on all its cores."""
         ...
 

@@ -13,29 +13,29 @@ from fedshot.core.errors import check_word
 from fedshot.core.machine import give_back_memory
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.feature_cache import Gallery, features_of
-from fedshot.learners.learner import Question
+from fedshot.learners.feature_cache import FeatureCache, features_of
+from fedshot.learners.learner import EvalEpisode
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply
 from fedshot.protocol.reducers import Gather
 
 S = TypeVar("S", bound=Tree)
-WATCHES = "watches"  # in the metadata of an option that `watching` makes
+DIAGNOSTIC = "diagnostic"  # in the metadata of an option that `diagnostic` makes
 _TIDY = 32  # questions after which memory is given back
 
 
-def watching(default: Any) -> Any:
+def diagnostic(default: Any) -> Any:
     """Return a dataclass's field that tells more of a training and changes nothing of it.
 
     Two configurations that differ in it alone are those of one training.
     """
-    return field(default=default, metadata={WATCHES: True})
+    return field(default=default, metadata={DIAGNOSTIC: True})
 
 
-class Answer(NamedTuple):
+class Prediction(NamedTuple):
     """The logits of one model for the queries of one question."""
 
-    question: int
+    eval_episode: int
     client: int | None  # None: the server's model
     logits: Tensor  # [queries, way]
 
@@ -75,8 +75,8 @@ class Method(Protocol[S]):
         ...
 
     def evaluate(
-        self, server: S, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Answer test questions. Nothing that is learnt here is kept."""
         ...
 
@@ -96,61 +96,62 @@ def warnings_of(method: Method[Any]) -> tuple[str, ...]:
     return said
 
 
-def answer_at_server(
-    answer: Callable[[Question], Tensor],
-    questions: Sequence[Question],
+def predict_at_server(
+    answer: Callable[[EvalEpisode], Tensor],
+    eval_episodes: Sequence[EvalEpisode],
     clients: Clients | None = None,
-) -> list[Answer]:
+) -> list[Prediction]:
     """Let the server's model answer every question, on as many cores as the clients' fleet has."""
 
-    def one(u: int) -> Answer:
-        found = Answer(u, None, answer(questions[u]).detach().cpu())
+    def one(u: int) -> Prediction:
+        found = Prediction(u, None, answer(eval_episodes[u]).detach().cpu())
         if u % _TIDY == _TIDY - 1:
             give_back_memory()  # else the answers, which stay, leave holes between what is freed
         return found
 
-    asked = range(len(questions))
-    return [one(u) for u in asked] if clients is None else clients.spread(one, asked)
+    asked = range(len(eval_episodes))
+    return [one(u) for u in asked] if clients is None else clients.parallel_map(one, asked)
 
 
-def answer_from_features(
+def predict_from_features(
     embed: Callable[[Tensor], Tensor],
     compare: Callable[[Tensor, Tensor, Tensor, int], Tensor],
-    gallery: Gallery,
+    cache: FeatureCache,
     clients: Clients,
-) -> list[Answer]:
+) -> list[Prediction]:
     """Let the server's model answer every question, embedding each example once.
 
     Args:
         embed: from examples to features; a row must not depend on the others.
         compare: from support features, their labels, query features and the way to logits.
-        gallery: questions that `pays` approves of.
+        gallery: questions that `worth_caching` approves of.
         clients: their fleet spreads the work over its cores.
     """
-    h = features_of(gallery, embed, clients.spread)
+    h = features_of(cache, embed, clients.parallel_map)
 
-    def one(u: int) -> Answer:
-        sheet = gallery.sheet(u)
+    def one(u: int) -> Prediction:
+        sheet = cache.sheet(u)
         with torch.no_grad():
             logits = compare(h[sheet.support], sheet.support_y, h[sheet.query], sheet.way)
-        return Answer(u, None, logits.cpu())
+        return Prediction(u, None, logits.cpu())
 
-    return [one(u) for u in range(len(gallery))]
+    return [one(u) for u in range(len(cache))]
 
 
-def answer_at_clients(
+def predict_at_clients(
     work: Callable[..., Reply],
     clients: Clients,
-    questions: Sequence[Question],
+    eval_episodes: Sequence[EvalEpisode],
     key: Key,
     *,
     by: str = "turns",
     down: Callable[[int], Mapping[str, Tree]] = lambda _: {},
-) -> list[Answer]:
+) -> list[Prediction]:
     """Send the questions to where the models are.
 
     Args:
-        work: client work that takes `{"questions": {"17": Question, ...}}` and uploads "logits",
+        work: client work that takes `{"eval_episodes": {"17": EvalEpisode, ...}}` and uploads
+        "logits",
             `{"17": logits, ...}`, float32 [queries, way].
         clients: the population.
         questions: the questions, without answers.
@@ -160,9 +161,9 @@ def answer_at_clients(
         down: what a client is sent beside its questions.
     """
     check_word("by", by, ("turns", "all"))
-    n = len(questions)
+    n = len(eval_episodes)
     everyone = list(clients.ids)
-    owners: tuple[int, ...] | None = getattr(questions, "owners", None)
+    owners: tuple[int, ...] | None = getattr(eval_episodes, "owners", None)
     if owners is not None:
         asked = {c: [u for u in range(n) if owners[u] == c] for c in dict.fromkeys(owners)}
     elif by == "all":
@@ -173,7 +174,7 @@ def answer_at_clients(
     sizes: dict[int, tuple[int, int]] = {}
 
     def message(client: int) -> Tree:
-        sent = {str(u): questions[u] for u in asked[client]}
+        sent = {str(u): eval_episodes[u] for u in asked[client]}
         sizes.update({int(u): (len(q.query_x), len(q.classes)) for u, q in sent.items()})
         return {"questions": sent, **down(client)}
 
@@ -189,14 +190,14 @@ def answer_at_clients(
         key=key,
     )
     return [
-        Answer(int(u), client, logits)
+        Prediction(int(u), client, logits)
         for client, part in got["logits"].items()
         for u, logits in sorted(part.items(), key=lambda item: int(item[0]))
     ]
 
 
-def answer_all(
-    answer: Callable[[Question], Tensor], questions: Mapping[str, Question]
+def predict_all(
+    answer: Callable[[EvalEpisode], Tensor], eval_episodes: Mapping[str, EvalEpisode]
 ) -> dict[str, Tensor]:
     """Answer each of the named questions, with float32 logits."""
-    return {u: answer(question).detach().float() for u, question in questions.items()}
+    return {u: answer(eval_episode).detach().float() for u, eval_episode in eval_episodes.items()}

@@ -11,72 +11,72 @@ from torch import Tensor
 
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Classifier
-from fedshot.learners.feature_cache import Gallery, features_of, pays
-from fedshot.learners.learner import Question
-from fedshot.learners.probe import Readout
+from fedshot.learners.feature_cache import FeatureCache, features_of, worth_caching
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.probe import FeatureProbe
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import Answer, answer_at_server, answer_from_features
+from fedshot.protocol.method import Prediction, predict_at_server, predict_from_features
 
 
-def answer_by_readout(
+def predict_by_probe(
     learner: Classifier,
     params: Tree,
     stats: Tree,
-    readout: Readout,
-    questions: Sequence[Question],
+    probe_options: FeatureProbe,
+    eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
-) -> list[Answer]:
+) -> list[Prediction]:
     """Let the server's encoder and a readout answer every question; its classifier has no part.
 
     Each example is embedded once, where its features do not depend on its company.
     """
-    if learner.model.norm_policy == "running" and pays(questions):
+    if learner.model.norm_policy == "running" and worth_caching(eval_episodes):
         embed = partial(learner.embed, params, stats)
-        return answer_from_features(embed, readout, questions, clients)
+        return predict_from_features(embed, probe_options, eval_episodes, clients)
 
-    def answer(question: Question) -> Tensor:
-        support, query = learner.encode(params, stats, question)
-        return readout(support, question.support_y, query, len(question.classes))
+    def answer(eval_episode: EvalEpisode) -> Tensor:
+        support, query = learner.encode(params, stats, eval_episode)
+        return probe_options(support, eval_episode.support_y, query, len(eval_episode.classes))
 
-    return answer_at_server(answer, questions, clients)
+    return predict_at_server(answer, eval_episodes, clients)
 
 
 def embedded(
     learner: Classifier,
     params: Tree,
     stats: Tree,
-    questions: Sequence[Question],
+    eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
-) -> Sequence[Question]:
+) -> Sequence[EvalEpisode]:
     """Return the questions with features of the server's encoder in the place of examples.
 
     Any client that has the encoder would find the same. Each example is embedded once, where its
     features do not depend on its company; classes are then numbered from 0. Questions that have
     owners keep them.
     """
-    n, owners = len(questions), getattr(questions, "owners", None)
-    if learner.model.norm_policy == "running" and pays(questions):
-        h = features_of(questions, partial(learner.embed, params, stats), clients.spread)
-        return _Embedded(n, owners, partial(_of_rows, questions, h))
+    n, owners = len(eval_episodes), getattr(eval_episodes, "owners", None)
+    if learner.model.norm_policy == "running" and worth_caching(eval_episodes):
+        h = features_of(eval_episodes, partial(learner.embed, params, stats), clients.parallel_map)
+        return _Embedded(n, owners, partial(_of_rows, eval_episodes, h))
 
-    def one(u: int) -> Question:
-        support, query = learner.encode(params, stats, questions[u])
-        return questions[u]._replace(support_x=support, query_x=query)
+    def one(u: int) -> EvalEpisode:
+        support, query = learner.encode(params, stats, eval_episodes[u])
+        return eval_episodes[u]._replace(support_x=support, query_x=query)
 
-    return _Embedded(n, owners, clients.spread(one, range(n)).__getitem__)
+    return _Embedded(n, owners, clients.parallel_map(one, range(n)).__getitem__)
 
 
-def _of_rows(gallery: Gallery, h: Tensor, u: int) -> Question:
+def _of_rows(cache: FeatureCache, h: Tensor, u: int) -> EvalEpisode:
     """Return question u of the rows of one block of features."""
-    sheet = gallery.sheet(u)
-    return Question(h[sheet.support], sheet.support_y, h[sheet.query], torch.arange(sheet.way))
+    sheet = cache.sheet(u)
+    return EvalEpisode(h[sheet.support], sheet.support_y, h[sheet.query], torch.arange(sheet.way))
 
 
-class _Embedded(Sequence[Question]):
+class _Embedded(Sequence[EvalEpisode]):
     """Questions that are made when they are asked for, and whose they are."""
 
     def __init__(
-        self, n: int, owners: tuple[int, ...] | None, make: Callable[[int], Question]
+        self, n: int, owners: tuple[int, ...] | None, make: Callable[[int], EvalEpisode]
     ) -> None:
         self._n, self._make, self.owners = n, make, owners
 
@@ -84,10 +84,10 @@ class _Embedded(Sequence[Question]):
         return self._n
 
     @overload
-    def __getitem__(self, u: int) -> Question: ...
+    def __getitem__(self, u: int) -> EvalEpisode: ...
     @overload
-    def __getitem__(self, u: slice) -> list[Question]: ...
-    def __getitem__(self, u: int | slice) -> Question | list[Question]:
+    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
+    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
         if isinstance(u, slice):
             return [self[i] for i in range(*u.indices(len(self)))]
         if not 0 <= u < len(self):

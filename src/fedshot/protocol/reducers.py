@@ -29,7 +29,7 @@ NOT_FINITE, TOO_LARGE = "holds a value that is not finite", "that is admitted"
 """The words by which a reply of a training that diverges is told from another one."""
 
 # Weights are counts. A lighter contribution than this would vanish in the rounding of the sum.
-LIGHTEST, HEAVIEST = 2.0**-16, 2.0**20
+LIGHTEST, MAX_WEIGHT = 2.0**-16, 2.0**20
 
 
 class Accumulator(Protocol):
@@ -76,7 +76,7 @@ class Mean:
 
     like: Tree
     limit: float = 2.0**16
-    heaviest: float = HEAVIEST
+    max_weight: float = MAX_WEIGHT
     of_examples: bool = False
 
     def start(self, cohort: int) -> _FixedPoint:
@@ -89,10 +89,10 @@ class Mean:
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Say why this part cannot be averaged."""
         del client
-        if not LIGHTEST <= weight <= self.heaviest:
+        if not LIGHTEST <= weight <= self.max_weight:
             return (
                 f"the weight is {weight:.3g}; this mean takes {LIGHTEST:.3g} to "
-                f"{self.heaviest:.3g}, a count of examples or episodes"
+                f"{self.max_weight:.3g}, a count of examples or episodes"
             )
         return _fault(self.like, part, self.limit / weight)
 

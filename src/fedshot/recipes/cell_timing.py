@@ -14,7 +14,7 @@ from fedshot.recipes import timing
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Cell
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 
 def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
     # As in the process of a cell, which has others beside it.
     settings = trees.merged(timing.short(cell), {"run": {"workers": 1}})
     try:
-        setting = Setting(Config.of(settings), data_dir)
+        setting = PreparedRun(Config.of(settings), data_dir)
         with tempfile.TemporaryDirectory() as place:
             records = list(Experiment(setting, Path(place)).run())
             again = Experiment(setting, Path(place))

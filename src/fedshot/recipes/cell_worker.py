@@ -25,10 +25,10 @@ from fedshot.recipes.plane import plane
 from fedshot.recipes.shared_training import follow, kept_all, trained_alike
 from fedshot.recipes.tuning import check_honest
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.recorder import Record
 from fedshot.runs.run_folder import RESULT
-from fedshot.runs.test_protocol import Result
+from fedshot.runs.test_protocol import ResultJson
 
 _events: TextIO = sys.stdout
 
@@ -59,7 +59,7 @@ def _end_with_parent() -> None:
 def _opened(order: dict[str, Any]) -> Experiment:
     # Other cells run beside this one; workers change no bits, so it is no setting of a recipe.
     settings = trees.merged(order["settings"], {"run": {"workers": 1}})
-    setting = Setting(Config.of(settings), order["data_dir"])
+    setting = PreparedRun(Config.of(settings), order["data_dir"])
     return Experiment(setting, Path(order["folder"]), keep_looks=order["keep_looks"])
 
 
@@ -70,7 +70,7 @@ def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     if run.round < run.config.run.rounds or not result.exists():
         _to_the_end(run)
         run.result()
-    found = records.read(result, Result)
+    found = records.read(result, ResultJson)
     return _told(run, run, found) | plane(run, found["test"]["per_episode"])
 
 

@@ -9,12 +9,12 @@ from fedshot.core.text import printable
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import tuning
 from fedshot.recipes.recipe import Cell, Recipe
-from fedshot.recipes.results import Result, outdated, split
+from fedshot.recipes.results import CellResult, outdated, split
 from fedshot.recipes.runner import State
 
 
 def current(
-    name: str, variant: str, results: Sequence[Result], recipe: Recipe | None
+    name: str, variant: str, results: Sequence[CellResult], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
     """Return the states of results that fit today's recipe, and why the others do not.
 
@@ -42,7 +42,7 @@ def current(
     return states, left
 
 
-def _trials_changed(result: Result, cell: Cell) -> str | None:
+def _trials_changed(result: CellResult, cell: Cell) -> str | None:
     """Say what is wrong with the trials that a result's options come from; None for nothing."""
     trials = split(result.variant)[1]
     if not trials or result.path is None or cell.row.method not in METHODS:

@@ -10,11 +10,11 @@ from typing import Any
 
 from fedshot.evaluation.episodic_test import pixel_logits, score
 from fedshot.evaluation.raw_baselines import PIXELS
-from fedshot.protocol.method import answer_at_server
-from fedshot.runs.prepare import Setting
+from fedshot.protocol.method import predict_at_server
+from fedshot.runs.prepare import PreparedRun
 
 
-def pixels(setting: Setting, result: Mapping[str, Any]) -> dict[str, float]:
+def pixels(setting: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]:
     """Return accuracy and interval of the raw pixels on the test; `{}` for texts, which have none.
 
     A group's question is answered from the supports of all its clients together, a client's own
@@ -24,5 +24,5 @@ def pixels(setting: Setting, result: Mapping[str, Any]) -> dict[str, float]:
         return {}
     if known := result.get("baselines", {}).get(PIXELS):
         return {name: known[name] for name in ("accuracy", "interval")}
-    found = score(answer_at_server(pixel_logits, setting.test.questions), setting.test)
+    found = score(predict_at_server(pixel_logits, setting.test.eval_episodes), setting.test)
     return {"accuracy": found.accuracy, "interval": found.interval}

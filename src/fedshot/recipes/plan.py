@@ -22,8 +22,8 @@ from fedshot.methods.registry import METHODS
 from fedshot.methods.user_methods import FILES
 from fedshot.recipes.provenance import kinds, versions
 from fedshot.recipes.recipe import Cell
-from fedshot.recipes.results import Result, split
-from fedshot.runs.prepare import Setting
+from fedshot.recipes.results import CellResult, split
+from fedshot.runs.prepare import PreparedRun
 
 _SAID_ELSEWHERE = ("name", "seed", "run.rounds", "run.threads", "run.validate_every")
 
@@ -52,7 +52,7 @@ def look(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, A
     except ConfigError as error:
         return Obstacle("refused", _refusal(cell, error)), None
     try:
-        return None, facts(Setting(config, data_dir))
+        return None, facts(PreparedRun(config, data_dir))
     except DataError as error:
         return Obstacle("too little data", str(error)), None
     except ConfigError as error:
@@ -65,7 +65,7 @@ def _refusal(cell: Cell, error: ConfigError) -> str:
     return f"{error}{hint if cell.row.own and 'Remove it' in str(error) else ''}"
 
 
-def facts(setting: Setting) -> dict[str, Any]:
+def facts(setting: PreparedRun) -> dict[str, Any]:
     """Return what says whether two cells are comparable, and whether the data are whole."""
     deal = hashlib.sha256()
     for rows in setting.deal.train:
@@ -85,7 +85,7 @@ def facts(setting: Setting) -> dict[str, Any]:
 
 
 def marks(
-    cell: Cell, result: Result | None = None, seen: Mapping[str, Any] | None = None
+    cell: Cell, result: CellResult | None = None, seen: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Return what sets a cell's number apart from the paper's, one short phrase each.
 
@@ -138,7 +138,7 @@ def marks(
     return found + seed_marks(result) + made_marks(every)
 
 
-def seed_marks(result: Result) -> list[str]:
+def seed_marks(result: CellResult) -> list[str]:
     """Return what is to be said of which seeds there are, and of what they have in common."""
     seeds, found = sorted(result.seeds), []
     if seeds != list(range(len(seeds))):
@@ -223,7 +223,7 @@ def _value(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
-def comparable(results: Mapping[str, Result]) -> list[str]:
+def comparable(results: Mapping[str, CellResult]) -> list[str]:
     """Return how results of one column differ in what must be the same for all of them."""
     found = []
     if len({tuple(sorted(result.seeds)) for result in results.values()}) > 1:

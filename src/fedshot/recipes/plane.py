@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedshot.data.episodes.episode import examples
-from fedshot.learners.learner import Maml, Question
+from fedshot.learners.learner import EvalEpisode, Maml
 from fedshot.nn.heads import LinearHead
 from fedshot.runs.experiment import Experiment
 
@@ -39,18 +39,18 @@ def plane(run: Experiment, marks: Sequence[float]) -> dict[str, Any]:
         return {}
     if not isinstance(learner.model.head, LinearHead) or not hasattr(run.server, "w"):
         return {}
-    exam, server = run.setting.test, run.chosen()
+    episodic_test, server = run.setting.test, run.chosen()
     u = int(np.argsort(marks, kind="stable")[len(marks) // 2])
-    asked, rows = exam.questions[u], []
+    asked, rows = episodic_test.eval_episodes[u], []
     for number in asked.classes.tolist():
         every = np.flatnonzero(run.setting.dataset.y == number)
         rows.append(every[np.isin(every, run.setting.rows.novel)][:_EACH])
     seen = examples(run.setting.dataset, np.concatenate(rows))
     both = torch.cat([asked.support_x, seen])
-    question = Question(asked.support_x, asked.support_y, both, asked.classes)
-    adapted, h = learner.read(server.w, server.stats, question)
+    eval_episode = EvalEpisode(asked.support_x, asked.support_y, both, asked.classes)
+    adapted, h = learner.read(server.w, server.stats, eval_episode)
     n, way = len(asked.support_y), len(asked.classes)
-    names = [exam.class_names[number] for number in asked.classes.tolist()]
+    names = [episodic_test.class_names[number] for number in asked.classes.tolist()]
     return {
         "plane": {
             "accuracy": marks[u],

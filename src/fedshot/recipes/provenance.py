@@ -19,7 +19,7 @@ from fedshot.methods import user_methods
 from fedshot.runs import recorder
 
 
-class _Machine(TypedDict):
+class _MachineNote(TypedDict):
     machine: str
     cores: int | None
     torch: str
@@ -27,13 +27,13 @@ class _Machine(TypedDict):
     kernels: NotRequired[str]
 
 
-class Part(TypedDict):
+class TrainedPart(TypedDict):
     """A part of a run's history, as files hold it: which code trained it, and where."""
 
     after_round: int
     commit: str
     code: NotRequired[str]
-    machine: _Machine
+    machine: _MachineNote
 
 
 def revision(method: str = "") -> str:
@@ -106,7 +106,7 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
     """Keep in a run's folder who trains it from a round on; return all who ever did."""
     path = folder / "trained_by.json"
     try:
-        held = records.read(path, list[Part]) if path.exists() else []
+        held = records.read(path, list[TrainedPart]) if path.exists() else []
     except CheckpointError:
         held = [{"after_round": 0, "commit": "unknown", "machine": here["machine"]}]
     if not held and round >= 0:
@@ -120,7 +120,7 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
 
 def history(folder: Path) -> list[dict[str, Any]]:
     """Return who trained the run of a folder."""
-    found: list[dict[str, Any]] = records.read(folder / "trained_by.json", list[Part])
+    found: list[dict[str, Any]] = records.read(folder / "trained_by.json", list[TrainedPart])
     return found
 
 

@@ -26,11 +26,11 @@ from fedshot.core.records import Share, Whole
 from fedshot.evaluation.episodic_test import HalfWidth
 from fedshot.methods import user_methods
 from fedshot.methods.registry import METHODS
-from fedshot.recipes.provenance import Part
+from fedshot.recipes.provenance import TrainedPart
 from fedshot.recipes.recipe import Cell
-from fedshot.reports.significance import Row, combined
+from fedshot.reports.significance import ComparisonRow, combined
 from fedshot.runs.recorder import Round, Seconds
-from fedshot.runs.test_protocol import Terms
+from fedshot.runs.test_protocol import TestProtocol
 
 _NOT_THE_CELL = ("name", "seed")
 
@@ -51,7 +51,7 @@ class _Score(TypedDict):
     spread: NotRequired[Share | None]
 
 
-class _Data(TypedDict):
+class _CellData(TypedDict):
     name: str
     digest: str
     examples: Whole
@@ -71,7 +71,7 @@ def _checked_look(look: list[Any]) -> list[Any]:
     return look
 
 
-Looks: TypeAlias = list[Annotated[list[Any], AfterValidator(_checked_look)]]
+SharedFeatures: TypeAlias = list[Annotated[list[Any], AfterValidator(_checked_look)]]
 
 
 class _Seed(TypedDict):
@@ -85,14 +85,14 @@ class _Seed(TypedDict):
     bytes_down: Whole
     bytes_up: Whole
     seconds: Seconds
-    data: _Data
+    data: _CellData
     partition: str
     clients: Annotated[list[Whole], Field(min_length=2, max_length=2)]
-    validation: Looks
+    validation: SharedFeatures
     faults: Whole
     skipped: Whole
-    made: list[Part]
-    answered: NotRequired[list[Part]]
+    made: list[TrainedPart]
+    answered: NotRequired[list[TrainedPart]]
     followed: NotRequired[str]
     pixels: NotRequired[_Pixels | Annotated[dict[str, Any], Field(max_length=0)]]
 
@@ -122,7 +122,7 @@ class _Cell(TypedDict):
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """A cell with at least one seed trained.
 
     Args:
@@ -191,7 +191,7 @@ class Results:
         """Return where a cell's file is."""
         return self.folder / cell.recipe.name / variant / f"{cell.stem}.json"
 
-    def of(self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None) -> Result | None:
+    def of(self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None) -> CellResult | None:
         """Return what is finished of a cell as its recipe is today; None when nothing is.
 
         A file that was made with other settings, because the recipe has changed, is out of date
@@ -203,7 +203,7 @@ class Results:
 
     def add(
         self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None, seed: int, facts: Any
-    ) -> Result:
+    ) -> CellResult:
         """Add a seed to a cell's file and return the cell."""
         path = self.path(cell, variant)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,18 +211,18 @@ class Results:
             before = self.of(cell, variant, chosen)
             seeds = dict(before.seeds) if before else {}
             seeds[seed] = kept(facts)
-            result = Result(
+            result = CellResult(
                 cell.recipe.name, variant, cell.row.key, cell.column.key, identity(cell, chosen),
                 dict(sorted(seeds.items())), chosen, path,
             )  # fmt: skip
             write(path, result)
         return result
 
-    def every(self) -> list[Result]:
+    def every(self) -> list[CellResult]:
         """Return all that is there, in the order of paths."""
         return [read(path) for path in self._files()]
 
-    def readable(self, recipe: str = "*", variant: str = "*") -> list[Result]:
+    def readable(self, recipe: str = "*", variant: str = "*") -> list[CellResult]:
         """Return all that can be read: a damaged file is the matter of its own cell."""
         found = []
         for path in self._files(recipe, variant):
@@ -245,7 +245,7 @@ def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
     return kept | user_methods.noted(cell.row.method)
 
 
-def outdated(result: Result, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:
+def outdated(result: CellResult, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:
     """Say in which settings a result differs from its cell as it is today; None in none."""
     if cell.row.method not in METHODS:
         return f"there is no method {cell.row.method!r}"
@@ -287,15 +287,15 @@ def score_of(one: Mapping[str, Any]) -> dict[str, Any]:
     return {**one["test"], "per_episode": [n / one["queries"] for n in one["right"]]}
 
 
-def row_of(result: Result) -> Row:
+def row_of(result: CellResult) -> ComparisonRow:
     """Return the row of a cell in a comparison: its seeds, as those of runs are."""
     every = [one for _, one in sorted(result.seeds.items())]
     spent = [(one["bytes_down"], one["bytes_up"], one["seconds"]) for one in every]
-    terms = Terms.of(result.settings, {"own": not every[0]["queries"]})
-    return Row.of_tests(result.key, [score_of(one) for one in every], spent, terms)
+    terms = TestProtocol.of(result.settings, {"own": not every[0]["queries"]})
+    return ComparisonRow.of_tests(result.key, [score_of(one) for one in every], spent, terms)
 
 
-def write(path: Path, result: Result) -> None:
+def write(path: Path, result: CellResult) -> None:
     """Write a cell's file in one step."""
     content = {
         "recipe": result.recipe,
@@ -309,7 +309,7 @@ def write(path: Path, result: Result) -> None:
     storage.write_bytes(path, f"{_json(content)}\n".encode(), sync=True)
 
 
-def read(path: Path) -> Result:
+def read(path: Path) -> CellResult:
     """Read a cell's file. Raises CheckpointError when it is no such file."""
     path = path.absolute()  # its folders' names are a part of what it says
     if path.name.endswith(".tune.json"):
@@ -319,7 +319,7 @@ def read(path: Path) -> Result:
     fix = f"{records.COPY}, or remove it and train the cell again"
     tree = records.read(path, _Cell, fix)
     row, column = tree["cell"].split("/")
-    found = Result(
+    found = CellResult(
         tree["recipe"], tree["variant"], row, column, tree["settings"],
         {int(seed): one for seed, one in tree["seeds"].items()}, tree["tuned"], path,
     )  # fmt: skip

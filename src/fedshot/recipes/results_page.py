@@ -16,7 +16,7 @@ from fedshot.recipes.learning import shown, swept
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plane import planar
 from fedshot.recipes.recipe import AGAINST, Recipe
-from fedshot.recipes.results import Result, mean, split
+from fedshot.recipes.results import CellResult, mean, split
 from fedshot.recipes.runner import State
 from fedshot.recipes.tables import Marks, difference, floors, measure, ours, published, unfair
 
@@ -37,7 +37,7 @@ code (the commits stand below it) on the same kind of machine.
 
 
 def markdown(
-    results: Sequence[Result], recipes: Mapping[str, Recipe], figures: str = "../results"
+    results: Sequence[CellResult], recipes: Mapping[str, Recipe], figures: str = "../results"
 ) -> str:
     """Return the page; what belongs to no cell of the recipes is named at its end.
 
@@ -59,7 +59,7 @@ def markdown(
     return "\n".join(parts)
 
 
-def _place(result: Result) -> tuple[str, str]:
+def _place(result: CellResult) -> tuple[str, str]:
     return result.recipe, result.variant
 
 
@@ -163,7 +163,7 @@ def _clients(states: Sequence[State]) -> list[str]:
     return [head, "|---|---|---:|---:|", *lines, ""]
 
 
-def _validation(result: Result) -> str:
+def _validation(result: CellResult) -> str:
     """Return accuracy before training and at the chosen round; "-" without validation classes.
 
     Says so where the looks were at the test.

@@ -17,7 +17,7 @@ from fedshot.recipes import tuning
 from fedshot.recipes.jobs import Event, Job, Jobs
 from fedshot.recipes.plan import Obstacle, digest, look
 from fedshot.recipes.recipe import Cell, Recipe, Row
-from fedshot.recipes.results import Result, Results
+from fedshot.recipes.results import CellResult, Results
 from fedshot.recipes.sharing import shared
 from fedshot.recipes.tuning import Chosen
 
@@ -39,7 +39,7 @@ class State:
     cell: Cell
     obstacle: Obstacle | None = None
     seen: Mapping[str, Any] | None = None
-    result: Result | None = None
+    result: CellResult | None = None
     running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     wanted: int = 0
@@ -89,7 +89,7 @@ class Request:
         return f"{self.budget}-tune{self.tune}" if self.tune else self.budget
 
 
-class Bench:
+class RecipeRunner:
     """The cells of one request; `states` changes while `run` is under way."""
 
     def __init__(self, request: Request) -> None:

@@ -21,7 +21,7 @@ from fedshot.config import settings as trees
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Share, Whole
-from fedshot.evaluation.episodic_test import HalfWidth, Look, checked_episodes
+from fedshot.evaluation.episodic_test import HalfWidth, ValidationResult, checked_episodes
 from fedshot.recipes.recipe import ROW_MAY_SET
 from fedshot.runs.experiment import Experiment
 
@@ -70,12 +70,12 @@ def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]
     best, chosen = None, 0
     validation = []
     for round, look in _answered(run, lead):
-        found = Look.from_json(look)
+        found = ValidationResult.from_json(look)
         if found.beats(best):
             best, chosen = found, round
         validation.append([round, look["accuracy"], look["interval"]])
         seen(round, look["accuracy"])
-    test = run.sit(run.setting.test, _server(lead, chosen), chosen)
+    test = run.evaluate_chosen(run.setting.test, _server(lead, chosen), chosen)
     return {"test": test.to_json(), "round": chosen, "validation": validation}
 
 
@@ -99,7 +99,7 @@ def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str
     for round in _looks(lead):
         place, of = str(round), asked | {"model": lead.checkpoints.hash(round)}
         if held.get(place, {}).get("of") != of or "missing" not in held[place]:
-            found = run.sit(run.setting.validation, _server(lead, round), round)
+            found = run.evaluate_chosen(run.setting.validation, _server(lead, round), round)
             held[place] = {
                 "accuracy": found.accuracy,
                 "interval": found.interval,

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedshot.recipes.recipe import Cell
-from fedshot.recipes.results import Result, departure, identity
+from fedshot.recipes.results import CellResult, departure, identity
 
 
 def shared(
     cell: Cell,
     variant: str,
     chosen: Mapping[str, Any] | None,
-    every: Iterable[Result],
+    every: Iterable[CellResult],
     seen: Mapping[str, Any] | None,
 ) -> dict[int, dict[str, Any]]:
     """Return what other cells' trainings with exactly a cell's settings came to, by seed.

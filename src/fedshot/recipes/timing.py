@@ -24,7 +24,7 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError
 from fedshot.core.locks import locked
 from fedshot.core.records import Finite, Whole
-from fedshot.evaluation.episodic_test import ExamOptions
+from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples
@@ -36,7 +36,7 @@ _FILE = "step-times.json"
 class _Cost(TypedDict):
     clients: Whole
     step: Finite
-    question: Finite
+    eval_episode: Finite
     own: NotRequired[bool]
 
 
@@ -61,13 +61,13 @@ def seconds(cell: Cell) -> float | None:
     looks = 1 + -(-run.rounds // run.validate_every)
     peeks = run.choose == "best_on_test_classes"  # and every look is at the whole test
     look = test.episodes if peeks else test.validation_episodes
-    questions = test.episodes + looks * look
+    eval_episodes = test.episodes + looks * look
     if found.get("own"):  # a question for each client
         validated = peeks or settings["partition"].get("validation", 0) > 0
-        questions = found["clients"] * (1 + looks * validated)
+        eval_episodes = found["clients"] * (1 + looks * validated)
     rounds = 0 if cell.lead else run.rounds  # another cell's training is this one's, too
     work = rounds * visits * steps(settings) * found["step"]
-    total: float = _START + work + questions * found["question"]
+    total: float = _START + work + eval_episodes * found["question"]
     return total
 
 
@@ -153,7 +153,7 @@ def _without_size(value: Any) -> Any:
 
 
 @cache
-def _sizes(parts: str) -> tuple[RunOptions, ExamOptions]:
+def _sizes(parts: str) -> tuple[RunOptions, TestOptions]:
     config = Config.of(json.loads(parts))
     return config.run, config.test
 

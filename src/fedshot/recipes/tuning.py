@@ -82,7 +82,7 @@ class _Trial(TypedDict):
     options: dict[str, Any]
 
 
-class _Data(TypedDict):
+class _TrialData(TypedDict):
     digest: str
 
 
@@ -92,7 +92,7 @@ class _Trials(TypedDict):
     tuned_in: str
     chosen: dict[str, Any]
     settings: dict[str, Any]
-    data: _Data
+    data: _TrialData
     trials: list[_Trial]
 
 

@@ -2,26 +2,26 @@
 
 from fedshot.reports.affinity_plots import affinity_groups, affinity_picture
 from fedshot.reports.curves import Series
-from fedshot.reports.data_views import Look, look
+from fedshot.reports.data_views import DataViews, data_views
 from fedshot.reports.inspect import facts, pictures
 from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
 from fedshot.reports.partition_plots import class_histogram, partition_picture
 from fedshot.reports.run_files import Groups, Run, apart, grouped
 from fedshot.reports.sheet import contact_sheet
-from fedshot.reports.significance import Row, Verdict, baselines, compare, told
+from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, told
 from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
 
 __all__ = [
+    "ComparisonRow",
+    "DataViews",
+    "Difference",
     "Groups",
-    "Look",
-    "Row",
     "Run",
     "Series",
     "Status",
-    "Verdict",
     "affinity_groups",
     "affinity_picture",
     "apart",
@@ -33,10 +33,10 @@ __all__ = [
     "compare",
     "comparison",
     "contact_sheet",
+    "data_views",
     "facts",
     "features_picture",
     "grouped",
-    "look",
     "own_features",
     "partition_picture",
     "pictures",

@@ -48,7 +48,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class AnswersPage:
     """What a page tells.
 
     Args:
@@ -66,7 +66,7 @@ class Sheet:
     skipped: Sequence[tuple[str, str]] = ()
 
 
-def write_answers(path: Path, sheet: Sheet) -> None:
+def write_answers(path: Path, sheet: AnswersPage) -> None:
     """Write the page; its folder is made when it does not exist."""
     style = resources.files("fedshot.reports").joinpath("answers.css").read_text(encoding="utf-8")
     parts = [
@@ -83,7 +83,7 @@ def write_answers(path: Path, sheet: Sheet) -> None:
     storage.deliver(path, page.encode("utf-8", "replace"))
 
 
-def _summary(sheet: Sheet) -> str:
+def _summary(sheet: AnswersPage) -> str:
     by_label = _by_label(sheet)
     turned = sum(len(cards) for (away, _), cards in by_label.items() if away)
     text = f"{count(len(sheet.cards), 'file')} answered, from " + count(
@@ -108,7 +108,7 @@ def _support(support: Mapping[str, Sequence[Path | str]]) -> Iterator[str]:
     yield "</div></section>"
 
 
-def _answers(sheet: Sheet) -> Iterator[str]:
+def _answers(sheet: AnswersPage) -> Iterator[str]:
     yield '<section aria-labelledby="answers"><h2 id="answers">Answers</h2>'
     if not sheet.cards:
         yield "<p>There was nothing to answer.</p></section>"
@@ -202,7 +202,7 @@ def _facts(facts: Mapping[str, str]) -> Iterator[str]:
     yield "</dl></section>"
 
 
-def _by_label(sheet: Sheet) -> dict[tuple[bool, str], list[Card]]:
+def _by_label(sheet: AnswersPage) -> dict[tuple[bool, str], list[Card]]:
     """Return the cards by (whether turned away, answer), the least certain first."""
     found: dict[tuple[bool, str], list[Card]] = {}
     for card in sorted(sheet.cards, key=lambda card: (card.turned_away, card.label)):

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from fedshot.core.text import shortened
 from fedshot.reports.curves import Line, Series
-from fedshot.reports.data_views import Holdings, Map
+from fedshot.reports.data_views import Map, PartitionTable
 from fedshot.reports.figure_export import INK, PALETTE
 
 Figure: TypeAlias = dict[str, Any]
@@ -132,7 +132,7 @@ def spread(
     return _done(figure, height, height)
 
 
-def who_holds(held: Holdings) -> Figure:
+def who_holds(held: PartitionTable) -> Figure:
     """Draw how many examples of each class each client holds."""
     figure = _heat(
         [[n or None for n in row] for row in held.table],

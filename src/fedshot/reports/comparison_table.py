@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from fedshot.reports.markup import e, framed
-from fedshot.reports.significance import Row
+from fedshot.reports.significance import ComparisonRow
 from fedshot.reports.table import COLUMNS, caption, cells, remark, sections
 
 _SHORT = 18  # letters of a name that stay on one line
 
 
-def standing(rows: Sequence[Row]) -> str:
+def standing(rows: Sequence[ComparisonRow]) -> str:
     """Return the table and what its figures are."""
     scale = _scale(rows)
     head = "".join(_head(name) for name in COLUMNS)
@@ -34,7 +34,9 @@ def _head(column: str) -> str:
     return f'<th scope="col" aria-sort="none"{kind}><button type="button">{e(words)}</button></th>'
 
 
-def _body(part: Sequence[Row], rows: Sequence[Row], scale: tuple[int, int]) -> str:
+def _body(
+    part: Sequence[ComparisonRow], rows: Sequence[ComparisonRow], scale: tuple[int, int]
+) -> str:
     floors = part[0].floor
     title = f'<tr class="section"><td colspan="{len(COLUMNS)}">floors</td></tr>'
     inside = "".join(_row(row, rows, scale) for row in part)
@@ -43,7 +45,7 @@ def _body(part: Sequence[Row], rows: Sequence[Row], scale: tuple[int, int]) -> s
     return f"<tbody{kind}>{between}{inside}</tbody>"
 
 
-def _row(row: Row, rows: Sequence[Row], scale: tuple[int, int]) -> str:
+def _row(row: ComparisonRow, rows: Sequence[ComparisonRow], scale: tuple[int, int]) -> str:
     label, accuracy, *numbers, _ = cells(row, rows)
     mean, _, half = accuracy.partition(" ± ")
     values = (row.episodes, row.seeds, row.bytes_down, row.bytes_up, row.seconds)
@@ -64,7 +66,7 @@ def _row(row: Row, rows: Sequence[Row], scale: tuple[int, int]) -> str:
     )
 
 
-def _bar(row: Row, rows: Sequence[Row], scale: tuple[int, int]) -> str:
+def _bar(row: ComparisonRow, rows: Sequence[ComparisonRow], scale: tuple[int, int]) -> str:
     """Return the interval as a bar over the scale, the mean as a dot; the best floor as a line."""
 
     def at(share: float) -> str:
@@ -80,7 +82,7 @@ def _bar(row: Row, rows: Sequence[Row], scale: tuple[int, int]) -> str:
     )
 
 
-def _scale(rows: Sequence[Row]) -> tuple[int, int]:
+def _scale(rows: Sequence[ComparisonRow]) -> tuple[int, int]:
     """Return whole percents that hold all intervals, and differ."""
     lows = (100 * (row.accuracy - row.interval) for row in rows)
     highs = (100 * (row.accuracy + row.interval) for row in rows)

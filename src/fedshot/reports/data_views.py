@@ -24,7 +24,7 @@ from fedshot.data.episodes.episode import examples
 from fedshot.nn.models.mode import Mode
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Arrangement, Setting
+from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from fedshot.runs.relocate import check_here, on_this_machine
 
 _CLIENTS = 40  # rows of the picture of who holds what
@@ -33,7 +33,7 @@ _DIGITS = 4  # of a coordinate
 
 
 @dataclass(frozen=True)
-class Holdings:
+class PartitionTable:
     """How many examples of each base class each client has: `table` [clients, classes]."""
 
     clients: tuple[int, ...]
@@ -57,36 +57,36 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Look:
+class DataViews:
     """Holdings and map of a run, or why there is none, and what is to be said of its data."""
 
-    holdings: Holdings | str
+    holdings: PartitionTable | str
     map: Map | str
     note: str = ""
 
 
-def look(folder: Path, data_dir: str | None = None) -> Look:
+def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
     """Load a run's data and chosen model and look at them; nothing of the run is changed."""
     try:
         config = Config.of(on_this_machine(run_folder.written(folder)))
-        setting = Setting(config, data_dir)
+        setting = PreparedRun(config, data_dir)
     except FedshotError as error:
-        return Look(str(error), str(error))
+        return DataViews(str(error), str(error))
     held = holdings(setting)
     note = f"{setting.dataset.name}: {setting.copies}" if setting.copies.identical else ""
     try:
-        return Look(held, _mapped(setting, _chosen(setting, folder)), note)
+        return DataViews(held, _mapped(setting, _chosen(setting, folder)), note)
     except FedshotError as error:
-        return Look(held, str(error), note)
+        return DataViews(held, str(error), note)
 
 
-def holdings(arrangement: Arrangement) -> Holdings:
+def holdings(federated: FederatedDataset) -> PartitionTable:
     """Count each client's examples of each base class that anybody holds."""
-    data, parts = arrangement.dataset, arrangement.deal.train
+    data, parts = federated.dataset, federated.deal.train
     held = np.unique(data.y[parts.indices]).tolist()
     shown = range(min(len(parts), _CLIENTS))
     counts = (np.bincount(data.y[parts[k]], minlength=data.n_classes)[held] for k in shown)
-    return Holdings(
+    return PartitionTable(
         tuple(shown),
         tuple(data.class_names[c] for c in held),
         tuple(tuple(row.tolist()) for row in counts),
@@ -103,7 +103,7 @@ def novel_map(run: Experiment) -> Map | str:
     return _mapped(run.setting, run.chosen())
 
 
-def _chosen(setting: Setting, folder: Path) -> Tree:
+def _chosen(setting: PreparedRun, folder: Path) -> Tree:
     """Return the server's state after the chosen round, which another kind of device may have made.
 
     Raises CheckpointError when there is none, or one of another run or of other data.
@@ -123,7 +123,7 @@ def _chosen(setting: Setting, folder: Path) -> Tree:
     return checkpoints.read(notes["best"][0], first)[0]
 
 
-def _mapped(setting: Setting, server: Tree) -> Map | str:
+def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
     if setting.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
     model = getattr(setting.method, "model", None)

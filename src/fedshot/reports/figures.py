@@ -8,10 +8,10 @@ from fedshot.core.text import joined, printable
 from fedshot.reports import charts
 from fedshot.reports.curves import Series
 from fedshot.reports.curves import reported as told
-from fedshot.reports.data_views import Holdings, Look, Map
+from fedshot.reports.data_views import DataViews, Map, PartitionTable
 from fedshot.reports.markup import e, figure
 from fedshot.reports.run_files import Groups, Run
-from fedshot.reports.significance import Row
+from fedshot.reports.significance import ComparisonRow
 
 _CURVES = {
     "test": "Accuracy on the test episodes.",
@@ -27,7 +27,7 @@ _MANY = 20  # classes that want the whole width
 
 
 def curves(
-    curves: Sequence[Series], rows: Sequence[Row], places: Mapping[str, int]
+    curves: Sequence[Series], rows: Sequence[ComparisonRow], places: Mapping[str, int]
 ) -> Iterator[str]:
     """Yield the curves, those on one kind of episodes in one figure."""
     shown = [series for series in curves if len(series.rounds) > 1]
@@ -93,10 +93,12 @@ def _tested(runs: Sequence[Run]) -> bool:
     return any(run.result for run in runs)
 
 
-def holdings(looks: Mapping[str, Look]) -> Iterator[str]:
+def holdings(looks: Mapping[str, DataViews]) -> Iterator[str]:
     """Yield who holds what; partitions that are alike once."""
-    found = {k: seen.holdings for k, seen in looks.items() if isinstance(seen.holdings, Holdings)}
-    alike: dict[Holdings, list[str]] = {}
+    found = {
+        k: seen.holdings for k, seen in looks.items() if isinstance(seen.holdings, PartitionTable)
+    }
+    alike: dict[PartitionTable, list[str]] = {}
     for label, held in found.items():
         alike.setdefault(held, []).append(printable(label))
     if alike:
@@ -145,7 +147,7 @@ def _sum(seeds: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str
     return total
 
 
-def novel(looks: Mapping[str, Look]) -> Iterator[str]:
+def novel(looks: Mapping[str, DataViews]) -> Iterator[str]:
     """Yield where each model puts the novel classes."""
     found = {label: seen.map for label, seen in looks.items() if isinstance(seen.map, Map)}
     if found:

@@ -10,7 +10,7 @@ from fedshot.config.settings import flat
 from fedshot.core.text import count, joined, megabytes, printable
 from fedshot.reports.markup import e, folded, pairs, plain, table
 from fedshot.reports.run_files import Groups, Run
-from fedshot.reports.significance import Row
+from fedshot.reports.significance import ComparisonRow
 
 _FAULTS = 100  # lines of faults shown of one run; the others are counted
 _CLIENTS = 5  # named of those whose replies did not count, the most frequent first
@@ -87,7 +87,7 @@ def ledger(groups: Groups) -> Iterator[str]:
         yield folded(label, f"{megabytes(total)} MB{one}, {looks}", inside)
 
 
-def episodes(rows: Sequence[Row]) -> Iterator[str]:
+def episodes(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """Yield the hashes of the test episodes."""
     by_tasks: dict[str, list[str]] = {}
     for row in rows:

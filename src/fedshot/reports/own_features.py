@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.text import shortened
-from fedshot.learners.learner import question_features
+from fedshot.learners.learner import episode_features
 from fedshot.methods.personal.pfedfsl import PFedFSL
 from fedshot.protocol.clients import Clients
 from fedshot.reports.figure_export import PALETTE, Format, drawing
@@ -37,29 +37,29 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     Raises ConfigError for a client that is not tested, another method than pFedFSL, or the original
     space of texts, which is none.
     """
-    exam, method = run.setting.test, run.method
+    episodic_test, method = run.setting.test, run.method
     if not isinstance(method, PFedFSL):
         raise ConfigError(f"features of a client are drawn for pfedfsl, not for {method.name}.")
-    owners = exam.owners or ()
+    owners = episodic_test.owners or ()
     if client not in owners:
         raise ConfigError(f"client {client} is not tested; those who are: {list(owners)}.")
     if original and run.setting.dataset.is_text:
         raise ConfigError("original is true, and texts have no pixels; leave it out.")
     u = owners.index(client)
-    question = exam.questions[u]
+    eval_episode = episodic_test.eval_episodes[u]
     if original:
-        parts = question.support_x, question.query_x
+        parts = eval_episode.support_x, eval_episode.query_x
         points = torch.cat(parts).flatten(1).double() / 255
     else:
         server = run.chosen()
         clients = Clients(run.fleet, owners, round=run.best_round, phase="evaluate")
         own = method.own_model(server, clients, client)
         with torch.no_grad():
-            parts = question_features(method.model, own["theta"], own["stats"], question)
+            parts = episode_features(method.model, own["theta"], own["stats"], eval_episode)
         points = torch.cat(parts).double()
-    places = torch.cat([question.support_y, exam.labels(u)])
-    names = [exam.class_names[c] for c in exam.classes(u)[places].tolist()]
-    return Space(points.numpy(), names, np.arange(len(points)) >= len(question.support_y))
+    places = torch.cat([eval_episode.support_y, episodic_test.labels(u)])
+    names = [episodic_test.class_names[c] for c in episodic_test.classes(u)[places].tolist()]
+    return Space(points.numpy(), names, np.arange(len(points)) >= len(eval_episode.support_y))
 
 
 @overload

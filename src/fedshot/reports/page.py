@@ -18,24 +18,23 @@ from plotly.offline import get_plotlyjs
 
 from fedshot import __version__
 from fedshot.core import storage
-from fedshot.reports import figures as sights
-from fedshot.reports import ledgers
+from fedshot.reports import figures, ledgers
 from fedshot.reports.comparison_table import standing
 from fedshot.reports.curves import Series
-from fedshot.reports.data_views import Look
+from fedshot.reports.data_views import DataViews
 from fedshot.reports.markup import e, section
 from fedshot.reports.run_files import Groups, Run
-from fedshot.reports.significance import Row
+from fedshot.reports.significance import ComparisonRow
 from fedshot.reports.summary import summary
 
 
 def write_page(
     path: Path | str,
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[ComparisonRow],
     groups: Groups | None = None,
     curves: Sequence[Series] | None = None,
-    looks: Mapping[str, Look] | None = None,
+    looks: Mapping[str, DataViews] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
     """Write the page.
@@ -59,12 +58,12 @@ def write_page(
     places = {label: i for i, label in enumerate(labels)}
     body = [
         section("comparison", "Comparison", [standing(rows)] if rows else ()),
-        section("accuracy", "Accuracy on the way", sights.curves(curves, rows, places)),
-        section("reported", "What the methods report", sights.reported(groups, places)),
-        section("clients", "Clients apart", sights.spread(groups, places)),
-        section("holdings", "What the clients hold", sights.holdings(looks)),
-        section("confusion", "What was taken for what", sights.confusion(groups)),
-        section("map", "New classes as the model sees them", sights.novel(looks)),
+        section("accuracy", "Accuracy on the way", figures.curves(curves, rows, places)),
+        section("reported", "What the methods report", figures.reported(groups, places)),
+        section("clients", "Clients apart", figures.spread(groups, places)),
+        section("holdings", "What the clients hold", figures.holdings(looks)),
+        section("confusion", "What was taken for what", figures.confusion(groups)),
+        section("map", "New classes as the model sees them", figures.novel(looks)),
         section("faults", "Refused and lost replies", ledgers.faults(runs) if runs else ()),
         section("ledger", "Bytes", ledgers.ledger(groups)),
         section("episodes", "Test episodes", ledgers.episodes(rows)),

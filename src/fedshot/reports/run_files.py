@@ -20,7 +20,7 @@ from fedshot.core.text import joined, printable
 from fedshot.fleets.meter import LedgerLine
 from fedshot.runs import dataset_info, run_folder
 from fedshot.runs.recorder import ENVIRONMENT, Recorder, Round, changed, read_environment
-from fedshot.runs.test_protocol import Result, Terms
+from fedshot.runs.test_protocol import ResultJson, TestProtocol
 
 _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 
@@ -28,7 +28,7 @@ _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 _Several: TypeAlias = Annotated[list[Any], Field(min_length=1)]
 
 
-class _Data(TypedDict):
+class _DataNote(TypedDict):
     name: str
     digest: str
 
@@ -148,13 +148,13 @@ class Run:
         path = self.folder / dataset_info.FILE
         if not path.exists():
             return str(self.settings.get("data", {}).get("name", "")), ""
-        told = records.read(path, _Data)
+        told = records.read(path, _DataNote)
         return told["name"], told["digest"]
 
     @property
-    def tested(self) -> Terms:
+    def tested(self) -> TestProtocol:
         """What the test asks, as far as settings and result tell."""
-        return Terms.of(self.settings, self.result)
+        return TestProtocol.of(self.settings, self.result)
 
     def differs(self, other: Run) -> str | None:
         """Say in what two runs differ, names and seeds aside; None in nothing.
@@ -257,7 +257,7 @@ def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
     if not path.exists():
         return None
     fix = f"`fedshot resume {path.parent}` writes it anew"
-    found: dict[str, Any] = records.read(path, Result, fix)
+    found: dict[str, Any] = records.read(path, ResultJson, fix)
     planned = settings.get("run", {}).get("rounds", 0)
     return found if found.get("rounds", planned) >= planned else None
 

@@ -12,11 +12,11 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.text import points, printable
 from fedshot.evaluation.episodic_test import Score, half_width, quantile
 from fedshot.reports.run_files import Run
-from fedshot.runs.test_protocol import Terms, alike
+from fedshot.runs.test_protocol import TestProtocol, alike
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """What one method, or one floor, came to.
 
     Args:
@@ -41,11 +41,11 @@ class Row:
     seconds: float = 0.0
     note: str = ""
     floor: bool = False
-    tested: Terms = field(default_factory=Terms)
+    tested: TestProtocol = field(default_factory=TestProtocol)
     by_seed: tuple[float, ...] = ()
 
     @classmethod
-    def of_runs(cls, label: str, runs: Sequence[Run], *, floor: bool = False) -> Row:
+    def of_runs(cls, label: str, runs: Sequence[Run], *, floor: bool = False) -> ComparisonRow:
         """Return the row of one method's runs, one for each seed.
 
         With several seeds the accuracy is the mean over seeds, and the interval is over episodes
@@ -66,10 +66,10 @@ class Row:
         label: str,
         tests: Sequence[Mapping[str, Any]],
         spent: Sequence[tuple[int, int, float]],
-        tested: Terms,
+        tested: TestProtocol,
         *,
         floor: bool = False,
-    ) -> Row:
+    ) -> ComparisonRow:
         """Return the row of several seeds' scores on one test.
 
         Args:
@@ -77,7 +77,7 @@ class Row:
             tests: their scores, as `Score.to_json` has them.
             spent: of each the bytes down and up, and the seconds, of its training.
             tested: what the test asked.
-            floor: as for `Row`.
+            floor: as for `ComparisonRow`.
         """
         notes = list(tested.marks)
         notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
@@ -137,7 +137,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Difference:
     """One row against another: a difference of accuracies and its 95 % interval.
 
     `paired` tells that both sat the same episodes and the interval is of the differences, which is
@@ -145,7 +145,7 @@ class Verdict:
     much training seeds differ; else it is one for these training runs alone.
     """
 
-    other: Row
+    other: ComparisonRow
     difference: float
     interval: float
     paired: bool
@@ -162,7 +162,7 @@ class Verdict:
         return points(self.difference, self.interval)
 
 
-def compare(row: Row, other: Row) -> Verdict:
+def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
     """Compare two rows, episode by episode where both know theirs.
 
     The interval is +- t(0.975, f) sqrt(v). Over n common episodes v = s_d^2 / n, s_d the standard
@@ -184,7 +184,7 @@ def compare(row: Row, other: Row) -> Verdict:
     seeds = len(row.by_seed) > 1 and len(other.by_seed) > 1
     if seeds:
         parts += [_part(row.by_seed), _part(other.by_seed)]
-    return Verdict(other, difference, _joint(parts), paired, seeds)
+    return Difference(other, difference, _joint(parts), paired, seeds)
 
 
 def _part(values: Sequence[float]) -> tuple[float, int]:
@@ -192,7 +192,7 @@ def _part(values: Sequence[float]) -> tuple[float, int]:
     return statistics.variance(values) / len(values), len(values) - 1
 
 
-def _part_of(row: Row) -> tuple[float, int]:
+def _part_of(row: ComparisonRow) -> tuple[float, int]:
     """Return what a row's interval says of the variance of its accuracy, and its freedom."""
     freedom = max(1, row.episodes - 1)
     return (row.interval / quantile(freedom)) ** 2, freedom
@@ -207,7 +207,7 @@ def _joint(parts: Sequence[tuple[float, int]]) -> float:
     return quantile(freedom) * math.sqrt(v)
 
 
-def told(row: Row, verdict: Verdict) -> str:
+def told(row: ComparisonRow, verdict: Difference) -> str:
     """Say in a sentence what a verdict allows to say, and what it rests on."""
     one, other = row.name, verdict.other.name
     if not verdict.interval:
@@ -234,13 +234,13 @@ def told(row: Row, verdict: Verdict) -> str:
     return f"{said} Some episodes are missing, so nothing is paired."
 
 
-def reach(verdict: Verdict) -> str:
+def reach(verdict: Difference) -> str:
     """Return what must follow a difference that was found, where seeds are not in its interval."""
     found = verdict.outcome != "unclear" and not verdict.seeds
     return ", for these training runs; another seed may differ" if found else ""
 
 
-def against_floor(row: Row, rows: Sequence[Row]) -> Verdict | None:
+def against_floor(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Difference | None:
     """Compare a method with the best floor of its own test; None for a floor, or without one."""
     floors = [other for other in rows if other.floor and other.tasks in ("", row.tasks)]
     if row.floor or not floors:
@@ -248,7 +248,7 @@ def against_floor(row: Row, rows: Sequence[Row]) -> Verdict | None:
     return compare(row, max(floors, key=lambda floor: floor.accuracy))
 
 
-def baselines(groups: Mapping[str, Sequence[Run]]) -> list[Row]:
+def baselines(groups: Mapping[str, Sequence[Run]]) -> list[ComparisonRow]:
     """Return a floor for each raw baseline that the runs' results hold, one for each test."""
     found: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}
     for label, runs in groups.items():
@@ -257,7 +257,7 @@ def baselines(groups: Mapping[str, Sequence[Run]]) -> list[Row]:
                 found.setdefault((name, score["tasks"]), (label, score))
     names = [name for name, _ in found]
     return [
-        Row(name if names.count(name) == 1 else f"{name} ({label})", score, floor=True)
+        ComparisonRow(name if names.count(name) == 1 else f"{name} ({label})", score, floor=True)
         for (name, _), (label, score) in found.items()
     ]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from fedshot.core.text import count, joined, megabytes, percent, printable
 from fedshot.reports.run_files import Run
-from fedshot.reports.significance import Row, Verdict, against_floor, compare, reach
-from fedshot.runs.test_protocol import Terms, alike
+from fedshot.reports.significance import ComparisonRow, Difference, against_floor, compare, reach
+from fedshot.runs.test_protocol import TestProtocol, alike
 
 
-def summary(rows: Sequence[Row], runs: Sequence[Run] = ()) -> str:
+def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
     """Return one paragraph: who is ahead, whether the floor was beaten, and what it cost."""
     methods = sorted((r for r in rows if not r.floor), key=lambda r: -r.accuracy)
     floors = sorted((r for r in rows if r.floor), key=lambda r: -r.accuracy)
@@ -41,7 +41,7 @@ def summary(rows: Sequence[Row], runs: Sequence[Run] = ()) -> str:
     return " ".join(said)
 
 
-def _seeds(methods: Sequence[Row]) -> str:
+def _seeds(methods: Sequence[ComparisonRow]) -> str:
     """Say what the intervals do not cover."""
     units = " and ".join(sorted({f"{row.tested.unit}s" for row in methods}))
     if all(row.seeds == 1 for row in methods):
@@ -55,10 +55,10 @@ def _seeds(methods: Sequence[Row]) -> str:
     )
 
 
-def _best(methods: Sequence[Row], runs: Sequence[Run]) -> str:
+def _best(methods: Sequence[ComparisonRow], runs: Sequence[Run]) -> str:
     best = methods[0]
     # Rows made by hand know nothing of their tests; the runs beside them do.
-    tested = best.tested if best.tested != Terms() else alike([run.tested for run in runs])
+    tested = best.tested if best.tested != TestProtocol() else alike([run.tested for run in runs])
     start = best.name
     if len(methods) > 1:
         start = f"Of {len(methods)} compared, {best.name} has the highest accuracy; it"
@@ -68,7 +68,7 @@ def _best(methods: Sequence[Row], runs: Sequence[Run]) -> str:
     )
 
 
-def _lead(best: Row, second: Row) -> str:
+def _lead(best: ComparisonRow, second: ComparisonRow) -> str:
     verdict = compare(best, second)
     if verdict.outcome == "above":
         return f"{best.name} leads {second.name} by {_size(verdict)}{reach(verdict)}."
@@ -77,7 +77,9 @@ def _lead(best: Row, second: Row) -> str:
     )
 
 
-def _against(floor: Row, verdicts: Sequence[tuple[Row, Verdict]]) -> list[str]:
+def _against(
+    floor: ComparisonRow, verdicts: Sequence[tuple[ComparisonRow, Difference]]
+) -> list[str]:
     """Say who beats the floor and who does not, the difference where it is one method's."""
     name, said = floor.name, []
     beats = [(row, v) for row, v in verdicts if v.outcome == "above"]
@@ -92,5 +94,5 @@ def _against(floor: Row, verdicts: Sequence[tuple[Row, Verdict]]) -> list[str]:
     return said
 
 
-def _size(verdict: Verdict) -> str:
+def _size(verdict: Difference) -> str:
     return str(verdict).removeprefix("+")

@@ -12,9 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshot.core.text import megabytes, percent, printable, seconds
-from fedshot.reports.significance import Row, against_floor
+from fedshot.reports.significance import ComparisonRow, against_floor
 
-__all__ = ["COLUMNS", "Row", "as_json", "as_text", "caption", "cells", "comparison", "remark"]
+__all__ = [
+    "COLUMNS",
+    "ComparisonRow",
+    "as_json",
+    "as_text",
+    "caption",
+    "cells",
+    "comparison",
+    "remark",
+]
 
 COLUMNS = (
     "method",
@@ -28,7 +37,7 @@ COLUMNS = (
 )
 
 
-def comparison(rows: Sequence[Row]) -> Table:
+def comparison(rows: Sequence[ComparisonRow]) -> Table:
     """Return the table for a terminal; the notes stand below it, so that it fits 80 columns."""
     shown = [(row, cells(row, rows)) for row in rows]
     notes = [f"{printable(row.label)}: {note}." for row, (*_, note) in shown if note]
@@ -51,7 +60,7 @@ def comparison(rows: Sequence[Row]) -> Table:
     return table
 
 
-def as_text(rows: Sequence[Row], width: int = 110) -> str:
+def as_text(rows: Sequence[ComparisonRow], width: int = 110) -> str:
     """Return the table as plain text, without colours."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False)
@@ -59,18 +68,18 @@ def as_text(rows: Sequence[Row], width: int = 110) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[ComparisonRow]) -> str:
     """Return the table for programs: shares in [0, 1], bytes, seconds."""
     return json.dumps([_values(row, rows) for row in rows], indent=1)
 
 
-def sections(rows: Sequence[Row]) -> list[list[Row]]:
+def sections(rows: Sequence[ComparisonRow]) -> list[list[ComparisonRow]]:
     """Return the methods and then the floors, without empty sections."""
     parts = ([r for r in rows if not r.floor], [r for r in rows if r.floor])
     return [part for part in parts if part]
 
 
-def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
     """Return what stands in each column."""
     return (
         printable(row.label),
@@ -84,7 +93,7 @@ def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def remark(row: Row, rows: Sequence[Row]) -> str:
+def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
     """Say when a method does not beat the best floor, or sat other episodes than the first row."""
     found = []
     verdict = against_floor(row, rows)
@@ -100,7 +109,7 @@ def remark(row: Row, rows: Sequence[Row]) -> str:
     return "; ".join(found)
 
 
-def caption(rows: Sequence[Row]) -> str:
+def caption(rows: Sequence[ComparisonRow]) -> str:
     """Say what the figures are."""
     said = [
         "Accuracy in percent: mean over test episodes, ± the half-width of its 95 % interval over "
@@ -125,7 +134,7 @@ def caption(rows: Sequence[Row]) -> str:
     return " ".join(said)
 
 
-def _values(row: Row, rows: Sequence[Row]) -> dict[str, object]:
+def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, object]:
     verdict = against_floor(row, rows)
     return {
         "label": row.label,

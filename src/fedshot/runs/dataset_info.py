@@ -33,7 +33,7 @@ Classes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 _ANEW = "Delete data.json and resume the run with its data at hand, which writes it anew"
 
 
-class _Told(TypedDict):
+class _InfoNote(TypedDict):
     """What data.json holds."""
 
     name: str
@@ -165,11 +165,11 @@ def held_classes(folder: Path) -> Classes | None:
     return tuple(told["base"]), tuple(told["validation"]), tuple(told["novel"])
 
 
-def _held(folder: Path) -> _Told | None:
+def _held(folder: Path) -> _InfoNote | None:
     path = folder / FILE
     if not path.exists():
         return None
-    told: _Told = records.read(path, _Told, _ANEW)
+    told: _InfoNote = records.read(path, _InfoNote, _ANEW)
     return told
 
 

@@ -20,7 +20,7 @@ import torch
 
 from fedshot import __version__
 from fedshot.config.load import Config
-from fedshot.config.registry import difference, every_difference, watches
+from fedshot.config.registry import difference, every_difference, is_diagnostic
 from fedshot.config.schema import Chances, RunOptions, not_honest
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
@@ -28,7 +28,7 @@ from fedshot.core.locks import Lock
 from fedshot.core.machine import arithmetic, keep_freed_memory
 from fedshot.core.text import count
 from fedshot.core.tree import Tree
-from fedshot.evaluation.episodic_test import Exam, Look, Score, score
+from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult, score
 from fedshot.evaluation.raw_baselines import raw_baselines
 from fedshot.fleets.client_checks import checked_round
 from fedshot.fleets.guard import Guard
@@ -43,7 +43,7 @@ from fedshot.methods import user_methods as own
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet
 from fedshot.runs import dataset_info, run_folder
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.recorder import Record, Recorder
 
 # What may differ between a run and its resumption: how long and how strict, not what is learnt.
@@ -74,13 +74,15 @@ class Experiment:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: PreparedRun,
         folder: Path | str,
         elsewhere: Callable[[Fleet], Fleet] = lambda here: here,
         *,
         keep_looks: bool = False,
     ) -> None:
-        check_kind("setting", setting, Setting, "Make one with Setting(Config.of(settings)).")
+        check_kind(
+            "setting", setting, PreparedRun, "Make one with PreparedRun(Config.of(settings))."
+        )
         folder = as_path("folder", folder)
         self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
         self.config, self.method = setting.config, setting.method
@@ -102,7 +104,7 @@ class Experiment:
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
         self.baselines: dict[str, Score] = {}  # of the test, once there is a result
-        self._best: Look | None = None
+        self._best: ValidationResult | None = None
         self._private = ""
         self._lock: Lock | None = None
         self._last_end: float | None = None  # of a round, by the monotonic clock
@@ -196,16 +198,16 @@ class Experiment:
         self.recorder.write(run_folder.RESULT, told, sync=True)
         return found
 
-    def raw_baselines(self, exam: Exam) -> dict[str, Score]:
+    def raw_baselines(self, episodic_test: EpisodicTest) -> dict[str, Score]:
         """Return the score of each raw baseline on an exam, by name."""
         with arithmetic(self._threads):
-            return raw_baselines(self.setting.dataset, exam)
+            return raw_baselines(self.setting.dataset, episodic_test)
 
     @property
     def _tested(self) -> dict[str, Any]:
         """What the test asked: of whose classes, in which shape; own tests have no shot."""
-        own, exam = self.setting.own_tests, self.setting.test
-        ways = [len(exam.classes(u)) for u in range(len(exam))]
+        own, episodic_test = self.setting.own_tests, self.setting.test
+        ways = [len(episodic_test.classes(u)) for u in range(len(episodic_test))]
         shot = None if own else self.config.test.shot
         return {
             "own": own,
@@ -221,18 +223,18 @@ class Experiment:
         return "test classes" if self._judge is self.setting.test else "validation"
 
     @property
-    def _judge(self) -> Exam | None:
+    def _judge(self) -> EpisodicTest | None:
         """What the model sits while it trains, and what may choose the round."""
         peeks = self.config.run.choose == "best_on_test_classes"
         return self.setting.test if peeks else self.setting.validation
 
-    def answer(self, exam: Exam) -> Score:
+    def answer(self, episodic_test: EpisodicTest) -> Score:
         """Let the chosen round sit an exam: the best on validation, else the last saved one.
 
         The run goes on afterwards as if nothing had been asked; its ledger does not count it.
         Raises CheckpointError when there is no checkpoint of the round.
         """
-        return self.sit(exam, self.chosen(), self.best_round)
+        return self.evaluate_chosen(episodic_test, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
         """Return the server's state after the chosen round; private states are those of it, too.
@@ -248,21 +250,27 @@ class Experiment:
         self.fleet.open(self.best_round, notes["private"])
         return server
 
-    def answer_untrained(self, exam: Exam) -> Score:
+    def evaluate_untrained(self, episodic_test: EpisodicTest) -> Score:
         """Let the method sit an exam with what it starts from: a floor."""
-        return self.sit(exam, self.method.init(self.setting.key.at("init")), -1)
+        return self.evaluate_chosen(
+            episodic_test, self.method.init(self.setting.key.at("init")), -1
+        )
 
-    def sit(self, exam: Exam, server: Tree, round: int) -> Score:
+    def evaluate_chosen(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
         """Let a server's state sit an exam as that of a round; the ledger does not count it."""
-        return self._counted(exam, server, round)[0]
+        return self._counted(episodic_test, server, round)[0]
 
-    def _counted(self, exam: Exam, server: Tree, round: int) -> tuple[Score, list[dict[str, Any]]]:
+    def _counted(
+        self, episodic_test: EpisodicTest, server: Tree, round: int
+    ) -> tuple[Score, list[dict[str, Any]]]:
         """Return the score of a server's state, and a ledger of what the exam alone sent."""
         ledger = self.meter.to_json()
         self.meter.load_json([])
         try:
             with arithmetic(self._threads):
-                found = self._sit(exam, server, round, self._clients(round, "evaluate"))
+                found = self._evaluate(
+                    episodic_test, server, round, self._clients(round, "evaluate")
+                )
             return found, self.meter.to_json()
         finally:
             self.meter.load_json(ledger)
@@ -296,22 +304,22 @@ class Experiment:
 
     def _close(self, record: Record, seconds: float) -> Record:
         """Validate where it is due, and make the round last."""
-        run, round, exam = self.config.run, record.round, self._judge
+        run, round, episodic_test = self.config.run, record.round, self._judge
         last = round == run.rounds
         due = round % run.checkpoint_every == 0 or last or round == 0
         validation, faults = None, record.faults
-        choosing = exam is not None and run.choose != "last"
+        choosing = episodic_test is not None and run.choose != "last"
         if due and not choosing:
             self.best_round = round
-        if exam is not None and (round % run.validate_every == 0 or last):
+        if episodic_test is not None and (round % run.validate_every == 0 or last):
             clients = self._clients(round, "evaluate")
             try:
-                validation = self._sit(exam, self.server, round, clients)
+                validation = self._evaluate(episodic_test, self.server, round, clients)
             except QuorumError:  # the round itself counts
                 if run.below_quorum == "stop":
                     raise
             faults += _faults(clients)
-            look = Look.of(validation) if validation else None
+            look = ValidationResult.of(validation) if validation else None
             if choosing and (look.beats(self._best) if look else self._best is None):
                 self.best_round, self._best = round, look
         now, before = time.monotonic(), self._last_end
@@ -370,7 +378,7 @@ class Experiment:
         mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
         return mine | own.noted(self.config.settings["method"]["name"])
 
-    def _best_look(self) -> Look | None:
+    def _best_look(self) -> ValidationResult | None:
         """Return the look at the chosen round; None where none was made, or chose.
 
         Also of an older record that does not say which episodes were answered.
@@ -383,7 +391,7 @@ class Experiment:
             return None
         if "missing" not in best and best.get("unanswered", 1):
             return None
-        return Look.from_json(best)
+        return ValidationResult.from_json(best)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()
@@ -467,12 +475,14 @@ class Experiment:
                 "a new run."
             )
 
-    def _sit(self, exam: Exam, server: Tree, round: int, clients: Clients) -> Score:
+    def _evaluate(
+        self, episodic_test: EpisodicTest, server: Tree, round: int, clients: Clients
+    ) -> Score:
         key = self.setting.key.at("round", round, "exam")
         device = self.config.run.device
         server = tree.to(server, torch.device(device))
-        answers = self.method.evaluate(server, clients, exam.questions.on(device), key)
-        return score(answers, exam, transductive=self.method.transductive)
+        answers = self.method.evaluate(server, clients, episodic_test.eval_episodes.on(device), key)
+        return score(answers, episodic_test, transductive=self.method.transductive)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.setting.clients
@@ -504,7 +514,7 @@ def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
     """
     changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
     if changed:
-        may = sorted({*MAY_CHANGE, *watches(config.settings)})
+        may = sorted({*MAY_CHANGE, *is_diagnostic(config.settings)})
         raise CheckpointError(
             f"{folder} was started with another configuration: {changed}. Put it back, "
             f"or start a new run under another name. ({', '.join(may)} may change.)"
@@ -519,4 +529,4 @@ def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:
     return tuple({"client": c, "kind": f.kind, "reason": f.reason} for c, f in clients.faults)
 
 
-__all__ = ["Experiment", "Setting"]
+__all__ = ["Experiment", "PreparedRun"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedshot.config.load import Config
-from fedshot.config.options import told_by_place
+from fedshot.config.options import with_option_path
 from fedshot.config.schema import RunOptions, not_honest
 from fedshot.core.errors import ConfigError, DataError, check_kind
 from fedshot.core.machine import cores
@@ -22,15 +22,15 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import Tasks
-from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.row_split import Rows
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
-from fedshot.data.partitions.partition import Deal, Partition, unable
+from fedshot.data.partitions.partition import ClientSplit, Partition, infeasible_clients
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
-from fedshot.evaluation.episodic_test import Exam, ExamOptions
+from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
 from fedshot.protocol.method import Method, warnings_of, widest_test
 from fedshot.runs.dataset_info import Facts
@@ -39,7 +39,7 @@ _BIG = 4 * 10**11  # FLOPs of a step that is given all cores: a second and more 
 _SMALL = 3 * 10**8  # of a step as short as the Python around it, which one thread runs at a time
 
 
-class Arrangement:
+class FederatedDataset:
     """The data, its split, and who holds what.
 
     `rows` are the dataset's rows to train, choose and test on, by `split`, or by user where that is
@@ -77,14 +77,14 @@ class Arrangement:
         # Who holds what is the test, too, where that is the clients' own: one for all seeds.
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (drawn if self.own_tests else self.key).at("partition")
-        with told_by_place(config.settings):
-            self.deal: Deal = config.partition.deal(
+        with with_option_path(config.settings):
+            self.deal: ClientSplit = config.partition.deal(
                 self.dataset, self.rows.base, self.deal_key, config.episode
             )
         if self.own_tests:
             self._check_own_tests()
         self._check_groups()
-        self.left_out = unable(
+        self.left_out = infeasible_clients(
             self.dataset, self.deal.train, config.episode, divides=config.divides
         )
         self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
@@ -187,11 +187,11 @@ class Arrangement:
                 )
 
 
-class Setting(Arrangement):
+class PreparedRun(FederatedDataset):
     """An arrangement with a method and its tests.
 
     Raises:
-        DataError, ConfigError: as `Arrangement`, and when method, model or tests do not fit.
+        DataError, ConfigError: as `FederatedDataset`, and when method, model or tests do not fit.
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
@@ -234,18 +234,18 @@ class Setting(Arrangement):
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()
-        self.validation: Exam | None = None
+        self.validation: EpisodicTest | None = None
         if self.own_tests:
             assert self.deal.test is not None
-            self.test = self._own_exam("test", self.deal.test)
+            self.test = self._own_class_test("test", self.deal.test)
             if self.deal.validation is not None:
-                self.validation = self._own_exam("validation", self.deal.validation)
+                self.validation = self._own_class_test("validation", self.deal.validation)
             return
         self._check_test_way("test.way", config.test.spec.max_way)
         self._check_group(config.test)
         if len(self.rows.validation):
-            self.validation = self._exam("validation")
-        self.test = self._exam("novel")
+            self.validation = self._test("validation")
+        self.test = self._test("novel")
 
     def notices(self) -> list[str]:
         """Return what a person should know before round 1, of the method's options, too."""
@@ -258,7 +258,7 @@ class Setting(Arrangement):
         asked = np.concatenate([self.rows.validation, self.rows.novel])
         return not set(self.dataset.y[asked].tolist()) <= set(self.base_classes)
 
-    def exam(self, options: ExamOptions) -> Exam:
+    def episodic_test(self, options: TestOptions) -> EpisodicTest:
         """Draw a test of another shape from what is novel."""
         if self.own_tests:
             if options != self.config.test:
@@ -269,15 +269,15 @@ class Setting(Arrangement):
             return self.test
         self._check_test_way("way", options.spec.max_way)
         self._check_group(options)
-        return self._novel_exam(options)
+        return self._novel_class_test(options)
 
-    def _check_group(self, options: ExamOptions) -> None:
+    def _check_group(self, options: TestOptions) -> None:
         """Raise ConfigError where the method refuses how a question is dealt to clients."""
-        check: Callable[[Gathering], None] | None = getattr(self.method, "check_group", None)
+        check: Callable[[GroupSampler], None] | None = getattr(self.method, "check_group", None)
         if check is not None:
             check(options.group)
 
-    def _novel_exam(self, options: ExamOptions) -> Exam:
+    def _novel_class_test(self, options: TestOptions) -> EpisodicTest:
         key = Key(options.seed).at("exam", "novel")
         if options.pool == "shared":
             return self._drawn(self.rows.novel, options, options.episodes, key)
@@ -291,7 +291,7 @@ class Setting(Arrangement):
                 f"{len(held)} clients, those of training to {len(self.deal.train)}. Set "
                 "partition.clients, or test.pool to 'shared'."
             )
-        lacking = {c: text for c, text in unable(self.dataset, held, spec).items()
+        lacking = {c: text for c, text in infeasible_clients(self.dataset, held, spec).items()
                    if c in self.clients}  # fmt: skip
         if lacking:
             raise DataError(
@@ -300,33 +300,33 @@ class Setting(Arrangement):
                 "fewer clients, or set test.pool to 'shared'."
             )
         pools = [held[c] for c in self.clients]
-        return Exam(self.dataset, Tasks.draw_in_turns(
+        return EpisodicTest(self.dataset, Tasks.draw_in_turns(
             self.dataset, pools, spec, options.episodes, key))  # fmt: skip
 
-    def _exam(self, part: Literal["validation", "novel"]) -> Exam:
+    def _test(self, part: Literal["validation", "novel"]) -> EpisodicTest:
         options = self.config.test
         try:
             if part == "novel":
-                return self._novel_exam(options)
+                return self._novel_class_test(options)
             key = Key(options.seed).at("exam", part)
             return self._drawn(self.rows.validation, options, options.validation_episodes, key)
         except DataError as error:
             raise DataError(f"the {part} classes cannot fill the test: {error}") from None
 
-    def _drawn(self, rows: Ints, options: ExamOptions, episodes: int, key: Key) -> Exam:
+    def _drawn(self, rows: Ints, options: TestOptions, episodes: int, key: Key) -> EpisodicTest:
         classes = np.unique(self.dataset.y[rows]).tolist()
         spec = self._shape(options)
-        return Exam.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
+        return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
-    def _shape(self, options: ExamOptions) -> EpisodeSpec:
+    def _shape(self, options: TestOptions) -> EpisodeSpec:
         """Return the shape of test episodes, with labels in the order of those of training."""
         return replace(options.spec, labels=self.config.episode.labels)
 
-    def _own_exam(self, part: str, held: Partition) -> Exam:
+    def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:
         key = Key(self.config.test.seed).at("exam", "own", part)
-        exam = Exam.own(self.dataset, self.deal.train, held, self.clients, key)
-        self._check_test_way("the most classes of a client", exam.widest)
-        return exam
+        episodic_test = EpisodicTest.own(self.dataset, self.deal.train, held, self.clients, key)
+        self._check_test_way("the most classes of a client", episodic_test.widest)
+        return episodic_test
 
     def _check_test_way(self, option: str, way: int) -> None:
         """Refuse what a head at test cannot tell apart; a method may train one and test without."""

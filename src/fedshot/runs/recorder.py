@@ -42,7 +42,7 @@ Round: TypeAlias = Annotated[int, Field(ge=0, lt=10**9)]
 Seconds: TypeAlias = Annotated[float, Field(gt=-1e9, lt=1e9)]
 
 
-class Fault(TypedDict):
+class FaultJson(TypedDict):
     """A reply that did not count."""
 
     client: NotRequired[Whole]
@@ -50,7 +50,7 @@ class Fault(TypedDict):
     reason: NotRequired[str]
 
 
-class Row(TypedDict):
+class RecordJson(TypedDict):
     """What is relied on in a line of metrics.jsonl; one of an older version has fewer."""
 
     round: Round
@@ -60,7 +60,7 @@ class Row(TypedDict):
     bytes_down: NotRequired[Whole]
     bytes_up: NotRequired[Whole]
     seconds: Seconds
-    faults: list[Fault]
+    faults: list[FaultJson]
     skipped: str | None
     ended: NotRequired[Annotated[str, AfterValidator(_checked_instant)]]
 
@@ -175,7 +175,7 @@ class Recorder:
         path = self.folder / RECORDS
         if not path.exists():
             return []
-        return records.read_lines(path, Row, f"{records.COPY}, or start a new run")
+        return records.read_lines(path, RecordJson, f"{records.COPY}, or start a new run")
 
     def rewind(self, round: int) -> None:
         """Drop the lines after a round."""

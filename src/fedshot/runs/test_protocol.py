@@ -33,7 +33,7 @@ def _shown(held: ScoreJson) -> ScoreJson:
 _Tested: TypeAlias = Annotated[ScoreJson, AfterValidator(_shown)]
 
 
-class Result(TypedDict):
+class ResultJson(TypedDict):
     """What is relied on in result.json; one of an older version has fewer."""
 
     test: _Tested
@@ -50,7 +50,7 @@ class Result(TypedDict):
 
 
 @dataclass(frozen=True)
-class Terms:
+class TestProtocol:
     """A run's test, as far as it is known.
 
     Args:
@@ -69,7 +69,9 @@ class Terms:
     marks: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> Terms:
+    def of(
+        cls, settings: Mapping[str, Any], result: Mapping[str, Any] | None = None
+    ) -> TestProtocol:
         """Return what the settings of a run and its result.json say, which may be an older one."""
         result, split = result or {}, at(settings, "split") or {}
         users = split.get("users") is not None
@@ -121,15 +123,15 @@ def chose_by_test(settings: Mapping[str, Any]) -> bool:
     return bool(at(settings, "run.choose") == "best_on_test_classes")
 
 
-def alike(tests: Sequence[Terms]) -> Terms:
+def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
     """Return what is true of all of some tests: nothing is known of what differs."""
     if not tests:
-        return Terms()
+        return TestProtocol()
     first, *others = tests
     same = all(t.own == first.own and t.users == first.users for t in others)
     shapes = same and all((t.way, t.shot) == (first.way, first.shot) for t in others)
     marks = tuple(dict.fromkeys(mark for t in tests for mark in t.marks))
-    return Terms(
+    return TestProtocol(
         first.own if same else None,
         first.users and same,
         first.way if shapes else None,

@@ -13,14 +13,14 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fedshot.learners.feature_cache import Sheet
-from fedshot.learners.learner import Question
+from fedshot.learners.feature_cache import EpisodeIndex
+from fedshot.learners.learner import EvalEpisode
 from fedshot.use.inputs import padded
 
 CHUNK = 256  # queries of one question, so that memory does not grow with their number
 
 
-class Asked(Sequence[Question]):
+class Asked(Sequence[EvalEpisode]):
     """Questions with one support set.
 
     Args:
@@ -52,17 +52,17 @@ class Asked(Sequence[Question]):
         return math.ceil((len(self._x) - self._n) / self._chunk)
 
     @overload
-    def __getitem__(self, u: int) -> Question: ...
+    def __getitem__(self, u: int) -> EvalEpisode: ...
     @overload
-    def __getitem__(self, u: slice) -> list[Question]: ...
-    def __getitem__(self, u: int | slice) -> Question | list[Question]:
+    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
+    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
         if isinstance(u, slice):
             return [self[i] for i in range(*u.indices(len(self)))]
         if not 0 <= u < len(self):
             raise IndexError(u)
         first, last = self._span(u)
         query = self._x[first:last]
-        return Question(self._x[: self._n], self._codes, query, self._classes)
+        return EvalEpisode(self._x[: self._n], self._codes, query, self._classes)
 
     @property
     def distinct(self) -> int:
@@ -73,12 +73,14 @@ class Asked(Sequence[Question]):
         """Return the examples at the places first .. last - 1, the support's first."""
         return self._x[first:last]
 
-    def sheet(self, u: int) -> Sheet:
+    def sheet(self, u: int) -> EpisodeIndex:
         """Return where the examples of question u are."""
         first, last = self._span(u)
         device = self._x.device
         query = torch.arange(first, last, device=device)
-        return Sheet(torch.arange(self._n, device=device), self._codes, query, len(self._classes))
+        return EpisodeIndex(
+            torch.arange(self._n, device=device), self._codes, query, len(self._classes)
+        )
 
     def _span(self, u: int) -> tuple[int, int]:
         first = self._n + u * self._chunk

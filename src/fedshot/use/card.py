@@ -13,7 +13,7 @@ from fedshot.core import records
 from fedshot.data.example_inputs import Pictures
 from fedshot.data.sources.licences import LICENCES, UNKNOWN, VECTORS
 from fedshot.runs.run_folder import RESULT
-from fedshot.runs.test_protocol import Result, Terms
+from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
 
@@ -45,14 +45,14 @@ def result_of(run: TrainedRun) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found: dict[str, Any] = records.read(
-        path, Result, f"`fedshot resume {run.folder}` writes it anew"
+        path, ResultJson, f"`fedshot resume {run.folder}` writes it anew"
     )
     return found if found.get("round") == run.round else None
 
 
-def tested_of(run: TrainedRun) -> Terms:
+def tested_of(run: TrainedRun) -> TestProtocol:
     """Return what the run's test asks, whether it was sat or not."""
-    told = Terms.of(run.config.settings, result_of(run))
+    told = TestProtocol.of(run.config.settings, result_of(run))
     return replace(told, own=not run.facts.novel) if told.own is None else told
 
 

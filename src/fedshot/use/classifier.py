@@ -192,7 +192,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         query = self._examples(X, fitting=False)
         if not len(query):
             return torch.empty((0, len(self.classes_)))
-        found = torch.cat(run.answer(self._questions(run, query), self.client))
+        found = torch.cat(run.answer(self._eval_episodes_of(run, query), self.client))
         wrong = int((~torch.isfinite(found).all(1)).sum())
         if wrong:
             raise CheckpointError(
@@ -260,7 +260,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if self.client is not None or run.keeps_private:  # else the server answers in any case
             if self.client is not None:
                 run.check_client(self.client)
-            run.answer(self._questions(run, x[:1]), self.client)
+            run.answer(self._eval_episodes_of(run, x[:1]), self.client)
 
     def _check_threshold(self, found: Calibration | None) -> None:
         if self.accept_unknown is None:
@@ -328,7 +328,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self._open()
         return self._inputs
 
-    def _questions(self, run: TrainedRun, query: Tensor) -> Asked:
+    def _eval_episodes_of(self, run: TrainedRun, query: Tensor) -> Asked:
         way, known = len(self.classes_), len(run.facts.class_names)
         classes = torch.arange(known, known + way)  # none of them is a class of the training data
         return Asked(

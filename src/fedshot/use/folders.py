@@ -44,7 +44,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Reply:
+class FileAnswer:
     """What a classifier says about a file.
 
     Args:
@@ -139,7 +139,7 @@ def replies(
     inputs: Inputs,
     is_text: bool,
     skipped: list[Skipped],
-) -> Iterator[Reply]:
+) -> Iterator[FileAnswer]:
     """Yield the answer to every file below a folder, or every row of a table of texts, in order.
 
     What was skipped goes to a list.
@@ -171,7 +171,7 @@ def replies(
         yield from _answered(classifier, block)
 
 
-def _answered(classifier: FewShotClassifier, block: Sequence[_Found]) -> Iterator[Reply]:
+def _answered(classifier: FewShotClassifier, block: Sequence[_Found]) -> Iterator[FileAnswer]:
     logits = classifier.logits(padded([one.x for one in block]))
     p, known = classifier.probabilities(logits), classifier.accepted(logits)
     names = [str(name) for name in classifier.classes_.tolist()]
@@ -179,10 +179,12 @@ def _answered(classifier: FewShotClassifier, block: Sequence[_Found]) -> Iterato
         best = int(np.argmax(row))
         label = names[best] if fits else str(classifier.unknown_label)
         sure = tuple(row.tolist())
-        yield Reply(one.path, one.name, label, sure[best], names[best], not fits, sure, one.text)
+        yield FileAnswer(
+            one.path, one.name, label, sure[best], names[best], not fits, sure, one.text
+        )
 
 
-def as_csv(found: Sequence[Reply], classes: Sequence[str]) -> str:
+def as_csv(found: Sequence[FileAnswer], classes: Sequence[str]) -> str:
     """Return a table with a header: file, label, confidence, and a probability for each class."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -200,7 +202,7 @@ def _plain(cell: str) -> str:
     return f"'{cell}" if formula else cell
 
 
-def as_json_lines(found: Sequence[Reply], classes: Sequence[str]) -> str:
+def as_json_lines(found: Sequence[FileAnswer], classes: Sequence[str]) -> str:
     """Return one object a line."""
     return "".join(
         json.dumps(
@@ -312,5 +314,5 @@ def _first(skipped: Sequence[Skipped]) -> str:
     return f" {skipped[-1].reason}" if skipped else ""
 
 
-Writer = Callable[[Sequence[Reply], Sequence[str]], str]
+Writer = Callable[[Sequence[FileAnswer], Sequence[str]], str]
 WRITERS: dict[str, Writer] = {"csv": as_csv, "json": as_json_lines}

@@ -21,9 +21,9 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.evaluation.episodic_test import Exam
+from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.nn.losses import cross_entropy
-from fedshot.protocol.method import Answer, widest_test
+from fedshot.protocol.method import Prediction, widest_test
 from fedshot.use.calibration import Calibration
 from fedshot.use.confidence import (
     Marked,
@@ -64,8 +64,8 @@ def measure(
         raise ConfigError(f"shot is {shot}; expected 1 at least.")
     if episodes < 4:
         raise ConfigError(f"episodes is {episodes}; expected at least 4, half of them to measure.")
-    rows = run.arrangement.rows.validation
-    dataset = run.arrangement.dataset
+    rows = run.federated.rows.validation
+    dataset = run.federated.dataset
     classes = np.unique(dataset.y[rows]).tolist()
     if not classes and not run.facts.novel:
         raise ConfigError(
@@ -94,7 +94,9 @@ def measure(
     asked, truth = (
         _without_one(tasks, dataset.y, shot, key) if stranger else _as_is(tasks, dataset.y)
     )
-    answers = run.evaluate(Exam(dataset, asked).questions.on(run.config.run.device), client)
+    answers = run.evaluate(
+        EpisodicTest(dataset, asked).eval_episodes.on(run.config.run.device), client
+    )
     found = _judged(_marked(answers, truth))
     return replace(
         found, round=run.round, way=way, shot=shot, client=client, episodes=episodes,
@@ -171,17 +173,17 @@ def _as_is(tasks: Tasks, y: np.ndarray[Any, Any]) -> tuple[Tasks, list[Tensor]]:
     return tasks, truth
 
 
-def _marked(answers: Sequence[Answer], truth: Sequence[Tensor]) -> Marked:
+def _marked(answers: Sequence[Prediction], truth: Sequence[Tensor]) -> Marked:
     sound = [(a, torch.isfinite(a.logits).all(1)) for a in answers]
     if not sound or not all(bool(finite.all()) for _, finite in sound):
         raise CheckpointError(
             "some answers to the episodes are missing or not finite; confidence cannot be measured "
             "on a model that diverged."
         )
-    episode = torch.cat([torch.full((len(a.logits),), a.question) for a, _ in sound])
+    episode = torch.cat([torch.full((len(a.logits),), a.eval_episode) for a, _ in sound])
     return Marked(
         torch.cat([a.logits for a, _ in sound]),
-        torch.cat([truth[a.question] for a, _ in sound]),
+        torch.cat([truth[a.eval_episode] for a, _ in sound]),
         episode >= len(truth) - len(truth) // 2,
         episode,
     )

@@ -26,14 +26,14 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 from fedshot.nn.models.cost import step_flops
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 from fedshot.runs import run_folder
 from fedshot.runs.dataset_info import Facts
 from fedshot.runs.experiment import fleet_for
-from fedshot.runs.prepare import Arrangement, threads_for, workers_for
+from fedshot.runs.prepare import FederatedDataset, threads_for, workers_for
 from fedshot.runs.relocate import check_here, on_this_machine
 
 _BEFORE = 0  # the round before training
@@ -125,7 +125,9 @@ class TrainedRun:
                 "its model is untrained. Choose another client."
             )
 
-    def answer(self, questions: Sequence[Question], client: int | None = None) -> list[Tensor]:
+    def answer(
+        self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
+    ) -> list[Tensor]:
         """Return the logits [queries, way] of each question.
 
         Args:
@@ -134,7 +136,7 @@ class TrainedRun:
 
         Raises ConfigError when a client must be chosen, or none can be.
         """
-        answers = self.evaluate(questions, client)
+        answers = self.evaluate(eval_episodes, client)
         by_client = {answer.client for answer in answers} - {None}
         if client is None and by_client:
             first = ", ".join(map(str, self.facts.clients[:3]))
@@ -146,12 +148,14 @@ class TrainedRun:
             raise ConfigError(
                 f"{self.method.name} answers with the server's model. Leave client out."
             )
-        found = {answer.question: answer.logits for answer in answers}
-        if len(found) != len(questions):
+        found = {answer.eval_episode: answer.logits for answer in answers}
+        if len(found) != len(eval_episodes):
             raise CheckpointError(f"{self.folder}: the model gave no answer that can be used.")
-        return [found[u] for u in range(len(questions))]
+        return [found[u] for u in range(len(eval_episodes))]
 
-    def evaluate(self, questions: Sequence[Question], client: int | None = None) -> list[Answer]:
+    def evaluate(
+        self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
+    ) -> list[Prediction]:
         """Let the method answer as it does at test, with all its clients or with one."""
         ids = self.facts.clients if client is None else (client,)
         clients = Clients(self._fleet, ids, quorum=0.0, round=self.round, phase="evaluate")
@@ -160,12 +164,12 @@ class TrainedRun:
         key = self._key.at("round", self.round, "exam")
         with self._lock, arithmetic(threads):
             server = tree.to(self.server, torch.device(device))
-            return self.method.evaluate(server, clients, questions, key)
+            return self.method.evaluate(server, clients, eval_episodes, key)
 
     @cached_property
-    def arrangement(self) -> Arrangement:
+    def federated(self) -> FederatedDataset:
         """The run's data and who holds what. Raises DataError when the data are not there."""
-        found = Arrangement(self.config, self._data_dir)
+        found = FederatedDataset(self.config, self._data_dir)
         if found.dataset.digest != self.facts.digest:
             raise DataError(
                 f"{self.folder} was trained on other data: the hash of dataset {self.facts.name!r} "
@@ -177,7 +181,7 @@ class TrainedRun:
         facts = Facts.read(self.folder)
         if facts is None:
             try:
-                facts = Arrangement(self.config, self._data_dir).facts()
+                facts = FederatedDataset(self.config, self._data_dir).facts()
             except DataError as error:
                 raise DataError(
                     f"{self.folder} is of a version that kept no facts of its data, and the data "
@@ -217,6 +221,6 @@ class _Later:
         self._run, self._client = run, client
 
     def __getattr__(self, name: str) -> Any:
-        arrangement = self._run.arrangement
-        rows = arrangement.deal.train[self._client]
-        return getattr(ClientData(arrangement.dataset, rows), name)
+        federated = self._run.federated
+        rows = federated.deal.train[self._client]
+        return getattr(ClientData(federated.dataset, rows), name)

@@ -20,11 +20,11 @@ from torch import Tensor
 from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.episodes.sampling import Drawn, Shelf, usable
+from fedshot.data.episodes.sampling import ClassIndex, SampledRows, usable
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.tokens import Tokens
 
-__all__ = ["ClientData", "Episode", "EpisodeSpec", "Hand", "Tasks"]
+__all__ = ["ClientData", "ClientShare", "Episode", "EpisodeSpec", "Tasks"]
 
 # One block where all episodes have the same shape, else one array for each.
 Rows: TypeAlias = Ints | tuple[Ints, ...]
@@ -40,7 +40,7 @@ class Episode(NamedTuple):
     classes: Tensor  # int64 [way]: the dataset's number of class 0, 1, ...
 
 
-class Hand(NamedTuple):
+class ClientShare(NamedTuple):
     """One client's share of an episode, as row numbers in random order."""
 
     support: Ints
@@ -62,7 +62,7 @@ class ClientData:
     @property
     def classes(self) -> Ints:
         """The class numbers of which there is at least one image, rising."""
-        return self._shelf.classes
+        return self._class_index.classes
 
     def episode(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
         """Draw an episode, its classes uniform among those with enough images.
@@ -74,12 +74,12 @@ class ClientData:
     def episodes(self, spec: EpisodeSpec, rng: np.random.Generator, n: int) -> list[Episode]:
         """Draw n episodes: those that n calls of `episode` would draw, and quicker."""
         if not spec.augment.active:
-            return _gather_all(self.dataset, self._shelf.draw(spec, rng, n))
+            return _gather_all(self.dataset, self._class_index.draw(spec, rng, n))
         spec.augment.check(self.dataset)
         return [self._augmented(spec, rng) for _ in range(n)]
 
     def _augmented(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
-        (episode,) = _gather_all(self.dataset, self._shelf.draw(spec, rng))
+        (episode,) = _gather_all(self.dataset, self._class_index.draw(spec, rng))
         key = Key(int(rng.integers(2**62)))
         return episode._replace(
             support_x=spec.augment.apply(episode.support_x, key.at("support")),
@@ -88,7 +88,7 @@ class ClientData:
 
     def hand(
         self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
-    ) -> tuple[Ints, Hand]:
+    ) -> tuple[Ints, ClientShare]:
         """Return all rows divided in support and queries, and the classes: none, for no episode.
 
         Where clients hold what they hold, an episode's classes are those of whoever takes part.
@@ -105,7 +105,7 @@ class ClientData:
         self, spec: EpisodeSpec, rng: np.random.Generator
     ) -> tuple[Ints, list[Ints]]:
         """Return classes for an episode, and shot + query rows of each in random order."""
-        return self._shelf.rows_of_episode(spec, rng)
+        return self._class_index.rows_of_episode(spec, rng)
 
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and their labels (int64 [n]).
@@ -124,11 +124,13 @@ class ClientData:
         return examples(self.dataset, self.indices), torch.from_numpy(self.dataset.y[self.indices])
 
     @cached_property
-    def _shelf(self) -> Shelf:
-        return Shelf(self.dataset.y, self.indices, self.dataset.groups)
+    def _class_index(self) -> ClassIndex:
+        return ClassIndex(self.dataset.y, self.indices, self.dataset.groups)
 
 
-def halves(dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator) -> Hand:
+def halves(
+    dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator
+) -> ClientShare:
     """Divide every class of `rows` in the proportion shot to query, the rest to the queries."""
     order = rng.permutation(rows)
     order = order[np.argsort(dataset.y[order], kind="stable")]
@@ -143,7 +145,7 @@ def halves(dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Gener
             f"a client has {len(rows)} images, none of them a support: too few of each class to "
             f"divide {spec.shot} to {spec.query}. Give each client more images."
         )
-    return Hand(*(rng.permutation(np.concatenate(part)) for part in (support, query)))
+    return ClientShare(*(rng.permutation(np.concatenate(part)) for part in (support, query)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +191,7 @@ class Tasks:
         """
         every = [ClientData(dataset, rows) for rows in pools]
         rng = key.numpy()
-        drawn = [every[u % len(every)]._shelf.draw(spec, rng)[0] for u in range(n)]
+        drawn = [every[u % len(every)]._class_index.draw(spec, rng)[0] for u in range(n)]
         return cls(
             block([support for _, support, _ in drawn]),
             block([query for _, _, query in drawn]),
@@ -201,7 +203,9 @@ class Tasks:
 
     def episode(self, dataset: Dataset, i: int) -> Episode:
         """Return episode i with its images."""
-        (found,) = _gather_all(dataset, [Drawn(self.classes[i], self.support[i], self.query[i])])
+        (found,) = _gather_all(
+            dataset, [SampledRows(self.classes[i], self.support[i], self.query[i])]
+        )
         return found
 
     def digest(self, dataset: Dataset) -> str:
@@ -247,7 +251,7 @@ def examples(dataset: Dataset, rows: Ints) -> Tensor:
     return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
 
 
-def _gather_all(dataset: Dataset, drawn: Sequence[Drawn]) -> list[Episode]:
+def _gather_all(dataset: Dataset, drawn: Sequence[SampledRows]) -> list[Episode]:
     """Return episodes with their images, read all at once; texts have a length for each episode."""
     if not drawn:
         return []

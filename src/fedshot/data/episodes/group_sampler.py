@@ -17,9 +17,9 @@ import numpy as np
 from fedshot.core.errors import DataError, check_word
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.episodes.episode import ClientData, Hand, Rows, Tasks, block, halves
+from fedshot.data.episodes.episode import ClientData, ClientShare, Rows, Tasks, block, halves
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import Dealer, check_least
+from fedshot.data.partitions.partition import Partitioner, check_least
 from fedshot.data.partitions.pooled import Iid, Shards
 
 
@@ -27,11 +27,11 @@ class Gathered(NamedTuple):
     """An episode as row numbers: its classes in the order of their labels, and every hand."""
 
     classes: Ints  # [way]
-    hands: tuple[Hand, ...]
+    hands: tuple[ClientShare, ...]
 
 
 @dataclass(frozen=True)
-class Gathering:
+class GroupSampler:
     """How the images of an episode are dealt to a group of clients.
 
     Args:
@@ -56,10 +56,10 @@ class Gathering:
         if self.spare and not self.clients:
             raise DataError(f"spare is {self.spare} and clients is 0; set clients, too.")
         if self.clients:
-            _ = self.dealer  # which checks the rest
+            _ = self.partitioner  # which checks the rest
 
     @property
-    def dealer(self) -> Dealer:
+    def partitioner(self) -> Partitioner:
         """What deals the images of one episode."""
         if self.by == "iid":
             return Iid(self.clients)
@@ -75,14 +75,14 @@ class Gathering:
         each = spec.shot + spec.query
         classes, rows = pool.rows_of_episode(self.needs(spec), key.at("images").numpy())
         ours = np.concatenate([held[:each] for held in rows])
-        hands = self._hands(self.dealer, pool.dataset, ours, spec, key.at("group"))
+        hands = self._hands(self.partitioner, pool.dataset, ours, spec, key.at("group"))
         if self.spare:
             others = np.concatenate([held[each:] for held in rows])
             hands += self._hands(self._others, pool.dataset, others, spec, key.at("spare"))
         return Gathered(classes, hands)
 
     @property
-    def _others(self) -> Dealer:
+    def _others(self) -> Partitioner:
         """What deals the images of the spare clients."""
         if self.by == "iid":
             return Iid(self.spare)
@@ -94,9 +94,9 @@ class Gathering:
         return -(-each * self.spare // self.clients) if self.spare else 0
 
     def _hands(
-        self, dealer: Dealer, dataset: Dataset, rows: Ints, spec: EpisodeSpec, key: Key
-    ) -> tuple[Hand, ...]:
-        dealt = dealer.deal(dataset, rows, key, spec).train
+        self, partitioner: Partitioner, dataset: Dataset, rows: Ints, spec: EpisodeSpec, key: Key
+    ) -> tuple[ClientShare, ...]:
+        dealt = partitioner.deal(dataset, rows, key, spec).train
         return tuple(
             halves(dataset, held, spec, key.at("halves", k).numpy()) for k, held in enumerate(dealt)
         )
@@ -113,12 +113,18 @@ class GatheredTasks(Tasks):
 
     @classmethod
     def gather(
-        cls, dataset: Dataset, rows: Ints, spec: EpisodeSpec, gathering: Gathering, n: int, key: Key
+        cls,
+        dataset: Dataset,
+        rows: Ints,
+        spec: EpisodeSpec,
+        group_sampler: GroupSampler,
+        n: int,
+        key: Key,
     ) -> GatheredTasks:
         """Draw n episodes; fewer episodes are the first of more."""
         pool = ClientData(dataset, rows)
-        drawn = [gathering.gather(pool, spec, key.at("gathering", u)) for u in range(n)]
-        parts = [_pooled(one.hands, gathering.clients, key.at("order", u))
+        drawn = [group_sampler.gather(pool, spec, key.at("gathering", u)) for u in range(n)]
+        parts = [_pooled(one.hands, group_sampler.clients, key.at("order", u))
                  for u, one in enumerate(drawn)]  # fmt: skip
         support, support_held, query, query_held, spare, spare_held = zip(*parts, strict=True)
         return cls(
@@ -136,7 +142,7 @@ class GatheredTasks(Tasks):
         return (*super()._hashed(i), *mine)
 
 
-def _pooled(hands: Sequence[Hand], clients: int, key: Key) -> tuple[Ints, ...]:
+def _pooled(hands: Sequence[ClientShare], clients: int, key: Key) -> tuple[Ints, ...]:
     """Return rows and holders of supports, of queries in random order, and of spare supports."""
 
     def pool(parts: Sequence[Ints], first: int = 0) -> tuple[Ints, Ints]:

@@ -25,7 +25,7 @@ _BITS = ctypes.pythonapi.PyCapsule_GetPointer
 _BITS.restype, _BITS.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-class Drawn(NamedTuple):
+class SampledRows(NamedTuple):
     """An episode as numbers."""
 
     classes: Ints  # the dataset's, class 0 first
@@ -41,7 +41,7 @@ class _Able(NamedTuple):
     counts: Ints
 
 
-class Shelf:
+class ClassIndex:
     """Rows of a dataset, class by class.
 
     Args:
@@ -66,7 +66,7 @@ class Shelf:
     def _by_class(self) -> list[Ints]:
         return np.split(self._rows, self._starts[1:]) if len(self.classes) else []
 
-    def draw(self, spec: EpisodeSpec, rng: np.random.Generator, n: int = 1) -> list[Drawn]:
+    def draw(self, spec: EpisodeSpec, rng: np.random.Generator, n: int = 1) -> list[SampledRows]:
         """Draw n episodes, classes uniform among those with enough rows.
 
         Raises DataError when there are fewer such classes than `spec` may ask for.
@@ -77,7 +77,7 @@ class Shelf:
             return [self.draw_by_numpy(spec, rng) for _ in range(n)]
         return self.draw_by(kernel, spec, rng, n)
 
-    def draw_by_numpy(self, spec: EpisodeSpec, rng: np.random.Generator) -> Drawn:
+    def draw_by_numpy(self, spec: EpisodeSpec, rng: np.random.Generator) -> SampledRows:
         """Draw one: what the kernel has to come to."""
         chosen = self._choose(spec, rng)
         support, query = [], []
@@ -86,11 +86,11 @@ class Shelf:
             support.append(ours)
             query.append(others)
         classes = self.classes[chosen]
-        return Drawn(classes, np.concatenate(support), rng.permutation(np.concatenate(query)))
+        return SampledRows(classes, np.concatenate(support), rng.permutation(np.concatenate(query)))
 
     def draw_by(
         self, kernel: Callable[..., None], spec: EpisodeSpec, rng: np.random.Generator, n: int
-    ) -> list[Drawn]:
+    ) -> list[SampledRows]:
         """Draw n episodes of one way by the kernel."""
         able = self._able_for(spec)
         way = min(spec.min_way, len(able.places))
@@ -107,7 +107,8 @@ class Shelf:
         first = way * (spec.shot + 1) + 1  # of the queries
         support, ends = out[:, way : first - 1], first + out[:, first - 1]
         return [
-            Drawn(classes[e], support[e], out[e, first:end]) for e, end in enumerate(ends.tolist())
+            SampledRows(classes[e], support[e], out[e, first:end])
+            for e, end in enumerate(ends.tolist())
         ]
 
     def rows_of_episode(
@@ -189,11 +190,11 @@ def _checked_kernel() -> Callable[..., None] | None:
     if found is None:
         return None
     rng = np.random.default_rng(0)
-    shelf = Shelf(rng.integers(0, 9, 400), np.arange(400))
+    class_index = ClassIndex(rng.integers(0, 9, 400), np.arange(400))
     for spec in (EpisodeSpec(5, 1, 15), EpisodeSpec(9, 5, 60, "up_to", "fixed")):
         one, other = Key(0).numpy(), Key(0).numpy()
-        drawn = shelf.draw_by(found, spec, one, 4)
-        wanted = [shelf.draw_by_numpy(spec, other) for _ in range(4)]
+        drawn = class_index.draw_by(found, spec, one, 4)
+        wanted = [class_index.draw_by_numpy(spec, other) for _ in range(4)]
         if not all(map(np.array_equal, sum(drawn, ()), sum(wanted, ()))):
             return None
     return found

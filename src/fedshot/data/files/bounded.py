@@ -1,7 +1,7 @@
 """Files from elsewhere: one that is damaged, cut off or made to harm is refused by name.
 
-All readers of data open files here, or with `fedshot.core.regular_files`: regular files alone, and of a packed
-file no more than a bounded multiple of its size.
+All readers of data open files here, or with `fedshot.core.regular_files`: regular files alone, and
+of a packed file no more than a bounded multiple of its size.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
 from fedshot.data.partitions.partition import (
-    Deal,
+    ClientSplit,
     Partition,
-    check_deal,
+    check_client_split,
     check_least,
     shuffled_classes,
 )
@@ -52,18 +52,18 @@ class Pathological:
         check_least(1, clients=self.clients, way=self.way, shot=self.shot)
         check_least(0, validation=self.validation)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal; a class that has too few images is an error, not a smaller client."""
         del spec
-        check_deal(dataset, indices, self.clients)
-        pool = _Pool(dataset, indices, key.at("pathological", "shuffle"))
+        check_client_split(dataset, indices, self.clients)
+        pool = _ClassPool(dataset, indices, key.at("pathological", "shuffle"))
         if self.way + 1 > len(pool.classes):
             raise DataError(
                 f"way is {self.way}, so a client may draw {self.way + 1} classes; there are "
                 f"{len(pool.classes)}. Lower `way` to {len(pool.classes) - 1} or fewer."
             )
         rng = key.at("pathological").numpy()
-        hands, each = _Hands(), 3 + self.validation
+        hands, each = _ClientShares(), 3 + self.validation
         for i in range(self.clients):
             n_i = int(rng.integers(max(1, self.way - 1), self.way + 2))
             k_i = int(rng.integers(max(1, self.shot - 2), self.shot + 3))
@@ -109,18 +109,18 @@ class Clusters:
                 "`clusters`."
             )
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal cluster by cluster; neighbouring client numbers are in one cluster."""
         del spec
-        check_deal(dataset, indices, self.clients)
-        pool = _Pool(dataset, indices, key.at("clusters", "shuffle"))
+        check_client_split(dataset, indices, self.clients)
+        pool = _ClassPool(dataset, indices, key.at("clusters", "shuffle"))
         if self.way > len(pool.classes):
             raise DataError(
                 f"way is {self.way}, but there are only {len(pool.classes)} classes. Lower `way`."
             )
         rng = key.at("clusters").numpy()
         deck = rng.permutation(pool.classes)
-        hands, each = _Hands(), 3 + self.validation
+        hands, each = _ClientShares(), 3 + self.validation
         for g, members in enumerate(np.array_split(np.arange(self.clients), self.clusters)):
             for place in range(g * self.way, (g + 1) * self.way):
                 c, n = int(deck[place % len(deck)]), self.shot * len(members)
@@ -132,7 +132,7 @@ class Clusters:
         return hands.deal(self.clients, bool(self.validation))
 
 
-class _Pool:
+class _ClassPool:
     """The images not yet dealt, by class."""
 
     def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
@@ -165,7 +165,7 @@ class _Pool:
 
 
 @dataclass
-class _Hands:
+class _ClientShares:
     """What has been dealt so far."""
 
     train: list[Ints] = field(default_factory=list)
@@ -179,10 +179,10 @@ class _Hands:
         self.validation.append(rows[3 * n_train :])
         self.owners.append(client)
 
-    def deal(self, clients: int, validated: bool) -> Deal:
+    def deal(self, clients: int, validated: bool) -> ClientSplit:
         def partition(parts: list[Ints]) -> Partition:
             owners = np.repeat(np.array(self.owners), [len(part) for part in parts])
             return Partition.by_owner(np.concatenate(parts), owners, clients)
 
         held = partition(self.validation) if validated else None
-        return Deal(partition(self.train), partition(self.test), held)
+        return ClientSplit(partition(self.train), partition(self.test), held)

@@ -87,7 +87,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Deal:
+class ClientSplit:
     """What every client trains on and, where a partition provides it, is tested on.
 
     `validation` chooses the round, where the test is the clients' own.
@@ -98,10 +98,10 @@ class Deal:
     validation: Partition | None = None
 
 
-class Dealer(Protocol):
+class Partitioner(Protocol):
     """A way of dealing images to clients; its fields are its options."""
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal the rows `indices` under `key`; `spec` is what clients should be able to form."""
 
 
@@ -119,7 +119,7 @@ def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
     return np.bincount(owners, minlength=len(partition)).astype(np.int64, copy=False)
 
 
-def unable(
+def infeasible_clients(
     dataset: Dataset, partition: Partition, spec: EpisodeSpec, *, divides: bool = False
 ) -> dict[int, str]:
     """Return the clients that cannot form every episode of `spec`, each with the reason.
@@ -145,7 +145,7 @@ def shuffled_classes(
     return list(zip(classes.tolist(), np.split(rows, starts[1:]), strict=True))
 
 
-def check_deal(dataset: Dataset, indices: Ints, clients: int) -> None:
+def check_client_split(dataset: Dataset, indices: Ints, clients: int) -> None:
     """Raise DataError unless there is at least one row for each client, and every row exists."""
     if len(indices) < clients:
         raise DataError(

@@ -16,9 +16,9 @@ from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
 from fedshot.data.partitions.partition import (
-    Deal,
+    ClientSplit,
     Partition,
-    check_deal,
+    check_client_split,
     check_least,
     shuffled_classes,
 )
@@ -37,15 +37,15 @@ class Iid:
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal like cards, class after class, without starting afresh at client 0."""
         del spec
-        check_deal(dataset, indices, self.clients)
+        check_client_split(dataset, indices, self.clients)
         rng = key.at("iid").numpy()
         rows = np.concatenate([rows for _, rows in shuffled_classes(dataset, indices, rng)])
         seats = rng.permutation(self.clients)
         owners = seats[np.arange(len(rows)) % self.clients]
-        return Deal(Partition.by_owner(rows, owners, self.clients))
+        return ClientSplit(Partition.by_owner(rows, owners, self.clients))
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Dirichlet:
         check_least(0, redraws=self.redraws)
         check_alpha(self.alpha)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal each class by its shares, rounded so that nothing is lost."""
-        check_deal(dataset, indices, self.clients)
+        check_client_split(dataset, indices, self.clients)
         pool = shuffled_classes(dataset, indices, key.at("dirichlet", "shuffle").numpy())
         sizes = [len(rows) for _, rows in pool]
         # A class can serve at most this many clients, whatever the shares.
@@ -97,7 +97,7 @@ class Dirichlet:
             for got in self._counts(sizes, key.at("dirichlet", best))
         ]
         rows = np.concatenate([rows for _, rows in pool])
-        return Deal(Partition.by_owner(rows, np.concatenate(owners), self.clients))
+        return ClientSplit(Partition.by_owner(rows, np.concatenate(owners), self.clients))
 
     def _counts(self, sizes: list[int], key: Key) -> Iterator[Ints]:
         """Yield, class after class, how many of its images each client gets."""
@@ -138,10 +138,10 @@ class Shards:
                 f"need {drawn}. Raise `shards`, or leave it out."
             )
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal shards without replacement; where sizes do not divide they differ by one image."""
         del spec
-        check_deal(dataset, indices, self.clients)
+        check_client_split(dataset, indices, self.clients)
         drawn = self.clients * self.per_client
         n, total = len(indices), self.shards or drawn
         if n < total:
@@ -157,7 +157,7 @@ class Shards:
         cuts = np.arange(total + 1, dtype=np.int64) * n // total
         owners = np.repeat(owner_of_shard, np.diff(cuts))
         dealt = owners >= 0
-        return Deal(Partition.by_owner(rows[dealt], owners[dealt], self.clients))
+        return ClientSplit(Partition.by_owner(rows[dealt], owners[dealt], self.clients))
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ class Users:
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal whole users; client k is the k-th user by number when each is a client."""
         del spec
-        check_deal(dataset, indices, 1)
+        check_client_split(dataset, indices, 1)
         if dataset.users is None:
             raise DataError(
                 f"{dataset.name} does not say which user an image is from, which partition 'users' "
@@ -198,19 +198,19 @@ class WholeClasses:
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Deal whole classes in random order."""
         del spec
-        check_deal(dataset, indices, 1)
+        check_client_split(dataset, indices, 1)
         return _whole(indices, dataset.y[indices], self.clients, "classes", key)
 
 
-def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key) -> Deal:
+def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key) -> ClientSplit:
     """Deal the rows of equal label together, in random order, labels as evenly as they go."""
     found, group = np.unique(labels, return_inverse=True)
     groups = len(found)
     if clients is None:
-        return Deal(Partition.by_owner(indices, group, groups))
+        return ClientSplit(Partition.by_owner(indices, group, groups))
     if clients > groups:
         raise DataError(
             f"clients is {clients}, but there are only {groups} {what} to deal, and none is "
@@ -218,4 +218,4 @@ def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key
         )
     owner = np.empty(groups, dtype=np.int64)
     owner[key.at(what).numpy().permutation(groups)] = np.arange(groups) % clients
-    return Deal(Partition.by_owner(indices, owner[group], clients))
+    return ClientSplit(Partition.by_owner(indices, owner[group], clients))

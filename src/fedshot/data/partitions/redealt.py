@@ -13,10 +13,15 @@ from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
 from fedshot.core.text import count
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.episodes.episode import ClientData, Hand
-from fedshot.data.episodes.group_sampler import Gathered, Gathering
+from fedshot.data.episodes.episode import ClientData, ClientShare
+from fedshot.data.episodes.group_sampler import Gathered, GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import Deal, Partition, check_deal, check_least
+from fedshot.data.partitions.partition import (
+    ClientSplit,
+    Partition,
+    check_client_split,
+    check_least,
+)
 
 _HELD = 8  # episodes whose hands are remembered, so that a client's next exchange finds its own
 
@@ -42,16 +47,16 @@ class Redealt:
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
-        _ = self.gathering  # which checks the rest
+        _ = self.group_sampler  # which checks the rest
 
     @property
-    def gathering(self) -> Gathering:
+    def group_sampler(self) -> GroupSampler:
         """How the images of an episode are dealt."""
-        return Gathering(self.clients, self.by, self.per_client, self.shards)
+        return GroupSampler(self.clients, self.by, self.per_client, self.shards)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> Deal:
+    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Let every client see all rows; an episode is dealt once to see whether it can be."""
-        check_deal(dataset, indices, self.clients)
+        check_client_split(dataset, indices, self.clients)
         needed = self.clients * (self.per_client if self.by == "shards" else 1)
         if spec.min_way * (spec.shot + spec.query) < needed:
             raise DataError(
@@ -67,8 +72,8 @@ class Redealt:
                     f" no support: too few of each class to divide {spec.shot} to {spec.query}. "
                     "Raise episode.shot and episode.query, or lower `clients` or `per_client`."
                 )
-        self.gathering.gather(ClientData(dataset, indices), spec, key.at("trial"))
-        return Deal(Pool.shared(dataset, indices, self.gathering))
+        self.group_sampler.gather(ClientData(dataset, indices), spec, key.at("trial"))
+        return ClientSplit(Pool.shared(dataset, indices, self.group_sampler))
 
     def _may_lack_support(self, spec: EpisodeSpec, way: int) -> bool:
         """Whether some deal of an episode leaves a client without a support."""
@@ -113,10 +118,12 @@ class Pool(Partition):
     table: _Table
 
     @classmethod
-    def shared(cls, dataset: Dataset, indices: Ints, gathering: Gathering) -> Pool:
+    def shared(cls, dataset: Dataset, indices: Ints, group_sampler: GroupSampler) -> Pool:
         """Return the pool of so many clients."""
-        whole = Partition.of([indices] * gathering.clients)
-        return cls(whole.indices, whole.offsets, _Table(ClientData(dataset, indices), gathering))
+        whole = Partition.of([indices] * group_sampler.clients)
+        return cls(
+            whole.indices, whole.offsets, _Table(ClientData(dataset, indices), group_sampler)
+        )
 
     def data(self, dataset: Dataset, k: int) -> ClientData:
         """Return the pool as client k sees it."""
@@ -127,12 +134,12 @@ class Pool(Partition):
 class _Table:
     """Where the hands of an episode lie; the last few episodes stay on it."""
 
-    def __init__(self, pool: ClientData, gathering: Gathering) -> None:
-        self.pool, self.gathering = pool, gathering
+    def __init__(self, pool: ClientData, group_sampler: GroupSampler) -> None:
+        self.pool, self.group_sampler = pool, group_sampler
         self.episode = lru_cache(_HELD)(self._gather)
 
     def _gather(self, spec: EpisodeSpec, key: Key) -> Gathered:
-        return self.gathering.gather(self.pool, spec, key)
+        return self.group_sampler.gather(self.pool, spec, key)
 
 
 class PoolData(ClientData):
@@ -144,7 +151,7 @@ class PoolData(ClientData):
 
     def hand(
         self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
-    ) -> tuple[Ints, Hand]:
+    ) -> tuple[Ints, ClientShare]:
         """Return the classes of the episode, and this client's share of their images."""
         del whose
         classes, hands = self._table.episode(spec, key)

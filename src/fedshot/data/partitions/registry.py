@@ -1,11 +1,11 @@
 """The partitions, by the names they have in configurations."""
 
 from fedshot.data.partitions.own_classes import Clusters, Pathological
-from fedshot.data.partitions.partition import Dealer
+from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
 from fedshot.data.partitions.redealt import Redealt
 
-PARTITIONS: dict[str, type[Dealer]] = {
+PARTITIONS: dict[str, type[Partitioner]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "shards": Shards,

@@ -48,7 +48,8 @@ class InMemory:
         raise DataError(
             f"the dataset {self.dataset!r} was in a program's memory{known}: no file here holds "
             "it. Make it again in Python and give it to the configuration of the run: "
-            "Experiment(Setting(run_folder.configuration(folder).with_data(dataset)), folder) can "
+            "Experiment(PreparedRun(run_folder.configuration(folder).with_data(dataset)), folder) "
+            "can "
             "be run and tested."
         )
 

@@ -95,7 +95,7 @@ def read_entries(nodes: Path) -> dict[str, Entry]:
     return found
 
 
-class _Told(TypedDict):
+class _EntryNote(TypedDict):
     """What a file of the operator says of a node."""
 
     __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
@@ -107,7 +107,7 @@ class _Told(TypedDict):
 def _entry(path: Path) -> Entry:
     fix = "Write it again, by `fedshot flower keys --admit`"
     try:
-        told = records.read(path, _Told, fix)
+        told = records.read(path, _EntryNote, fix)
         return Entry(frozenset(parse_clients(told["clients"])), told.get("examples"))
     except CheckpointError as error:
         raise ConfigError(str(error)) from None

@@ -30,7 +30,7 @@ from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import CodecError
 from fedshot.deploy.flower.node_registry import checked_seal
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.shards import Holdings
+from fedshot.deploy.flower.shards import NodeData
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
@@ -51,7 +51,7 @@ class _Life(TypedDict):
     sealed: Annotated[list[Any], AfterValidator(checked_seal)]
 
 
-class Member:
+class ClientRuntime:
     """A node in a run.
 
     Args:
@@ -80,7 +80,7 @@ class Member:
         self._awake = False
 
     @classmethod
-    def of(cls, setup: Setup, holdings: Holdings, folder: Path, workers: int) -> Member:
+    def of(cls, setup: Setup, holdings: NodeData, folder: Path, workers: int) -> ClientRuntime:
         """Return a node's part in a run that a server has told of.
 
         Raises:

@@ -55,7 +55,7 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # by
 HEARTBEAT = 10.0  # seconds, the least that Flower takes; a node is gone after twice that
 
 
-class LinkError(Exception):
+class ConnectionLostError(Exception):
     """The server cannot be reached now."""
 
 
@@ -67,7 +67,7 @@ class UnreadableError(CodecError):
         self.outline = outline
 
 
-class Link:
+class Connection:
     """A line to one server; by the proxy of the environment, unless it is this machine.
 
     `proxy` names it, "" for none. Raises ConfigError for a proxy that cannot be used.
@@ -187,7 +187,7 @@ class Link:
                 push_objects(get_all_nested_objects(reply), push,
                              object_ids_to_push=set(got.objects_to_push))  # fmt: skip
             except ObjectPushError as error:
-                raise LinkError(str(error)) from None
+                raise ConnectionLostError(str(error)) from None
 
     def close(self) -> None:
         """Hang up. The server notices by the missing heartbeats."""
@@ -203,10 +203,10 @@ class Link:
         ) as error:  # a response that is too large, or none of Flower's
             if name == "PullObject":
                 raise CodecError(str(error)) from None  # of one message; the server is well
-            raise LinkError(str(error)) from None
+            raise ConnectionLostError(str(error)) from None
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
-                raise LinkError(_words(error)) from None
+                raise ConnectionLostError(_words(error)) from None
             raise
         except httpx.TransportError as error:
             said = tls_error(error)
@@ -225,7 +225,7 @@ class Link:
                     "the server does not speak plain text. Give its ca.pem with --ca."
                 ) from None
             by = f", by the proxy {self.proxy}" if self.proxy else ""
-            raise LinkError(f"{str(error) or type(error).__name__}{by}") from None
+            raise ConnectionLostError(f"{str(error) or type(error).__name__}{by}") from None
 
     def _introduce(self) -> None:
         """Register the key, as a server without node keys lets anybody do."""

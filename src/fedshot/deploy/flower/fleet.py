@@ -20,13 +20,13 @@ from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
 from fedshot.deploy.flower.admission import Entry
 from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.messages import COMMON, Letter, Mail
+from fedshot.deploy.flower.messages import COMMON, Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import (
     HELLO,
     NO_SEAL,
     Carrier,
     Node,
-    Roster,
+    NodeRegistry,
     Seal,
     checked_seal,
 )
@@ -69,7 +69,7 @@ class FlowerFleet(Wrapper):
         sizes: Mapping[int, int] = {},
     ) -> None:
         super().__init__(here)
-        self.roster = Roster(post, setup, life, tell, min(HELLO, deadline), entries)
+        self.node_registry = NodeRegistry(post, setup, life, tell, min(HELLO, deadline), entries)
         self._sizes = sizes
         self._post, self._keeps, self._deadline = post, keeps, deadline
         self._limits, self._tell = limits, tell
@@ -80,12 +80,12 @@ class FlowerFleet(Wrapper):
 
     def missing(self, clients: Collection[int]) -> list[int]:
         """Return the clients whose node is not there."""
-        there = self.roster.there().values()
+        there = self.node_registry.there().values()
         return sorted(set(clients).difference(*(node.clients for node in there)))
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the clients, as their nodes answer."""
-        there, homes = self.roster.there(), self.roster.homes()
+        there, homes = self.node_registry.there(), self.node_registry.homes()
         asked: dict[int, list[int]] = defaultdict(list)
         for client in exchange.to:
             node = homes.get(client)
@@ -99,19 +99,19 @@ class FlowerFleet(Wrapper):
                 yield Arrival(client, None, Fault("lost", reason))
             else:
                 asked[node.number].append(client)
-        common = Letter({})
+        common = WireMessage({})
         if not isinstance(exchange.down, PerClient):
             common.put(COMMON, exchange.down)  # once, however many nodes it goes to
-        letters = {
+        wire_messages = {
             number: self._work(exchange, there[number], to, common) for number, to in asked.items()
         }
         if exchange.phase == "train":
             round = exchange.version[0]
             self._sent = {v: names for v, names in self._sent.items() if v[0] == round}
-            self._sent[exchange.version] = {there[number].name for number in letters}
+            self._sent[exchange.version] = {there[number].name for number in wire_messages}
         slowest = 0.0
-        for mail in self._post.ask(letters, self._deadline):
-            slowest = max(slowest, self.roster.note(mail))
+        for mail in self._post.ask(wire_messages, self._deadline):
+            slowest = max(slowest, self.node_registry.note(mail))
             node = there[mail.node]
             holds = {c: self._sizes.get(c, node.examples) for c in asked[mail.node]}
             for arrival in arrivals(
@@ -131,7 +131,7 @@ class FlowerFleet(Wrapper):
         for node in self._reached(exchange.version):
             dropped = sorted((node.clients & set(exchange.to)) - accepted)
             if dropped:
-                self.roster.order(node, "drop", list(exchange.version), dropped)
+                self.node_registry.order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
         """Let the nodes drop the states of a round that does not count, and the bank here."""
@@ -139,12 +139,12 @@ class FlowerFleet(Wrapper):
         if not self._keeps:
             return
         for node in self._reached(*(version for version in self._sent if version[0] == round)):
-            self.roster.order(node, "void", round)
+            self.node_registry.order(node, "void", round)
 
     def _reached(self, *versions: tuple[int, int]) -> Iterator[Node]:
         """Yield the nodes that were sent work: others have nothing to drop."""
         names = set().union(*(self._sent.get(version, set()) for version in versions))
-        yield from (node for node in self.roster if node.name in names)
+        yield from (node for node in self.node_registry if node.name in names)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
         """Make this round's states last on every node that answers, and the bank here.
@@ -158,17 +158,19 @@ class FlowerFleet(Wrapper):
         if not self._keeps:
             return json.dumps({"bank": bank}) if bank else ""
         self._rounds = {r: found for r, found in self._rounds.items() if r in keep}
-        for node in self.roster:
+        for node in self.node_registry:
             kept = {self._rounds.get(r, {}).get(node.name, r) for r in keep}
-            self.roster.order(node, "seal", round, sorted(kept | {node.base[0]}))
+            self.node_registry.order(node, "seal", round, sorted(kept | {node.base[0]}))
         for mail, name in self._tell_all(self._deadline):
             if mail.reason:
                 self._tell(f"node {name} has not sealed round {round}: {mail.reason}")
-        self.roster.bases |= {node.name: node.base for node in self.roster}
-        bases = dict(sorted(self.roster.bases.items()))
-        self.roster.bind({client: node.name for node in self.roster for client in node.clients})
+        self.node_registry.bases |= {node.name: node.base for node in self.node_registry}
+        bases = dict(sorted(self.node_registry.bases.items()))
+        self.node_registry.bind(
+            {client: node.name for node in self.node_registry for client in node.clients}
+        )
         found = {"nodes": bases, "kept": self._rounds} | ({"bank": bank} if bank else {})
-        found["clients"] = _by_node(self.roster.owners)
+        found["clients"] = _by_node(self.node_registry.owners)
         text = json.dumps(found, sort_keys=True)
         self._rounds[round] = {name: r for name, (r, _) in bases.items()}
         return text
@@ -178,7 +180,7 @@ class FlowerFleet(Wrapper):
         self.bank.open(round, _bank(sha))
         self._opened[round] = _bases(sha)
         self._rounds[round] = {name: r for name, (r, _) in self._opened[round].items()}
-        self.roster.bind(_owners(sha))
+        self.node_registry.bind(_owners(sha))
         for kept, rounds in _sealed(sha).get("kept", {}).items():
             self._rounds.setdefault(int(kept), rounds)
 
@@ -190,28 +192,32 @@ class FlowerFleet(Wrapper):
         Raises CheckpointError when a node that is there does not have them.
         """
         self.bank.rewind(round, _bank(sha))
-        self.roster.begin_life(_bases(sha), _owners(sha))
+        self.node_registry.begin_life(_bases(sha), _owners(sha))
         self._sent = {}
         for mail, name in self._tell_all(max(HELLO, self._deadline)):
-            if mail.reason and mail.letter is not None:
+            if mail.reason and mail.wire_message is not None:
                 raise CheckpointError(f"node {name} cannot go back to round {round}: {mail.reason}")
 
-    def _tell_all(self, seconds: float) -> Iterator[tuple[Mail, str]]:
+    def _tell_all(self, seconds: float) -> Iterator[tuple[Incoming, str]]:
         """Send every node that is there its orders; yield what it says, with its name."""
-        there = self.roster.there()
-        letters = {number: self.roster.letter(node) for number, node in there.items()}
-        for mail in self._post.ask(letters, seconds):
-            self.roster.note(mail)
+        there = self.node_registry.there()
+        wire_messages = {
+            number: self.node_registry.wire_message(node) for number, node in there.items()
+        }
+        for mail in self._post.ask(wire_messages, seconds):
+            self.node_registry.note(mail)
             yield mail, there[mail.node].name
 
-    def _work(self, exchange: Exchange, node: Node, to: Sequence[int], common: Letter) -> Letter:
-        letter = self.roster.letter(node)
-        letter.add(common)
+    def _work(
+        self, exchange: Exchange, node: Node, to: Sequence[int], common: WireMessage
+    ) -> WireMessage:
+        wire_message = self.node_registry.wire_message(node)
+        wire_message.add(common)
         for client in to:
             message = exchange.message(client)  # counted for each client
-            if COMMON not in letter.blocks:
-                letter.put(f"c{client}", message)
-        letter.head["work"] = {
+            if COMMON not in wire_message.blocks:
+                wire_message.put(f"c{client}", message)
+        wire_message.head["work"] = {
             "name": exchange.work.name,
             "phase": exchange.phase,
             "version": list(exchange.version),
@@ -219,7 +225,7 @@ class FlowerFleet(Wrapper):
             "key": [exchange.key.root, *exchange.key.path],
             "clients": list(to),
         }
-        return letter
+        return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:
         """Return the seal that an evaluation of an earlier round looks at."""

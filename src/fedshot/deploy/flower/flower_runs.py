@@ -26,14 +26,14 @@ from fedshot.deploy.flower.admission import read_entries
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.keys import Signer
 from fedshot.deploy.flower.local import operator_of
-from fedshot.deploy.flower.messaging import Post
-from fedshot.deploy.flower.server_folder import Home, own_folder
-from fedshot.deploy.flower.server_tests import ExamSetting
+from fedshot.deploy.flower.messaging import Messenger
+from fedshot.deploy.flower.server_folder import ServerFolder, own_folder
+from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.influence import Influence, NormPolicy
 from fedshot.protocol.exchange import Fleet
 from fedshot.runs.experiment import Experiment
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.run_folder import NODES, begun
 
 INFLUENCE = "influence.jsonl"
@@ -115,10 +115,10 @@ class Place:
 
 @contextmanager
 def opened(
-    setting: Setting,
+    setting: PreparedRun,
     folder: Path,
     place: Place,
-    home: Home,
+    home: ServerFolder,
     tell: Callable[[str], None],
     *,
     wait: float,
@@ -145,7 +145,7 @@ def opened(
 
     with operator.grid() as grid:
         sign = Signer(home.folder).sign if operator.ca else None
-        post = Post(grid, operator.limits, tell, sign)
+        post = Messenger(grid, operator.limits, tell, sign)
 
         def elsewhere(here: Fleet) -> Fleet:
             made.append(
@@ -175,9 +175,9 @@ def opened(
                 (folder / NODES).unlink()
 
 
-def _sizes(setting: Setting) -> dict[int, int]:
+def _sizes(setting: PreparedRun) -> dict[int, int]:
     """Return how many examples clients hold, where the server has them."""
-    if isinstance(setting, ExamSetting):
+    if isinstance(setting, ServerTestRun):
         return {}
     return {client: len(setting.deal.train[client]) for client in setting.clients}
 
@@ -211,6 +211,6 @@ def await_clients(
 def _note_nodes(folder: Path, fleet: FlowerFleet) -> None:
     found: dict[str, Any] = {
         node.name: {"clients": sorted(node.clients), "environment": node.environment}
-        for node in fleet.roster
+        for node in fleet.node_registry
     }
     storage.write_bytes(folder / "nodes.json", json.dumps(found, indent=1).encode(), sync=False)

@@ -30,7 +30,7 @@ from fedshot.deploy.flower.operator import Operator
 from fedshot.deploy.flower.processes import Child, Children
 from fedshot.deploy.flower.server_folder import (
     CERTIFICATE,
-    Home,
+    ServerFolder,
     check_free,
     free_port,
     joined,
@@ -38,7 +38,7 @@ from fedshot.deploy.flower.server_folder import (
 )
 from fedshot.deploy.flower.shards import write_shards
 from fedshot.deploy.flower.superlink import TOKEN
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli.main"]  # -P: no modules of the folder
 _START = 120.0  # seconds for a process to begin its work
@@ -48,7 +48,7 @@ class StartError(FedshotError):
     """A process of a federation that did not come up."""
 
 
-def prepare(folder: Path, setting: Setting, nodes: int, *, begun: bool = False) -> None:
+def prepare(folder: Path, setting: PreparedRun, nodes: int, *, begun: bool = False) -> None:
     """Make keys and deal the clients' data, where that has not been done yet.
 
     Unless the run has begun, data that lie there are of another, and are dealt again.
@@ -60,7 +60,7 @@ def prepare(folder: Path, setting: Setting, nodes: int, *, begun: bool = False) 
                 f"--nodes is {nodes}, and no client would live on node {i}: there are "
                 f"{len(setting.clients)}. Choose fewer nodes."
             )
-    home = Home(folder / "server")
+    home = ServerFolder(folder / "server")
     own_folder(folder)
     own_folder(home.folder)
     if not (home.folder / CERTIFICATE).exists():
@@ -86,7 +86,7 @@ def prepare(folder: Path, setting: Setting, nodes: int, *, begun: bool = False) 
             partial.replace(data)
 
 
-def share(setting: Setting, nodes: int, i: int) -> list[int]:
+def share(setting: PreparedRun, nodes: int, i: int) -> list[int]:
     """Return the clients of node i: every nodes-th."""
     return [client for client in setting.clients if client % nodes == i]
 
@@ -101,7 +101,7 @@ def node_words(folder: Path, i: int, address: str) -> list[str]:
     own = node_folder(folder, i)
     return [
         *PROGRAM, "flower", "node", "--server", address,
-        "--ca", str(Home(folder / "server").ca), "--key", str(own / "node.key"),
+        "--ca", str(ServerFolder(folder / "server").ca), "--key", str(own / "node.key"),
         "--data", str(own / "data"), "--state", str(own / "state"), "--name", f"node-{i}",
     ]  # fmt: skip
 
@@ -113,13 +113,13 @@ def federation(
     said: Callable[[str], None],
     limits: Limits = LIMITS,
     env: Mapping[str, str] = {},
-) -> Iterator[tuple[Home, Children]]:
+) -> Iterator[tuple[ServerFolder, Children]]:
     """Start a server and nodes in a folder that was prepared, and take them down again.
 
     `env` is what the environment of the nodes adds. Logs are in logs/ below the folder. Raises
     StartError when one of them does not come up.
     """
-    home = Home(folder / "server")
+    home = ServerFolder(folder / "server")
     with Children() as children:
         port = free_port()
         start_server(children, home, "127.0.0.1", port, limits, log=folder / "logs" / "server.log")
@@ -132,7 +132,7 @@ def federation(
 
 
 def start_server(
-    children: Children, home: Home, host: str, port: int, limits: Limits, *, log: Path,
+    children: Children, home: ServerFolder, host: str, port: int, limits: Limits, *, log: Path,
     secure: bool = True,
 ) -> Child:  # fmt: skip
     """Start a SuperLink, wait until it answers, and register the nodes.
@@ -157,14 +157,14 @@ def start_server(
     return child
 
 
-class Doorman:
+class Registrar:
     """Lets the nodes take part whose public keys lie in a server's folder, and no others.
 
     Whatever is put there, the server goes on: what cannot be read is named once, and those who were
     known stay known until it can.
     """
 
-    def __init__(self, home: Home, tell: Callable[[str], None]) -> None:
+    def __init__(self, home: ServerFolder, tell: Callable[[str], None]) -> None:
         self._home, self._tell = home, tell
         self.known = load_public_keys(home.nodes)
         self._told = ""
@@ -190,7 +190,7 @@ class Doorman:
         self.known, self._told = now, ""
 
 
-def operator_of(home: Home) -> Operator:
+def operator_of(home: ServerFolder) -> Operator:
     """Return the operator of a server on this machine."""
     address, secure, limits = home.address()
     if secure:

@@ -38,7 +38,7 @@ _SMALL = 1 << 22  # bytes of blocks that go along with the text
 
 
 @dataclass
-class Letter:
+class WireMessage:
     """A head, and blocks of which the head holds the forms.
 
     Clients of one exchange mostly send trees of one form, so "forms" lists the different ones and
@@ -55,7 +55,7 @@ class Letter:
         form, self.blocks[name] = pack(content)
         self._note(name, form)
 
-    def add(self, other: Letter) -> None:
+    def add(self, other: WireMessage) -> None:
         """Add the blocks of another letter."""
         self.blocks |= other.blocks
         self._hashes |= {name: other._hash(name, data) for name, data in other.blocks.items()}
@@ -134,25 +134,25 @@ class Letter:
         return RecordDict(content | ({_ARRAYS: ArrayRecord(arrays)} if arrays else {}))
 
 
-class Mail(NamedTuple):
+class Incoming(NamedTuple):
     """What came back from a node: a letter, or why there is none that counts."""
 
     node: int
-    letter: Letter | None
+    wire_message: WireMessage | None
     reason: str = ""
 
 
-def refusal(letter: Letter) -> str:
+def refusal(wire_message: WireMessage) -> str:
     """Return why a node could not do what it was asked; "" when it could."""
     for kind in ("refused", "failed"):
-        if kind in letter.head:
-            return f"{kind}: {short(letter.head[kind])}"
+        if kind in wire_message.head:
+            return f"{kind}: {short(wire_message.head[kind])}"
     return ""
 
 
-def read_letter(
+def read_message(
     record: RecordDict, limits: Limits, check: Callable[[bytes, str], None] | None = None
-) -> Letter:
+) -> WireMessage:
     """Return the letter that a record holds.
 
     `check` gets the hash of what came, and the proof of who sent it, "" for none, before anything
@@ -178,7 +178,7 @@ def read_letter(
         hashes = {name: hashlib.sha256(data).digest() for name, data in wire.items()}
         check(_digest(text, hashes), str(config.get(_PROOF, "")))
     head = read_head(text, limits)
-    return Letter(head, _cut(head.pop("sizes", None), wire))
+    return WireMessage(head, _cut(head.pop("sizes", None), wire))
 
 
 def _digest(text: str, hashes: Mapping[str, bytes]) -> bytes:

@@ -21,7 +21,7 @@ from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.errors import ServerGoneError
 from fedshot.deploy.flower.codec import CodecError, Limits, short
-from fedshot.deploy.flower.messages import Letter, Mail, read_letter, refusal
+from fedshot.deploy.flower.messages import Incoming, WireMessage, read_message, refusal
 from fedshot.deploy.flower.wire import fetch
 
 _TYPE = "query.fedshot"
@@ -63,7 +63,7 @@ def _stranger(error: Exception) -> int:
     return status if status in _STRANGER else 0
 
 
-class Post:
+class Messenger:
     """The messages of one run.
 
     Args:
@@ -90,15 +90,15 @@ class Post:
             infos: Any = list(self._grid.get_nodes())
         return {info.node_id: info.name for info in infos if info.status == "online"}
 
-    def ask(self, letters: Mapping[int, Letter], seconds: float) -> Iterator[Mail]:
+    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
         """Send each node its letter, and yield what comes back, each node once.
 
         Those that have not answered after so many seconds have not at all: what comes of them later
         is dropped, and named.
         """
-        sent, unsent = self._send(letters, seconds)
+        sent, unsent = self._send(wire_messages, seconds)
         for node, reason in unsent.items():
-            yield Mail(node, None, reason)
+            yield Incoming(node, None, reason)
         begun = time.monotonic()
         coming: dict[Future[Message], _Sent] = {}
         while (sent or coming) and (left := begun + seconds - time.monotonic()) > 0:
@@ -117,21 +117,26 @@ class Post:
                 yield self._open(coming.pop(task), task)
         self._late |= sent
         for one in (*sent.values(), *coming.values()):
-            yield Mail(one.node, None, f"no reply within {seconds:g} s")
+            yield Incoming(one.node, None, f"no reply within {seconds:g} s")
 
     def _send(
-        self, letters: Mapping[int, Letter], seconds: float
+        self, wire_messages: Mapping[int, WireMessage], seconds: float
     ) -> tuple[dict[str, _Sent], dict[int, str]]:
         """Return what was sent by the name of the message, and why the rest was not, by node."""
         ttl = seconds + _LATE
         sent: list[_Sent] = []
         unsent: dict[int, str] = {}
         messages = []
-        for node, letter in letters.items():
+        for node, wire_message in wire_messages.items():
             one = _Sent(node, secrets.token_hex(8), time.monotonic() + ttl - 1)
-            letter.head |= {"id": one.ident, "to": node, "sent": time.time(), "within": seconds}
+            wire_message.head |= {
+                "id": one.ident,
+                "to": node,
+                "sent": time.time(),
+                "within": seconds,
+            }
             try:
-                record = letter.record(self._limits, self._sign)
+                record = wire_message.record(self._limits, self._sign)
                 messages.append(Message(record, node, _TYPE, ttl=ttl))
             except CodecError as error:
                 unsent[node] = f"the letter to it cannot be sent: {error}"
@@ -180,22 +185,22 @@ class Post:
         )
         return message
 
-    def _open(self, sent: _Sent, task: Future[Message]) -> Mail:
+    def _open(self, sent: _Sent, task: Future[Message]) -> Incoming:
         """Return what a node has sent. Only a server that is gone ends the run, never a reply."""
         try:
             message = task.result()
             if message.has_error():
-                return Mail(sent.node, None, short(f"Flower says: {message.error.reason}"))
-            letter = read_letter(message.content, self._limits)
+                return Incoming(sent.node, None, short(f"Flower says: {message.error.reason}"))
+            wire_message = read_message(message.content, self._limits)
         except Exception as error:
             if isinstance(error, httpx.TransportError) or _stranger(error):
                 with _server():
                     raise error
             words = str(error) if isinstance(error, CodecError) else repr(error)
-            return Mail(sent.node, None, short(f"its reply cannot be read: {words}"))
-        refused = refusal(letter)
-        if refused and letter.head.get("id") is None:  # it could not read which letter it was
-            return Mail(sent.node, None, refused)
-        if letter.head.get("id") != sent.ident:
-            return Mail(sent.node, None, "its reply is to another letter")
-        return Mail(sent.node, letter, refused)
+            return Incoming(sent.node, None, short(f"its reply cannot be read: {words}"))
+        refused = refusal(wire_message)
+        if refused and wire_message.head.get("id") is None:  # it could not read which letter it was
+            return Incoming(sent.node, None, refused)
+        if wire_message.head.get("id") != sent.ident:
+            return Incoming(sent.node, None, "its reply is to another letter")
+        return Incoming(sent.node, wire_message, refused)

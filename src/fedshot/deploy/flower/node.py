@@ -10,8 +10,8 @@ from flwr.app import Message
 
 from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower.codec import CodecError, Limits
-from fedshot.deploy.flower.connection import Link, LinkError, UnreadableError
-from fedshot.deploy.flower.messages import Letter, read_letter
+from fedshot.deploy.flower.connection import Connection, ConnectionLostError, UnreadableError
+from fedshot.deploy.flower.messages import WireMessage, read_message
 from fedshot.deploy.flower.worker import Worker
 
 _SOON, _SELDOM = 0.03, 1.0  # seconds between two looks: right after a message, and after a while
@@ -24,7 +24,7 @@ Check = Callable[[bytes, str], None]
 
 
 def serve(
-    link: Link,
+    link: Connection,
     worker: Worker,
     limits: Limits,
     tell: Callable[[str], None],
@@ -48,7 +48,7 @@ def serve(
             _reply(link, error.outline, _unread(error, worker), limits, tell)
             time.sleep(_SELDOM)
             continue
-        except (LinkError, ConfigError, httpx.HTTPError) as error:
+        except (ConnectionLostError, ConfigError, httpx.HTTPError) as error:
             tell(f"the server is gone: {error}")
             number = _connect(link, tell, server, known=True)
             continue
@@ -62,24 +62,32 @@ def serve(
 
 
 def _reply(
-    link: Link, message: Message, letter: Letter, limits: Limits, tell: Callable[[str], None]
+    link: Connection,
+    message: Message,
+    wire_message: WireMessage,
+    limits: Limits,
+    tell: Callable[[str], None],
 ) -> None:
     """Send a reply, or what keeps it from being sent."""
     try:
         try:
-            record = letter.record(limits)
+            record = wire_message.record(limits)
         except CodecError as error:
             tell(f"a reply cannot be sent: {error}")
-            kept = {name: letter.head[name] for name in ("id", "seconds") if name in letter.head}
-            record = Letter(kept | {"refused": f"its reply cannot be sent: {error}"}).record()
+            kept = {
+                name: wire_message.head[name]
+                for name in ("id", "seconds")
+                if name in wire_message.head
+            }
+            record = WireMessage(kept | {"refused": f"its reply cannot be sent: {error}"}).record()
         link.push(record, message)
-    except (LinkError, ConfigError, CodecError, httpx.HTTPError) as error:
+    except (ConnectionLostError, ConfigError, CodecError, httpx.HTTPError) as error:
         tell(f"a reply came too late, or did not arrive: {error}")
 
 
-def _unread(error: Exception, worker: Worker) -> Letter:
+def _unread(error: Exception, worker: Worker) -> WireMessage:
     """Return the reply to a message of which nothing is believed, and log it."""
-    reply = Letter({"refused": f"a message that cannot be read: {error}"})
+    reply = WireMessage({"refused": f"a message that cannot be read: {error}"})
     worker.log({}, reply)
     return reply
 
@@ -91,28 +99,30 @@ def _answer(
     limits: Limits,
     check: Check | None,
     tell: Callable[[str], None],
-) -> Letter:
+) -> WireMessage:
     """Answer a message of the server to this node, unless nobody waits for the answer any more.
 
     A node that was cut off, or is slower than the deadline, would else work on what lies in its
     queue and never catch up. (The clocks agree: requests are signed with the time.)
     """
     try:
-        letter = read_letter(message.content, limits, check)
-        if letter.head.get("to") != number:
+        wire_message = read_message(message.content, limits, check)
+        if wire_message.head.get("to") != number:
             raise CodecError("it is to another node")
-        age = time.time() - float(letter.head.get("sent", "nan"))
-        if not age <= float(letter.head.get("within", "nan")):
-            late = Letter({"id": letter.head.get("id"), "refused": f"it is {age:.0f} s old"})
-            worker.log(letter.head, late)
+        age = time.time() - float(wire_message.head.get("sent", "nan"))
+        if not age <= float(wire_message.head.get("within", "nan")):
+            late = WireMessage(
+                {"id": wire_message.head.get("id"), "refused": f"it is {age:.0f} s old"}
+            )
+            worker.log(wire_message.head, late)
             return late
     except (CodecError, TypeError, ValueError, OverflowError) as error:
         tell(f"a message was refused: {error}")
         return _unread(error, worker)
-    return worker.answer(letter)
+    return worker.answer(wire_message)
 
 
-def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: bool) -> int:
+def _connect(link: Connection, tell: Callable[[str], None], server: str, *, known: bool) -> int:
     """Report to the server; return the node's number there.
 
     A server that has known this node may take a while to know it again.
@@ -121,7 +131,7 @@ def _connect(link: Link, tell: Callable[[str], None], server: str, *, known: boo
     while True:
         try:
             number = link.open()
-        except (LinkError, ConfigError) as error:
+        except (ConnectionLostError, ConfigError) as error:
             if isinstance(error, ConfigError) and not known:
                 raise
             tell(f"no connection to {server}: {error}; trying again in {wait:.1f} s")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower.admission import Entry
 from fedshot.deploy.flower.codec import short
-from fedshot.deploy.flower.messages import Letter, Mail
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 
 HELLO = 60.0  # seconds for a node to read its data and say who lives there
@@ -34,13 +34,13 @@ def checked_seal(seal: list[Any]) -> list[Any]:
 
 
 class Carrier(Protocol):
-    """What brings letters to nodes, as `Post` does."""
+    """What brings letters to nodes, as `Messenger` does."""
 
     def there(self) -> dict[int, str]:
         """Return the nodes that are connected, with the names they are registered by."""
         ...
 
-    def ask(self, letters: Mapping[int, Letter], seconds: float) -> Iterator[Mail]:
+    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
         """Send letters, and yield what comes back within so many seconds, each node once."""
         ...
 
@@ -58,7 +58,7 @@ class Node:
     examples: int | None = None  # the most that one of its clients holds, as the operator says
 
 
-class Roster:
+class NodeRegistry:
     """The nodes of a run.
 
     A node has the clients that the operator has written down for its key. Without keys a client is
@@ -136,9 +136,9 @@ class Roster:
             del node.orders[-1]  # of a node that is away; nothing came between the two
         node.orders.append([self._orders, *words])
 
-    def letter(self, node: Node) -> Letter:
+    def wire_message(self, node: Node) -> WireMessage:
         """Return a letter with all that a node must know before it reads on."""
-        return Letter(
+        return WireMessage(
             {
                 "setup": self._setup.to_json(),
                 "life": self._life,
@@ -147,12 +147,12 @@ class Roster:
             }
         )
 
-    def note(self, mail: Mail) -> float:
+    def note(self, mail: Incoming) -> float:
         """Take in what a node says of orders and seals; return the seconds that it worked."""
         node = self.by_number(mail.node)
-        if node is None or mail.letter is None or mail.reason:
+        if node is None or mail.wire_message is None or mail.reason:
             return 0.0
-        head = mail.letter.head
+        head = mail.wire_message.head
         done, sealed = head.get("done"), _seal(head.get("sealed"))
         seconds: Any = head.get("seconds")
         if type(done) is not int or not 0 <= done <= self._orders or sealed is None:
@@ -164,16 +164,16 @@ class Roster:
 
     def _greet(self, new: Mapping[int, str], there: Collection[int]) -> None:
         """Ask nodes that are new who lives there."""
-        letters = {}
+        wire_messages = {}
         for number, name in new.items():
-            letters[number] = self.letter(Node(name, number, frozenset(), NO_SEAL))
-            letters[number].head["hello"] = True
-        for mail in self._post.ask(letters, self._patience):
+            wire_messages[number] = self.wire_message(Node(name, number, frozenset(), NO_SEAL))
+            wire_messages[number].head["hello"] = True
+        for mail in self._post.ask(wire_messages, self._patience):
             name, reason = new[mail.node], mail.reason
-            if mail.letter is not None and not reason:
+            if mail.wire_message is not None and not reason:
                 # The name of the key, where there are keys.
-                name = name or short(mail.letter.head.get("name"), 100)
-                reason = self._admit(mail.node, name, mail.letter, there)
+                name = name or short(mail.wire_message.head.get("name"), 100)
+                reason = self._admit(mail.node, name, mail.wire_message, there)
             if reason:
                 self._stay_away(mail.node, name, reason)
 
@@ -182,9 +182,11 @@ class Roster:
             self._tell(f"node {name or number} stays away: {reason}")
         self._away[number] = reason, time.monotonic() + AGAIN
 
-    def _admit(self, number: int, name: str, letter: Letter, there: Collection[int]) -> str:
+    def _admit(
+        self, number: int, name: str, wire_message: WireMessage, there: Collection[int]
+    ) -> str:
         """Take a node in; return why not, "" when it is."""
-        claimed, most = letter.head.get("clients"), self._setup.clients
+        claimed, most = wire_message.head.get("clients"), self._setup.clients
         if not isinstance(claimed, list) or not all(type(c) is int for c in claimed):
             return "it does not say who lives there"
         strange = next((c for c in claimed if not 0 <= c < most), None)
@@ -220,7 +222,7 @@ class Roster:
             return ""
         made = self.nodes[name] = Node(name, number, clients, self.bases.get(name, NO_SEAL))
         made.examples = own.examples if own else None
-        made.environment = _environment(letter.head.get("environment"))
+        made.environment = _environment(wire_message.head.get("environment"))
         self._tell(f"node {name} holds clients {ranges(clients)}")
         return ""
 

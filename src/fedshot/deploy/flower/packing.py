@@ -22,10 +22,10 @@ from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.text import count
 from fedshot.data.dataset import Dataset, first_twice
 from fedshot.data.episodes.row_split import Rows
-from fedshot.data.partitions.partition import Partition, unable
+from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.server_folder import own_folder
-from fedshot.deploy.flower.server_tests import ExamSetting, write_tests
+from fedshot.deploy.flower.server_tests import ServerTestRun, write_tests
 from fedshot.deploy.flower.shards import kind_of, write_client
 
 _RANGE = re.compile(r"[0-9]{1,9}-[0-9]{1,9}")
@@ -148,7 +148,9 @@ def pack_client(
         )
     dataset, told = Classes.of(config).of_part(dataset, ["base"])
     rows = np.arange(len(dataset), dtype=np.int64)
-    lacking = unable(dataset, Partition.of([rows]), config.episode, divides=config.divides)
+    lacking = infeasible_clients(
+        dataset, Partition.of([rows]), config.episode, divides=config.divides
+    )
     if lacking:
         refused = f"client {client} cannot form {config.episode.whole_text}: it {lacking[0]}."
         fix = (
@@ -183,7 +185,7 @@ def pack_tests(
     notes = {"dataset": dataset.digest, **notes}
     with TemporaryDirectory() as tried:  # tests that cannot be are refused here
         write_tests(Path(tried), dataset, rows, classes.base, n, notes)
-        ExamSetting(config, tried)
+        ServerTestRun(config, tried)
     own_folder(folder)
     write_tests(folder, dataset, rows, classes.base, n, notes)
     seen = [f"{count(len(part), 'example')} of {name} classes"

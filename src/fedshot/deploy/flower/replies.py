@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.deploy.flower.codec import CodecError, Limits, short
-from fedshot.deploy.flower.messages import Letter, Mail
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import NOT_FINITE, Mean
 
@@ -25,7 +25,7 @@ _STRANGE = 200  # characters of the names of parts that nobody asked for
 
 def arrivals(
     exchange: Exchange,
-    mail: Mail,
+    mail: Incoming,
     name: str,
     asked: Sequence[int],
     limits: Limits,
@@ -36,11 +36,11 @@ def arrivals(
 
     `holds` tells how many examples a client has, where that is known.
     """
-    if mail.letter is None or mail.reason:
+    if mail.wire_message is None or mail.reason:
         for client in asked:
             yield Arrival(client, None, Fault("lost", f"node {name}: {mail.reason}"))
         return
-    results = mail.letter.head.get("results")
+    results = mail.wire_message.head.get("results")
     results = results if isinstance(results, dict) else {}
     strangers = sorted(set(results) - set(map(str, asked)))
     if strangers:
@@ -54,7 +54,7 @@ def arrivals(
             yield Arrival(client, None, Fault("lost", f"node {name} says nothing of it"))
             continue
         try:
-            found = _arrival(client, results[str(client)], mail.letter, limits)
+            found = _arrival(client, results[str(client)], mail.wire_message, limits)
             _check_names(found, exchange)
             if found.reply is not None:
                 _check_weight(found.reply, exchange, holds.get(client))
@@ -64,7 +64,7 @@ def arrivals(
             yield Arrival(client, None, Fault("refused", short(f"node {name}: {error}")))
 
 
-def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arrival:
+def _arrival(client: int, result: Any, wire_message: WireMessage, limits: Limits) -> Arrival:
     if not isinstance(result, dict):
         raise CodecError("its result has no names")
     if "fault" in result:
@@ -74,7 +74,7 @@ def _arrival(client: int, result: Any, letter: Letter, limits: Limits) -> Arriva
         return Arrival(
             client, None, Fault("refused" if told[0] == "refused" else "lost", short(told[1]))
         )
-    content = letter.get(f"c{client}", limits)
+    content = wire_message.get(f"c{client}", limits)
     if not isinstance(content, dict) or not {"up", "metrics"} <= set(content):
         raise CodecError("its reply has no parts")
     weight: Any = content["weight"] if "weight" in content else result.get("weight")

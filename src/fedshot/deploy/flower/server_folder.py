@@ -39,7 +39,7 @@ class _Address(TypedDict):
 
 
 @dataclass(frozen=True)
-class Home:
+class ServerFolder:
     """The folder of a server."""
 
     folder: Path

@@ -23,16 +23,16 @@ from fedshot.core import storage
 from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.row_split import Rows
-from fedshot.data.partitions.partition import Deal, Partition
+from fedshot.data.partitions.partition import ClientSplit, Partition
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.shards import kind_of, samples_of
-from fedshot.runs.prepare import Arrangement, Setting
+from fedshot.runs.prepare import FederatedDataset, PreparedRun
 
 _FILE = "tests.safetensors"
 _NONE = np.zeros(0, np.int64)
 
 
-def write_exams(folder: Path, arranged: Arrangement) -> None:
+def write_server_tests(folder: Path, arranged: FederatedDataset) -> None:
     """Write the part of a dataset that a server needs.
 
     Raises DataError where clients are tested on images of their own, which no server has.
@@ -82,12 +82,12 @@ def write_tests(
     storage.write(folder / _FILE, content, told, sync=True)
 
 
-class ExamSetting(Setting):
+class ServerTestRun(PreparedRun):
     """A setting whose training data are elsewhere.
 
     Raises:
         DataError: the folder does not hold the tests.
-        ConfigError: as `Setting`.
+        ConfigError: as `PreparedRun`.
     """
 
     def __init__(self, config: Config, folder: str) -> None:
@@ -104,7 +104,7 @@ class ExamSetting(Setting):
             self._base = tuple(int(c) for c in notes["base"])
             self.dataset = _whole(found, notes)
             self.rows = Rows(_NONE, found["validation"], found["novel"])
-            self.deal = Deal(Partition.of([_NONE] * int(notes["clients"])))
+            self.deal = ClientSplit(Partition.of([_NONE] * int(notes["clients"])))
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(

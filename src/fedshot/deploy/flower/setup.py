@@ -22,11 +22,11 @@ from fedshot.config.registry import is_text
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key, draws
 from fedshot.deploy.flower.codec import CodecError
-from fedshot.deploy.flower.server_tests import ExamSetting
-from fedshot.deploy.flower.shards import Holdings, notes_of
+from fedshot.deploy.flower.server_tests import ServerTestRun
+from fedshot.deploy.flower.shards import NodeData, notes_of
 from fedshot.methods.user_methods import FILES, fingerprint
 from fedshot.protocol.method import Method
-from fedshot.runs.prepare import Setting
+from fedshot.runs.prepare import PreparedRun
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _MOST = 1 << 18  # characters of a configuration
@@ -53,10 +53,10 @@ class Setup:
     own: str = ""
 
     @classmethod
-    def of(cls, run: str, setting: Setting) -> Setup:
+    def of(cls, run: str, setting: PreparedRun) -> Setup:
         """Return the setup of a setting."""
         text = yaml.safe_dump(setting.config.settings, sort_keys=False)
-        if isinstance(setting, ExamSetting):
+        if isinstance(setting, ServerTestRun):
             data = setting.notes
         else:
             data = notes_of(setting.dataset, setting.deal.train)
@@ -132,7 +132,7 @@ class Setup:
                 f"the node with {FILES}=FILE in its environment."
             )
 
-    def check(self, holdings: Holdings) -> None:
+    def check(self, holdings: NodeData) -> None:
         """Raise ConfigError unless the node's data are of the kind that the run is about."""
         for name, told in _WORDS.items():
             held = holdings.notes.get(name)
@@ -153,7 +153,7 @@ class Setup:
                 "server's configuration. Pack them again, with the configuration of the server."
             )
 
-    def method(self, config: Config, holdings: Holdings) -> Method[Any]:
+    def method(self, config: Config, holdings: NodeData) -> Method[Any]:
         """Return the method as the node runs it."""
         return config.method(config.model.build(holdings.dataset), self.classes, self.clients)
 

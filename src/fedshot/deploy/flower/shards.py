@@ -110,7 +110,7 @@ def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class NodeData:
     """What a node holds: the samples of its clients, and nobody else's."""
 
     dataset: Dataset
@@ -125,7 +125,7 @@ def clients_in(folder: Path) -> list[int]:
     return sorted(int(name[1]) for name in found if name)
 
 
-def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
+def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
     """Read the files of these clients, or all that are in a folder.
 
     Raises DataError when there are none, one is missing, or two do not belong together.
@@ -160,7 +160,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> Holdings:
     for client, part in zip(wanted, parts, strict=True):
         rows[client] = np.arange(start, start + len(part["y"]), dtype=np.int64)
         start += len(part["y"])
-    return Holdings(dataset, Partition.of(rows), tuple(wanted), notes)
+    return NodeData(dataset, Partition.of(rows), tuple(wanted), notes)
 
 
 def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> Dataset:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from fedshot.core.errors import FedshotError
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.client_runtime import Member
+from fedshot.deploy.flower.client_runtime import ClientRuntime
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits, short
-from fedshot.deploy.flower.messages import COMMON, Letter
+from fedshot.deploy.flower.messages import COMMON, WireMessage
 from fedshot.deploy.flower.policy import Policy, PolicyError, note
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.shards import Holdings
+from fedshot.deploy.flower.shards import NodeData
 from fedshot.protocol.exchange import Arrival
 from fedshot.runs.recorder import environment
 
@@ -45,7 +45,7 @@ class Worker:
     def __init__(
         self,
         name: str,
-        holdings: Holdings,
+        holdings: NodeData,
         folder: Path,
         *,
         limits: Limits = LIMITS,
@@ -56,26 +56,28 @@ class Worker:
         self._policy = policy
         self.name, self._holdings, self._folder = name, holdings, folder
         self._limits, self._workers, self._tell = limits, workers, tell
-        self._members: dict[str, tuple[str, Member]] = {}
+        self._members: dict[str, tuple[str, ClientRuntime]] = {}
 
-    def answer(self, letter: Letter) -> Letter:
+    def answer(self, wire_message: WireMessage) -> WireMessage:
         """Return the reply to a letter; what goes wrong stands in the reply and in the log."""
-        reply = Letter({"id": letter.head.get("id")})
+        reply = WireMessage({"id": wire_message.head.get("id")})
         start = time.perf_counter()
         try:
-            self._answer(letter, reply)
+            self._answer(wire_message, reply)
         except (CodecError, FedshotError) as error:
-            reply = Letter({"id": letter.head.get("id"), "refused": without_paths(str(error))})
+            reply = WireMessage(
+                {"id": wire_message.head.get("id"), "refused": without_paths(str(error))}
+            )
             self._tell(f"refused: {error}")
         except Exception as error:
             words = without_paths(f"{type(error).__name__}: {error}"[:2000])
-            reply = Letter({"id": letter.head.get("id"), "failed": words})
+            reply = WireMessage({"id": wire_message.head.get("id"), "failed": words})
             self._tell(traceback.format_exc())
         reply.head["seconds"] = time.perf_counter() - start
-        self.log(letter.head, reply)
+        self.log(wire_message.head, reply)
         return reply
 
-    def log(self, head: Mapping[str, Any], reply: Letter) -> None:
+    def log(self, head: Mapping[str, Any], reply: WireMessage) -> None:
         """Add a line to the log of what was asked, where there is a policy.
 
         `head` is the message's; {} for one that is not known to be the server's. Where the line
@@ -99,8 +101,8 @@ class Worker:
         except OSError as error:
             self._tell(f"{self._folder / 'audit.jsonl'} lacks a message: {error}")
 
-    def _answer(self, letter: Letter, reply: Letter) -> None:
-        head = letter.head
+    def _answer(self, wire_message: WireMessage, reply: WireMessage) -> None:
+        head = wire_message.head
         try:
             setup, life = Setup.from_json(head["setup"]), int(head["life"])
             base = (int(head["base"][0]), str(head["base"][1]))
@@ -117,25 +119,25 @@ class Worker:
         if head.get("work"):
             if self._policy is not None:
                 self._policy.check_disk(self._folder / setup.run)
-            do_work(member, letter, reply, self._limits, self._policy, self._tell)
+            do_work(member, wire_message, reply, self._limits, self._policy, self._tell)
         reply.head |= member.state
 
-    def _member(self, setup: Setup) -> Member:
+    def _member(self, setup: Setup) -> ClientRuntime:
         key = setup.key()
         held = self._members.get(setup.run)
         if held is None or held[0] != key:
             folder = self._folder / setup.run
             if self._policy is not None:  # before anything of the run is written
                 self._policy.check_run(setup.config(), setup.clients)
-            held = key, Member.of(setup, self._holdings, folder, self._workers)
+            held = key, ClientRuntime.of(setup, self._holdings, folder, self._workers)
             self._members = {setup.run: held}  # of one run at a time, the others are on the disk
         return held[1]
 
 
 def do_work(
-    member: Member,
-    letter: Letter,
-    reply: Letter,
+    member: ClientRuntime,
+    wire_message: WireMessage,
+    reply: WireMessage,
     limits: Limits,
     policy: Policy | None = None,
     tell: Callable[[str], None] = print,
@@ -146,17 +148,17 @@ def do_work(
     for the others a fault. Raises CodecError once nobody waits for the reply.
     """
     begun = time.monotonic()
-    work = letter.head["work"]
+    work = wire_message.head["work"]
     try:
         clients = [int(client) for client in work["clients"]]
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"work that lacks what it must hold: {error!r}") from None
-    if COMMON in letter.blocks:
-        messages = dict.fromkeys(clients, letter.get(COMMON, limits))
+    if COMMON in wire_message.blocks:
+        messages = dict.fromkeys(clients, wire_message.get(COMMON, limits))
     else:
-        messages = {client: letter.get(f"c{client}", limits) for client in clients}
+        messages = {client: wire_message.get(f"c{client}", limits) for client in clients}
     results = reply.head["results"] = {}
-    waited = _seconds(letter)
+    waited = _seconds(wire_message)
     with closing(member.serve(work, messages)) as arrivals:
         for arrival in arrivals:
             if policy is not None and arrival.reply is not None:
@@ -180,9 +182,9 @@ def do_work(
                 break
 
 
-def _seconds(letter: Letter) -> float:
+def _seconds(wire_message: WireMessage) -> float:
     """Return for how long the reply to a letter is waited for, from now on."""
-    within, sent = (letter.head.get(name) for name in ("within", "sent"))
+    within, sent = (wire_message.head.get(name) for name in ("within", "sent"))
     if not isinstance(within, int | float) or not isinstance(sent, int | float):
         return math.inf
     return sent + within - time.time()
@@ -193,7 +195,7 @@ def without_paths(words: str) -> str:
     return _FOLDERS.sub("", words)
 
 
-def _put(arrival: Arrival, letter: Letter) -> dict[str, Any]:
+def _put(arrival: Arrival, wire_message: WireMessage) -> dict[str, Any]:
     """Add what came of one client to a letter; return what stands in the head of it."""
     if arrival.reply is None:
         return {"fault": list(arrival.fault or ("lost", "no reply"))}
@@ -204,7 +206,7 @@ def _put(arrival: Arrival, letter: Letter) -> dict[str, Any]:
         content["weight"] = reply.weight
     else:
         head["weight"] = reply.weight
-    letter.put(f"c{arrival.client}", content)
+    wire_message.put(f"c{arrival.client}", content)
     return head
 
 

@@ -31,9 +31,14 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batches, Classifier, check_batches, draw_batches
-from fedshot.learners.learner import Lesson, Question
-from fedshot.learners.local_training import Lessons, check_budget, check_not_negative, draw_lessons
-from fedshot.learners.probe import PROBES, Probe, Readout
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.learners.local_training import (
+    LocalEpisodes,
+    check_budget,
+    check_not_negative,
+    sample_episodes,
+)
+from fedshot.learners.probe import PROBES, FeatureProbe, Probe
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
@@ -42,11 +47,11 @@ from fedshot.nn.prototypes import class_means, cosine_logits, unit_rows
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
-from fedshot.protocol.probe_answers import answer_by_readout
+from fedshot.protocol.method import Prediction
+from fedshot.protocol.probe_answers import predict_by_probe
 
 
-class Server(NamedTuple):
+class FedAvgProbeState(NamedTuple):
     """What the server remembers."""
 
     body: Tree
@@ -104,7 +109,7 @@ class FedAvgProbe:
         check_not_negative(classify_rounds=self.classify_rounds or 0)
         if not 0 < self.scale < float("inf"):
             raise ConfigError(f"scale is {self.scale}; expected a finite number above 0.")
-        _ = self.learner, self.readout  # which check the rest
+        _ = self.learner, self.probe_options  # which check the rest
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
@@ -118,9 +123,9 @@ class FedAvgProbe:
         return Classifier(self.model, len(self.classes), self.classifier, self.scale)
 
     @property
-    def readout(self) -> Readout:
+    def probe_options(self) -> FeatureProbe:
         """What answers at test."""
-        return Readout(self.probe, self.logistic_c, self.ridge_lambda)
+        return FeatureProbe(self.probe, self.logistic_c, self.ridge_lambda)
 
     @property
     def transductive(self) -> bool:
@@ -135,18 +140,18 @@ class FedAvgProbe:
     @property
     def adds_examples(self) -> bool:
         """Whether an answer is made of the support's examples one by one: means and ridges are."""
-        return self.readout.adds_examples
+        return self.probe_options.adds_examples
 
     @property
     def training(self) -> FedAvgProbe:
         """All of the options that the rounds depend on."""
         return replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedAvgProbeState:
         """Return a fresh encoder and classifier."""
         theta, stats = self.learner.init(key)
         tau = torch.tensor(self.scale, dtype=self.model.torch_dtype)
-        return Server(theta["body"], theta["classifier"], tau, stats, torch.tensor(0))
+        return FedAvgProbeState(theta["body"], theta["classifier"], tau, stats, torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -161,19 +166,21 @@ class FedAvgProbe:
     @client_work(draw="draw")
     def classify(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take the local steps on the cross-entropy over all base classes; send the change."""
-        return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
+        return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
 
-    def draw_episodes(self, data: ClientData, key: Key) -> Lessons:
+    def draw_episodes(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the episodes of a visit."""
         steps, each = self.local_steps, self.episodes_per_step
-        return draw_lessons(data, self.episode, steps, each, key)
+        return sample_episodes(data, self.episode, steps, each, key)
 
     @client_work(draw="draw_episodes")
-    def compare(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def compare(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Take the local steps on episodes of cosine prototypes; send the change."""
-        return local_reply(self.lesson, self.meta_optimizer, down, private, drawn)
+        return local_reply(self.episode_loss, self.meta_optimizer, down, private, drawn)
 
-    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+    def episode_loss(
+        self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> EpisodeLoss:
         """Return the cross-entropy of the queries under tau times their cosines to prototypes."""
         n, way = len(episode.support_y), len(episode.classes)
         both = torch.cat([episode.support_x, episode.query_x])
@@ -182,25 +189,31 @@ class FedAvgProbe:
         means = class_means(h[:n], episode.support_y, way)
         logits = cosine_logits(h[n:], means, params["tau"])
         y = episode.query_y
-        return Lesson(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
+        return EpisodeLoss(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedAvgProbeState, clients: Clients, key: Key
+    ) -> tuple[FedAvgProbeState, Mapping[str, float]]:
         """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
         classifying = self.classify_rounds is None or int(server.rounds) < self.classify_rounds
         work = self.classify if classifying else self.compare
         theta = {"body": server.body}
         theta |= {"classifier": server.classifier} if classifying else {"tau": server.tau}
         parts = {"theta": theta, "stats": server.stats}
-        new, got = average(clients, work, parts, key, heaviest=None)
+        new, got = average(clients, work, parts, key, max_weight=None)
         moved = {**new["theta"], "stats": new["stats"]}
         return server._replace(**moved, rounds=server.rounds + 1), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FedAvgProbeState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Answer with the probe, on features of the server's encoder."""
         del key
         theta, stats = {"body": server.body}, server.stats
-        return answer_by_readout(self.learner, theta, stats, self.readout, questions, clients)
+        return predict_by_probe(
+            self.learner, theta, stats, self.probe_options, eval_episodes, clients
+        )

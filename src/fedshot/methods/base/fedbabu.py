@@ -27,18 +27,18 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, Classifier, check_batches, draw_batches
-from fedshot.learners.learner import Lesson, Question
-from fedshot.learners.probe import Readout
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.learners.probe import FeatureProbe
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
-from fedshot.protocol.probe_answers import answer_by_readout
+from fedshot.protocol.method import Prediction
+from fedshot.protocol.probe_answers import predict_by_probe
 
 
-class Server(NamedTuple):
+class FedBABUState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body": ...}
@@ -82,7 +82,7 @@ class FedBABU:
 
     def __post_init__(self) -> None:
         check_batches(self.local_steps, self.batch)
-        _ = self.learner, self.readout  # which check the rest
+        _ = self.learner, self.probe_options  # which check the rest
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
@@ -96,9 +96,9 @@ class FedBABU:
         return Classifier(self.model, len(self.classes))
 
     @property
-    def readout(self) -> Readout:
+    def probe_options(self) -> FeatureProbe:
         """What answers at test."""
-        return Readout(
+        return FeatureProbe(
             self.probe,
             self.logistic_c,
             self.ridge_lambda,
@@ -119,7 +119,7 @@ class FedBABU:
     @property
     def adds_examples(self) -> bool:
         """Whether an answer is made of the support's examples one by one: means and ridges are."""
-        return self.readout.adds_examples
+        return self.probe_options.adds_examples
 
     @property
     def training(self) -> FedBABU:
@@ -127,10 +127,10 @@ class FedBABU:
         plain = replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
         return replace(plain, finetune_lr=0.1, finetune_steps=100)
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedBABUState:
         """Return a fresh body, and the classifier for good."""
         params, stats = self.learner.init(key)
-        return Server({"body": params["body"]}, params["classifier"], stats)
+        return FedBABUState({"body": params["body"]}, params["classifier"], stats)
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -147,24 +147,26 @@ class FedBABU:
         """Take the local steps from theta, under h; send the change of theta."""
         h = down["h"]
 
-        def lesson(w: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
-            return self.learner.lesson({**w, "classifier": h}, stats, batch, seed)
+        def episode_loss(w: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
+            return self.learner.episode_loss({**w, "classifier": h}, stats, batch, seed)
 
-        return local_reply(lesson, self.optimizer, down, private, drawn)
+        return local_reply(episode_loss, self.optimizer, down, private, drawn)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedBABUState, clients: Clients, key: Key
+    ) -> tuple[FedBABUState, Mapping[str, float]]:
         """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h stays."""
         parts = {"theta": server.theta, "stats": server.stats}
         down = {"h": server.h}
-        new, got = average(clients, self.train, parts, key, heaviest=None, down=down)
+        new, got = average(clients, self.train, parts, key, max_weight=None, down=down)
         return server._replace(**new), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FedBABUState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Answer with a new head, or with a probe, on features of the server's body."""
         del key
         theta, stats = server.theta, server.stats
-        return answer_by_readout(self.learner, theta, stats, self.readout, questions, clients)
+        return predict_by_probe(
+            self.learner, theta, stats, self.probe_options, eval_episodes, clients
+        )

@@ -26,8 +26,13 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop, Maml, Question
-from fedshot.learners.local_training import Lessons, draw_lessons, mean_gradient, mean_metrics
+from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml
+from fedshot.learners.local_training import (
+    LocalEpisodes,
+    mean_gradient,
+    mean_metrics,
+    sample_episodes,
+)
 from fedshot.learners.meta_sgd import MetaSgd
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
@@ -35,11 +40,11 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.protocol.method import Prediction, predict_at_server
 from fedshot.protocol.reducers import Mean
 
 
-class Server(NamedTuple):
+class FedMetaState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body", "head"}; with learned steps {"start": {"body", "head"}, "alpha": ...}
@@ -101,49 +106,49 @@ class FedMeta:
         """The most classes an episode may have; None for any number."""
         return self.learner.max_way
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedMetaState:
         """Return a fresh initialisation."""
         theta, stats = self.learner.init(key)
-        return Server(theta, self.optimizer.init(theta), stats)
+        return FedMetaState(theta, self.optimizer.init(theta), stats)
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
         del client, key
         return {}
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the episodes of a visit, as one step."""
-        return draw_lessons(data, self.episode, 1, self.episodes, key)
+        return sample_episodes(data, self.episode, 1, self.episodes, key)
 
     @client_work(draw="draw")
-    def meta_gradient(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def meta_gradient(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Send g_u, the gradient of the query loss after adapting, averaged over the episodes."""
         theta, stats = down["theta"], down["stats"]
         (step,) = drawn.steps
-        g = mean_gradient(self.learner.lesson, theta, stats, step, Mode(seed=drawn.seed))
+        g = mean_gradient(self.learner.episode_loss, theta, stats, step, Mode(seed=drawn.seed))
         up = {"gradient": g.grads, **changes({"stats": g.stats}, down)}
         return Reply(up, private, drawn.n_episodes, mean_metrics(g.told))
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedMetaState, clients: Clients, key: Key
+    ) -> tuple[FedMetaState, Mapping[str, float]]:
         """theta <- one outer step along sum_u g_u / m."""
         new, got = average(
             clients,
             self.meta_gradient,
             {"stats": server.stats},
             key,
-            heaviest=self.episodes,
+            max_weight=self.episodes,
             down={"theta": server.theta},
-            reduce={"gradient": Mean(server.theta, heaviest=self.episodes)},
+            reduce={"gradient": Mean(server.theta, max_weight=self.episodes)},
         )
         theta, outer = self.optimizer.update(got["gradient"], server.outer, server.theta)
-        return Server(theta, outer, **new), got.metrics
+        return FedMetaState(theta, outer, **new), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FedMetaState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Adapt the server's model to each support, and answer the queries."""
         del key
         answer = partial(self.learner.answer, server.theta, server.stats)
-        return answer_at_server(answer, questions, clients)
+        return predict_at_server(answer, eval_episodes, clients)

@@ -21,19 +21,19 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.feature_cache import pays
-from fedshot.learners.learner import Proto, Question
-from fedshot.learners.local_training import Lessons, check_budget, draw_lessons, local_sgd
+from fedshot.learners.feature_cache import worth_caching
+from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.learners.local_training import LocalEpisodes, check_budget, local_sgd, sample_episodes
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.nn.prototypes import nearest_prototypes
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server, answer_from_features
+from fedshot.protocol.method import Prediction, predict_at_server, predict_from_features
 
 
-class Server(NamedTuple):
+class FLProtoState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body": ...}
@@ -94,42 +94,42 @@ class FLProto:
         """Whether an answer is made of the support's examples one by one: prototypes are."""
         return True
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FLProtoState:
         """Return a fresh encoder."""
-        return Server(*self.learner.init(key))
+        return FLProtoState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
         del client, key
         return {}
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes."""
-        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Take the local steps from theta; send the change."""
         theta, stats = down["theta"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, theta, stats, drawn)
+        new = local_sgd(self.learner.episode_loss, self.optimizer, theta, stats, drawn)
         up = changes({"theta": new.params, "stats": new.stats}, down)
         return Reply(up, private, drawn.n_episodes, new.metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FLProtoState, clients: Clients, key: Key
+    ) -> tuple[FLProtoState, Mapping[str, float]]:
         """theta <- theta + sum_k |B_k| (theta_k - theta) / sum_k |B_k|."""
         parts = server._asdict()
-        new, got = average(clients, self.train, parts, key, heaviest=self.n_episodes)
-        return Server(**new), got.metrics
+        new, got = average(clients, self.train, parts, key, max_weight=self.n_episodes)
+        return FLProtoState(**new), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FLProtoState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Answer by the nearest prototype, with the server's encoder."""
         del key
         model, learner = (server.theta, server.stats), self.learner
-        if self.model.norm_policy == "running" and pays(questions):
+        if self.model.norm_policy == "running" and worth_caching(eval_episodes):
             embed = partial(learner.embed, *model)
-            return answer_from_features(embed, nearest_prototypes, questions, clients)
-        return answer_at_server(partial(learner.answer, *model), questions, clients)
+            return predict_from_features(embed, nearest_prototypes, eval_episodes, clients)
+        return predict_at_server(partial(learner.answer, *model), eval_episodes, clients)

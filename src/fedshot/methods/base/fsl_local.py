@@ -22,13 +22,13 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop, Learner, Maml, Proto, Question
-from fedshot.learners.local_training import Lessons, check_budget, draw_lessons, local_sgd
+from fedshot.learners.learner import EvalEpisode, InnerLoop, Learner, Maml, Proto
+from fedshot.learners.local_training import LocalEpisodes, check_budget, local_sgd, sample_episodes
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,16 @@ class FSLLocal:
         theta, stats = self.learner.init(key)
         return {"theta": theta, "stats": stats, "optimizer": self.optimizer.init(theta)}
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes."""
-        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Train the client's own model a little further; send nothing."""
         del down
         theta, stats, state, metrics = local_sgd(
-            self.learner.lesson,
+            self.learner.episode_loss,
             self.optimizer,
             private["theta"],
             private["stats"],
@@ -134,12 +134,12 @@ class FSLLocal:
         """Answer the questions sent, with the client's own model."""
         del drawn
         answer = partial(self.learner.answer, private["theta"], private["stats"])
-        logits = answer_all(answer, down["questions"])
+        logits = predict_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Tree, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: Tree, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let the clients' own models answer."""
         del server
-        return answer_at_clients(self.answer, clients, questions, key, by=self.answer_by)
+        return predict_at_clients(self.answer, clients, eval_episodes, key, by=self.answer_by)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import InnerLoop, Question
+from fedshot.learners.learner import EvalEpisode, InnerLoop
 from fedshot.methods.f2l.set_transformer import Queries, SetTransformer
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
@@ -101,14 +101,14 @@ class ClientModel:
         g_s, g_q = self.transformer.apply(psi["encoder"], task.s, task.q, mode, self.queries)
         return View(g_s, self._logits(psi, g_s, task.way), self._logits(psi, g_q, task.way))
 
-    def answer(self, psi: Tree, question: Question, *, fresh_head: bool = False) -> Tensor:
+    def answer(self, psi: Tree, eval_episode: EvalEpisode, *, fresh_head: bool = False) -> Tensor:
         """Return the logits of the queries after fine-tuning on the support, without dropout.
 
-        `question` holds features in place of examples. `fresh_head` puts a head of zeros in the
+        `eval_episode` holds features in place of examples. `fresh_head` puts a head of zeros in the
         place of the learned one, whose outputs have met other labels.
         """
-        way = len(question.classes)
-        task = Task(question.support_x, question.query_x, question.support_y, way)
+        way = len(eval_episode.classes)
+        task = Task(eval_episode.support_x, eval_episode.query_x, eval_episode.support_y, way)
         if fresh_head and self.head_start == "zero":
             psi = psi | {"head": tree.zeros_like(psi["head"])}
         tuned = self._tune(psi, task, Mode(), self.inner.test_steps, False)

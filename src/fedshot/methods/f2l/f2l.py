@@ -21,10 +21,10 @@ Without batch norm, queries pass by themselves and without a graph, since nobody
 them: the same features, and with 15 queries a class no backward pass for 15 texts of 16 at one
 shot, for 3 of 4 at five.
 
-What the paper leaves open is in `fedshot.methods.f2l.readings.F2LReading`. Departures: clients upload
-phi_i - phi. "strict" alone takes b over the whole support, since a 1-shot L_MI as printed is zero
-for any features, a temperature of b, the gradient of eq. (4) in first order, and that of L_MI
-through the server-model's own features alone.
+What the paper leaves open is in `fedshot.methods.f2l.readings.F2LReading`. Departures: clients
+upload phi_i - phi. "strict" alone takes b over the whole support, since a 1-shot L_MI as printed
+is zero for any features, a temperature of b, the gradient of eq. (4) in first order, and that of
+L_MI through the server-model's own features alone.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Classifier, base_numbers
-from fedshot.learners.learner import InnerLoop, Question
+from fedshot.learners.learner import EvalEpisode, InnerLoop
 from fedshot.learners.local_training import (
-    Lessons,
+    LocalEpisodes,
     check_budget,
-    draw_lessons,
     mean_gradient,
     mean_metrics,
+    sample_episodes,
 )
-from fedshot.learners.probe import Probe, Readout
+from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.methods.f2l.client_model import ClientModel
 from fedshot.methods.f2l.readings import (
     F2LDefaults,
@@ -70,11 +70,11 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients, answer_at_server
-from fedshot.protocol.probe_answers import answer_by_readout, embedded
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients, predict_at_server
+from fedshot.protocol.probe_answers import embedded, predict_by_probe
 
 
-class Server(NamedTuple):
+class F2LState(NamedTuple):
     """What the server remembers."""
 
     phi: Tree  # {"body", "classifier"}
@@ -82,7 +82,7 @@ class Server(NamedTuple):
     psi: Tree  # {}, or the one client-model that is averaged, too, without `personal`
 
 
-class Local(NamedTuple):
+class F2LLocalState(NamedTuple):
     """Where local training stands."""
 
     phi: Tree
@@ -95,7 +95,8 @@ class Local(NamedTuple):
 class F2L:
     """A shared server-model and private client-models that teach each other.
 
-    What is null is as `mode` says; `fedshot.methods.f2l.readings.F2LReading` tells what the words mean.
+    What is null is as `mode` says; `fedshot.methods.f2l.readings.F2LReading` tells what the words
+    mean.
 
     Args:
         model: backbone, and the client-model's linear head.
@@ -267,10 +268,10 @@ class F2L:
         """The most classes of a test episode: a probe on the server-model has no head."""
         return None if self.reading.evaluated == "server" else self.max_way
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> F2LState:
         """Return a fresh server-model."""
         phi, stats = self.learner.init(key)
-        return Server(phi, stats, {} if self.personal else self._first_psi(key.at("psi")))
+        return F2LState(phi, stats, {} if self.personal else self._first_psi(key.at("psi")))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a client's first client-model, drawn by itself, and its optimiser's state."""
@@ -280,39 +281,43 @@ class F2L:
         psi = self._first_psi(key.at("psi"))
         return {"psi": psi, "optimizer": self.client_steps.init(psi)}
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes; their classes are told as numbers of base classes."""
-        lessons = draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        local_episodes = sample_episodes(
+            data, self.episode, self.local_steps, self.episodes_per_step, key
+        )
         steps = tuple(
             tuple(e._replace(classes=base_numbers(e.classes, self.classes)) for e in step)
-            for step in lessons.steps
+            for step in local_episodes.steps
         )
-        return lessons._replace(steps=steps)
+        return local_episodes._replace(steps=steps)
 
-    def local(self, at: Local, lessons: Lessons) -> tuple[Local, dict[str, Tensor]]:
+    def local(
+        self, at: F2LLocalState, local_episodes: LocalEpisodes
+    ) -> tuple[F2LLocalState, dict[str, Tensor]]:
         """Take the local steps of algorithm 1; also return the means of what they report."""
         phi, psi, stats, state = at
         server_state, told = self.server_steps.init(phi), []
-        noise = Mode(seed=lessons.seed)
-        for s, step in enumerate(lessons.steps):
+        noise = Mode(seed=local_episodes.seed)
+        for s, step in enumerate(local_episodes.steps):
             both = {"phi": phi, "psi": psi}
-            taught = mean_gradient(self.models.lesson, both, stats, step, noise.layer(s))
-            grads = taught.grads["psi"]
-            new, server_state = self.server_steps.update(taught.grads["phi"], server_state, phi)
+            gradients = mean_gradient(self.models.episode_loss, both, stats, step, noise.layer(s))
+            grads = gradients.grads["psi"]
+            new, server_state = self.server_steps.update(gradients.grads["phi"], server_state, phi)
             if self.reading.client_phi == "new":
                 look = partial(self.models.second_look, phi, new)
                 grads = mean_gradient(look, psi, stats, step, noise.layer(s)).grads
             psi, state = self.client_steps.update(grads, state, psi)
-            phi, stats = new, taught.stats
-            told += taught.told
-        return Local(phi, psi, stats, state), mean_metrics(told)
+            phi, stats = new, gradients.stats
+            told += gradients.told
+        return F2LLocalState(phi, psi, stats, state), mean_metrics(told)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Take the local steps; send the change of the server-model, keep the client-model."""
         psi = private["psi"] if self.personal else down["psi"]
         state = private["optimizer"] if self.personal else self.client_steps.init(psi)
-        new, metrics = self.local(Local(down["phi"], psi, down["stats"], state), drawn)
+        new, metrics = self.local(F2LLocalState(down["phi"], psi, down["stats"], state), drawn)
         moved = {"phi": new.phi, "stats": new.stats}
         moved |= {} if self.personal else {"psi": new.psi}
         kept = {"psi": new.psi, "optimizer": new.state} if self.personal else {}
@@ -320,13 +325,13 @@ class F2L:
         return Reply(changes(moved, down), kept, weight, metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: F2LState, clients: Clients, key: Key
+    ) -> tuple[F2LState, Mapping[str, float]]:
         """phi <- phi + mean_i (phi_i - phi), eq. (2)."""
         parts = {"phi": server.phi, "stats": server.stats}
         parts |= {} if self.personal else {"psi": server.psi}
-        heaviest = None if self.reading.weighting == "examples" else self.n_episodes
-        new, got = average(clients, self.train, parts, key, heaviest=heaviest)
+        max_weight = None if self.reading.weighting == "examples" else self.n_episodes
+        new, got = average(clients, self.train, parts, key, max_weight=max_weight)
         return server._replace(**new), got.metrics
 
     @client_work()
@@ -336,25 +341,25 @@ class F2L:
         They come as features of the server-model, which is frozen meanwhile.
         """
         del drawn
-        logits = answer_all(partial(self._answer, private["psi"]), down["questions"])
+        logits = predict_all(partial(self._answer, private["psi"]), down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: F2LState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let the client-models answer on features of the server's encoder; or a probe on them."""
         phi, stats = server.phi, server.stats
         if self.reading.evaluated == "server":
-            readout = Readout(self.reading.probe)
-            return answer_by_readout(self.learner, phi, stats, readout, questions, clients)
-        asked = embedded(self.learner, phi, stats, questions, clients)
+            probe_options = FeatureProbe(self.reading.probe)
+            return predict_by_probe(self.learner, phi, stats, probe_options, eval_episodes, clients)
+        asked = embedded(self.learner, phi, stats, eval_episodes, clients)
         if self.personal:
-            return answer_at_clients(self.answer, clients, asked, key, by=self.answer_by)
-        return answer_at_server(partial(self._answer, server.psi), asked, clients)
+            return predict_at_clients(self.answer, clients, asked, key, by=self.answer_by)
+        return predict_at_server(partial(self._answer, server.psi), asked, clients)
 
     def _first_psi(self, key: Key) -> Tree:
         return self.client_model.init(key, self.model.torch_dtype)
 
-    def _answer(self, psi: Tree, question: Question) -> Tensor:
+    def _answer(self, psi: Tree, eval_episode: EvalEpisode) -> Tensor:
         fresh = self.reading.test_head == "fresh"
-        return self.client_model.answer(psi, question, fresh_head=fresh)
+        return self.client_model.answer(psi, eval_episode, fresh_head=fresh)

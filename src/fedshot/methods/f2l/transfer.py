@@ -64,7 +64,7 @@ def transfer_loss(
     return -(confidences(z_psi, y) * log_b).sum() / len(y)
 
 
-def shot_contrast(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: float) -> Tensor:
+def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: float) -> Tensor:
     """Return the loss that F2L's authors' code has in the place of L_MI: InfoNCE over classes.
 
     The server's feature of shot j + 1 is to pick, among the client's features of shot j of all

@@ -15,13 +15,13 @@ from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.classification import Classifier
-from fedshot.learners.learner import Lesson
+from fedshot.learners.learner import EpisodeLoss
 from fedshot.methods.f2l.client_model import ClientModel, Task, View
 from fedshot.methods.f2l.readings import F2LReading
 from fedshot.methods.f2l.transfer import (
+    contrastive_term,
     distillation_loss,
     share_targets_loss,
-    shot_contrast,
     temperatures,
     transfer_loss,
 )
@@ -43,7 +43,9 @@ class TwoModels:
     client: ClientModel
     reading: F2LReading
 
-    def lesson(self, params: Tree, stats: Tree, episode: Episode, seed: Tensor) -> Lesson:
+    def episode_loss(
+        self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
+    ) -> EpisodeLoss:
         """Return L_phi + L_psi, eqs. (14) and (20), of one episode; of {"phi", "psi"}.
 
         L_psi sees phi through constants and L_phi sees psi through constants, so the gradient of
@@ -59,11 +61,11 @@ class TwoModels:
         server, extra = self._server_loss(phi, task, told, episode, z_q)
         client, more = self._client_loss(z_q, view, episode)
         found = accuracy(view.z_q.detach(), episode.query_y)
-        return Lesson(server + client, stats, found, extra | more)
+        return EpisodeLoss(server + client, stats, found, extra | more)
 
     def second_look(
         self, old: Tree, new: Tree, psi: Tree, stats: Tree, episode: Episode, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return L_psi with psi~ tuned under the old phi, and all else under the new one."""
         noise = Mode(True, "batch", seed=seed)
         before, _ = self._features(old, stats, episode, noise.layer(0))
@@ -71,7 +73,7 @@ class TwoModels:
         after, _ = self._features(new, stats, episode, noise.layer(0))
         view = self.client.view(tuned, after, noise.layer(2))
         loss, extra = self._client_loss(self._logits(new, after.q), view, episode)
-        return Lesson(loss, stats, accuracy(view.z_q.detach(), episode.query_y), extra)
+        return EpisodeLoss(loss, stats, accuracy(view.z_q.detach(), episode.query_y), extra)
 
     def _features(self, phi: Tree, stats: Tree, episode: Episode, noise: Mode) -> tuple[Task, Tree]:
         """Return the features of an episode, and the running statistics after it."""
@@ -114,7 +116,7 @@ class TwoModels:
         if not read.lambda_mi:
             return ce, extra
         if read.mi_loss == "shots":
-            mi = shot_contrast(task.s, told.s, task.y, task.way, read.mi_tau)
+            mi = contrastive_term(task.s, told.s, task.y, task.way, read.mi_tau)
         else:
             mi = transfer_loss(
                 task.s, told.s, told.z_s, task.y, tau=read.mi_tau, denominator=read.mi_denominator

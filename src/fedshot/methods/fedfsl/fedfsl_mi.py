@@ -17,10 +17,10 @@ adapting included, while gradients run through the client's inner steps. The rev
 p(w^t)/p(w_k) "in (11)" to [1 - epsilon, 1 + epsilon]: see `fedshot.nn.losses.clipped_kl`.
 Departures: the default clip is not in (11) but in its gradient. With reference="exclusive" the
 client takes its own share out of the mean that it is sent, where the paper's server computes and
-sends K models: see `fedshot.methods.fedfsl.leave_one_out`. What is left out is the client's part in the last mean, so
-where only a cohort takes part each round, a client that made no part of w^t has w^t for a
-reference. It keeps |B_k| w_k in float64, the memory of two models, at the client. As in
-FedFSL-naive: fresh episodes in every local step, clients upload
+sends K models: see `fedshot.methods.fedfsl.leave_one_out`. What is left out is the client's part
+in the last mean, so where only a cohort takes part each round, a client that made no part of w^t
+has w^t for a reference. It keeps |B_k| w_k in float64, the memory of two models, at the client. As
+in FedFSL-naive: fresh episodes in every local step, clients upload
 w_k - w^t, and the Adam state starts afresh at every visit unless moments="kept".
 """
 
@@ -37,21 +37,21 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop, Lesson, Maml, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
 from fedshot.learners.local_training import (
-    Lessons,
+    LocalEpisodes,
     check_budget,
     check_not_negative,
-    draw_lessons,
     local_sgd,
+    sample_episodes,
 )
 from fedshot.learners.local_update import (
     Moments,
     Weighing,
-    check_visits,
+    check_local_update,
     first_moments,
-    heaviest_of,
     keep_moments,
+    max_weight_of,
     moments_of,
     weight_of,
 )
@@ -65,18 +65,18 @@ from fedshot.methods.fedfsl.leave_one_out import (
     pool_message,
     reference_model,
 )
-from fedshot.methods.fedfsl.prediction_regularizer import Nearness, Reading
-from fedshot.methods.fedfsl.predictions import Predictions, outlook
+from fedshot.methods.fedfsl.prediction_regularizer import PredictionRegularizer, Reading
+from fedshot.methods.fedfsl.predictions import Predictions, episode_predictions
 from fedshot.nn.losses import Clip, accuracy, cross_entropy, kl
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server, watching
+from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
 
 
-class Server(NamedTuple):
+class FedFSLMIState(NamedTuple):
     """What the server remembers."""
 
     w: Tree  # {"body": ..., "head": ...}
@@ -124,15 +124,15 @@ class FedFSLMI:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = watching(0)
+    common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_visits(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.moments)
         check_not_negative(common_questions=self.common_questions)
-        _ = self.nearness  # which checks the rest
+        _ = self.regularizer  # which checks the rest
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
@@ -146,16 +146,16 @@ class FedFSLMI:
         return Maml(self.model, self.inner, self.episode.labels)
 
     @property
-    def nearness(self) -> Nearness:
+    def regularizer(self) -> PredictionRegularizer:
         """How predictions are held near the reference's."""
-        return Nearness(
+        return PredictionRegularizer(
             self.gamma, self.reference, self.predictions, self.mode, self.clip, self.epsilon
         )
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know of these options before a run."""
-        return self.nearness.warnings
+        return self.regularizer.warnings
 
     @property
     def stays_near(self) -> Reference:
@@ -182,9 +182,9 @@ class FedFSLMI:
         """The most classes an episode may have; None for any number."""
         return self.learner.max_way
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedFSLMIState:
         """Return a fresh model."""
-        return Server(*self.learner.init(key), first_pool(self.stays_near))
+        return FedFSLMIState(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return what a client remembers of its part in the mean, nothing yet, and its moments."""
@@ -192,28 +192,28 @@ class FedFSLMI:
         share = init_share(self.stays_near, self.learner, key)
         return share | first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes, B_k."""
-        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
     def objective(
         self, reference: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return l_T(w) + gamma KL(p(reference) || p(w)), eqs. (5), (11) and (12)."""
-        told = self.nearness.told(self.learner, reference, stats, episode, seed)
-        mine = outlook(self.learner, w, stats, episode, seed, (self.predictions,))
+        told = self.regularizer.told(self.learner, reference, stats, episode, seed)
+        mine = episode_predictions(self.learner, w, stats, episode, seed, (self.predictions,))
         p = mine.p[self.predictions]
-        loss = cross_entropy(mine.query, episode.query_y) + self.nearness.term(told, p)
+        loss = cross_entropy(mine.query, episode.query_y) + self.regularizer.term(told, p)
         hits = accuracy(mine.query.detach(), episode.query_y)
-        return Lesson(loss, mine.stats, hits, {"mi": kl(told, p.detach())})
+        return EpisodeLoss(loss, mine.stats, hits, {"mi": kl(told, p.detach())})
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Minimise the objective from w^t for the round; send the change."""
         w, stats = down["w"], down["stats"]
         near = partial(self.objective, reference_model(down, private))
-        lesson = near if self.gamma else self.learner.lesson
-        new = local_sgd(lesson, self.optimizer, w, stats, drawn, moments_of(private))
+        episode_loss = near if self.gamma else self.learner.episode_loss
+        new = local_sgd(episode_loss, self.optimizer, w, stats, drawn, moments_of(private))
         up = changes({"w": new.params, "stats": new.stats}, down)
         up |= answer_common(self.learner, new.params, new.stats, self.common_questions)
         weight = weight_of(drawn, self.weigh_by)
@@ -221,24 +221,28 @@ class FedFSLMI:
         return Reply(up, keep_moments(kept, new.state), weight, new.metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedFSLMIState, clients: Clients, key: Key
+    ) -> tuple[FedFSLMIState, Mapping[str, float]]:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
         new, got = average(
             clients,
             self.train,
             {"w": server.w, "stats": server.stats},
             key,
-            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
+            max_weight=max_weight_of(self.n_episodes, self.weigh_by),
             down=pool_message(server.pool, len(clients.ids)),
             common=common_form(self.model, self.common_questions),
         )
-        return Server(**new, pool=next_pool(server.pool, got.weight)), got.metrics
+        return FedFSLMIState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FedFSLMIState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Adapt the server's model to each support, and answer the queries."""
         del key
         answer = partial(self.learner.answer, server.w, server.stats)
-        return answer_at_server(answer, questions, clients)
+        return predict_at_server(answer, eval_episodes, clients)

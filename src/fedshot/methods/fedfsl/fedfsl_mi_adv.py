@@ -42,22 +42,22 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop, Lesson, Maml, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
 from fedshot.learners.local_training import (
-    Lessons,
+    LocalEpisodes,
     check_budget,
     check_not_negative,
-    draw_lessons,
     local_sgd,
     mean_metrics,
+    sample_episodes,
 )
 from fedshot.learners.local_update import (
     Moments,
     Weighing,
-    check_visits,
+    check_local_update,
     first_moments,
-    heaviest_of,
     keep_moments,
+    max_weight_of,
     moments_of,
     weight_of,
 )
@@ -71,8 +71,17 @@ from fedshot.methods.fedfsl.leave_one_out import (
     pool_message,
     reference_model,
 )
-from fedshot.methods.fedfsl.prediction_regularizer import Nearness, Reading, Told
-from fedshot.methods.fedfsl.predictions import PREDICTIONS, Outlook, Predictions, outlooks
+from fedshot.methods.fedfsl.prediction_regularizer import (
+    PredictionRegularizer,
+    Reading,
+    ReferenceLogits,
+)
+from fedshot.methods.fedfsl.predictions import (
+    PREDICTIONS,
+    EpisodePredictions,
+    Predictions,
+    paired_predictions,
+)
 from fedshot.nn.losses import (
     Clip,
     accuracy,
@@ -88,10 +97,10 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server, watching
+from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
 
 
-class Server(NamedTuple):
+class FedFSLMIAdvState(NamedTuple):
     """What the server remembers."""
 
     w: Tree  # {"body": ..., "head": ...}
@@ -99,20 +108,20 @@ class Server(NamedTuple):
     pool: Tree  # what w is the mean of, for reference "exclusive"; else {}
 
 
-class Visit(NamedTuple):
+class MIAdvData(NamedTuple):
     """What is drawn for a visit."""
 
-    lessons: Lessons  # B_k
+    local_episodes: LocalEpisodes  # B_k
     second: Tree  # theta', or the noise that makes it of theta; {} where the client keeps one
 
 
-class Verdict(NamedTuple):
+class Disagreement(NamedTuple):
     """What both heads make of an episode."""
 
     tasks: Tensor  # l_T of both, gamma KL to the reference included
     discrepancy: Tensor  # between the heads
     mi: Tensor  # KL of the first head's predictions from the reference's
-    first: Outlook
+    first: EpisodePredictions
 
 
 @dataclass(frozen=True)
@@ -181,13 +190,13 @@ class FedFSLMIAdv:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = watching(0)
+    common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_visits(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.moments)
         check_not_negative(eta=self.eta, lambda_adv=self.lambda_adv, noise=self.noise)
         check_not_negative(longest=self.longest, common_questions=self.common_questions)
         check_word("adv_predictions", self.adv_predictions, PREDICTIONS)
@@ -196,7 +205,7 @@ class FedFSLMIAdv:
         check_word("discrepancy", self.discrepancy, ("kl", "l1", "js"))
         if not 0 < self.floor < 1:
             raise ConfigError(f"floor is {self.floor}; expected a probability between 0 and 1.")
-        _ = self.nearness  # which checks the rest
+        _ = self.regularizer  # which checks the rest
 
     @staticmethod
     def norm_policy(options: Mapping[str, Any]) -> str:
@@ -210,9 +219,9 @@ class FedFSLMIAdv:
         return Maml(self.model, self.inner, self.episode.labels)
 
     @property
-    def nearness(self) -> Nearness:
+    def regularizer(self) -> PredictionRegularizer:
         """How predictions are held near the reference's."""
-        return Nearness(
+        return PredictionRegularizer(
             self.gamma, self.reference, self.predictions, self.mode, self.clip, self.epsilon
         )
 
@@ -225,7 +234,7 @@ class FedFSLMIAdv:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know of these options before a run."""
-        return self.nearness.warnings if self.mi_counts else ()
+        return self.regularizer.warnings if self.mi_counts else ()
 
     @property
     def turns(self) -> str:
@@ -257,9 +266,9 @@ class FedFSLMIAdv:
         """The most classes an episode may have; None for any number."""
         return self.learner.max_way
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedFSLMIAdvState:
         """Return a fresh model."""
-        return Server(*self.learner.init(key), first_pool(self.stays_near))
+        return FedFSLMIAdvState(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return the second head, if it stays, and the part in the mean, if it matters."""
@@ -275,9 +284,11 @@ class FedFSLMIAdv:
                 kept["heads"] = first_moments(self.moments, self.optimizer, heads)
         return kept
 
-    def draw(self, data: ClientData, key: Key) -> Visit:
+    def draw(self, data: ClientData, key: Key) -> MIAdvData:
         """Draw the local episodes, B_k, and the second head or its noise."""
-        lessons = draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        local_episodes = sample_episodes(
+            data, self.episode, self.local_steps, self.episodes_per_step, key
+        )
         second: Tree = {}
         if self.second_head == "fresh":
             second = self._new_head(key.at("second head"))
@@ -287,16 +298,24 @@ class FedFSLMIAdv:
                 lambda leaf: self.noise * torch.randn(leaf.shape, generator=rng).to(leaf.dtype),
                 self._new_head(key),
             )
-        return Visit(lessons, second)
+        return MIAdvData(local_episodes, second)
 
     def verdict(
-        self, reference: Told, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
-    ) -> Verdict:
+        self,
+        reference: ReferenceLogits,
+        body: Tree,
+        heads: Tree,
+        stats: Tree,
+        episode: Episode,
+        seed: Tensor,
+    ) -> Disagreement:
         """Let [Theta, theta] and [Theta, theta'] adapt and predict; compare them."""
         kinds = {self.adv_predictions, *([self.predictions] if self.mi_counts else [])}
         both = (heads["first"], heads["second"])
         looks = reference.looks if self.mi_counts else None  # else nobody looks with it
-        first, second = outlooks(self.learner, body, both, stats, episode, seed, kinds, looks)
+        first, second = paired_predictions(
+            self.learner, body, both, stats, episode, seed, kinds, looks
+        )
         y, tasks = episode.query_y, first.query.new_zeros(())
         for one in (first, second):
             tasks = tasks + cross_entropy(one.query, y)
@@ -304,22 +323,34 @@ class FedFSLMIAdv:
         if self.mi_counts:
             told = reference(stats, episode, seed)
             for one in (first, second):
-                tasks = tasks + self.nearness.term(told, one.p[self.predictions])
+                tasks = tasks + self.regularizer.term(told, one.p[self.predictions])
             mi = kl(told, first.p[self.predictions].detach())
         gap = self._gap(first.p[self.adv_predictions], second.p[self.adv_predictions])
-        return Verdict(tasks, gap, mi, first)
+        return Disagreement(tasks, gap, mi, first)
 
     def stage_1(
-        self, reference: Told, body: Tree, heads: Tree, stats: Tree, episode: Episode, seed: Tensor
-    ) -> Lesson:
+        self,
+        reference: ReferenceLogits,
+        body: Tree,
+        heads: Tree,
+        stats: Tree,
+        episode: Episode,
+        seed: Tensor,
+    ) -> EpisodeLoss:
         """Return L_k(theta) + L_k(theta') - eta L_adv, eq. (15)."""
         seen = self.verdict(reference, body, heads, stats, episode, seed)
         loss = seen.tasks - self.eta * seen.discrepancy
-        return Lesson(loss, stats, accuracy(seen.first.query.detach(), episode.query_y))
+        return EpisodeLoss(loss, stats, accuracy(seen.first.query.detach(), episode.query_y))
 
     def stage_2(
-        self, reference: Told, heads: Tree, body: Tree, stats: Tree, episode: Episode, seed: Tensor
-    ) -> Lesson:
+        self,
+        reference: ReferenceLogits,
+        heads: Tree,
+        body: Tree,
+        stats: Tree,
+        episode: Episode,
+        seed: Tensor,
+    ) -> EpisodeLoss:
         """Return L_k(Theta; theta) + L_k(Theta; theta') + lambda L_adv, eq. (16).
 
         This is the stage whose passes move the running statistics.
@@ -328,24 +359,24 @@ class FedFSLMIAdv:
         loss = seen.tasks + self.lambda_adv * seen.discrepancy
         extra = {"discrepancy": seen.discrepancy} | ({"mi": seen.mi} if self.mi_counts else {})
         hits = accuracy(seen.first.query.detach(), episode.query_y)
-        return Lesson(loss, seen.first.stats, hits, extra)
+        return EpisodeLoss(loss, seen.first.stats, hits, extra)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: MIAdvData) -> Reply:
         """Let the stages take turns from [Theta^t, theta^t]; send the change, without theta'."""
         w, stats = down["w"], down["stats"]
-        reference = Told(self.nearness, self.learner, reference_model(down, private))
+        reference = ReferenceLogits(self.regularizer, self.learner, reference_model(down, private))
         body, heads = w["body"], {"first": w["head"], "second": self._second(w, private, drawn)}
         of_heads, of_body = private.get("heads", {}), private.get("features", {})
         state_1, state_2 = moments_of(of_heads), moments_of(of_body)
         told: list[dict[str, Tensor]] = []
-        for lessons in self._turns(drawn.lessons):
+        for local_episodes in self._turns(drawn.local_episodes):
             heads, _, state_1, _ = local_sgd(
                 partial(self.stage_1, reference, body),
                 self.optimizer,
                 heads,
                 stats,
-                lessons,
+                local_episodes,
                 state_1,
                 longest=self.longest,
             )
@@ -354,14 +385,14 @@ class FedFSLMIAdv:
                 self.optimizer,
                 body,
                 stats,
-                lessons,
+                local_episodes,
                 state_2,
             )
             told.append(dict(metrics))
         new = {"body": body, "head": heads["first"]}
         up = changes({"w": new, "stats": stats}, down)
         up |= answer_common(self.learner, new, stats, self.common_questions)
-        weight = weight_of(drawn.lessons, self.weigh_by)
+        weight = weight_of(drawn.local_episodes, self.weigh_by)
         kept = keep_share(down, private, new, weight)
         if self.second_head == "persistent":
             kept = {**kept, "second": heads["second"]}
@@ -371,46 +402,50 @@ class FedFSLMIAdv:
         return Reply(up, kept, weight, mean_metrics(told))
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedFSLMIAdvState, clients: Clients, key: Key
+    ) -> tuple[FedFSLMIAdvState, Mapping[str, float]]:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
         new, got = average(
             clients,
             self.train,
             {"w": server.w, "stats": server.stats},
             key,
-            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
+            max_weight=max_weight_of(self.n_episodes, self.weigh_by),
             down=pool_message(server.pool, len(clients.ids)),
             common=common_form(self.model, self.common_questions),
         )
-        return Server(**new, pool=next_pool(server.pool, got.weight)), got.metrics
+        return FedFSLMIAdvState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FedFSLMIAdvState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Adapt the server's model to each support, and answer the queries."""
         del key
         answer = partial(self.learner.answer, server.w, server.stats)
-        return answer_at_server(answer, questions, clients)
+        return predict_at_server(answer, eval_episodes, clients)
 
     def _new_head(self, key: Key) -> Tree:
         assert self.model.head is not None
         return self.model.head.init(key, self.model.out_features, self.model.torch_dtype)
 
-    def _second(self, w: Tree, private: Tree, drawn: Visit) -> Tree:
+    def _second(self, w: Tree, private: Tree, drawn: MIAdvData) -> Tree:
         if self.second_head == "persistent":
             return private["second"]
         return tree.add(w["head"], drawn.second) if self.second_head == "copy" else drawn.second
 
-    def _turns(self, lessons: Lessons) -> list[Lessons]:
+    def _turns(self, local_episodes: LocalEpisodes) -> list[LocalEpisodes]:
         """Return the episodes of each turn; a seed of its own for each, the same in both stages."""
         if self.turns == "round":
-            return [lessons]
-        noise = Mode(seed=lessons.seed)
-        seeds = (noise.layer(s).seed for s in range(len(lessons.steps)))
+            return [local_episodes]
+        noise = Mode(seed=local_episodes.seed)
+        seeds = (noise.layer(s).seed for s in range(len(local_episodes.steps)))
         return [
-            lessons._replace(steps=(step,), seed=seed)
-            for step, seed in zip(lessons.steps, seeds, strict=True)
+            local_episodes._replace(steps=(step,), seed=seed)
+            for step, seed in zip(local_episodes.steps, seeds, strict=True)
             if seed is not None
         ]
 

@@ -24,21 +24,21 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop, Maml, Question
+from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml
 from fedshot.learners.local_training import (
-    Lessons,
+    LocalEpisodes,
     check_budget,
     check_not_negative,
-    draw_lessons,
     local_sgd,
+    sample_episodes,
 )
 from fedshot.learners.local_update import (
     Moments,
     Weighing,
-    check_visits,
+    check_local_update,
     first_moments,
-    heaviest_of,
     keep_moments,
+    max_weight_of,
     moments_of,
     weight_of,
 )
@@ -48,10 +48,10 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server, watching
+from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
 
 
-class Server(NamedTuple):
+class FedFSLNaiveState(NamedTuple):
     """What the server remembers."""
 
     w: Tree  # {"body": ..., "head": ...}
@@ -83,13 +83,13 @@ class FedFSLNaive:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = watching(0)
+    common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_visits(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.moments)
         check_not_negative(common_questions=self.common_questions)
 
     @staticmethod
@@ -123,32 +123,34 @@ class FedFSLNaive:
         """The most classes an episode may have; None for any number."""
         return self.learner.max_way
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedFSLNaiveState:
         """Return a fresh model."""
-        return Server(*self.learner.init(key))
+        return FedFSLNaiveState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return what the optimiser remembers, or `{}`."""
         del client
         return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes, B_k."""
-        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Minimise L_k from w for the round; send the change."""
         w, stats = down["w"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, w, stats, drawn, moments_of(private))
+        new = local_sgd(
+            self.learner.episode_loss, self.optimizer, w, stats, drawn, moments_of(private)
+        )
         up = changes({"w": new.params, "stats": new.stats}, down)
         up |= answer_common(self.learner, new.params, new.stats, self.common_questions)
         weight = weight_of(drawn, self.weigh_by)
         return Reply(up, keep_moments(private, new.state), weight, new.metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedFSLNaiveState, clients: Clients, key: Key
+    ) -> tuple[FedFSLNaiveState, Mapping[str, float]]:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
         common = common_form(self.model, self.common_questions)
         new, got = average(
@@ -156,15 +158,19 @@ class FedFSLNaive:
             self.train,
             server._asdict(),
             key,
-            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
+            max_weight=max_weight_of(self.n_episodes, self.weigh_by),
             common=common,
         )
-        return Server(**new), got.metrics
+        return FedFSLNaiveState(**new), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FedFSLNaiveState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Adapt the server's model to each support, and answer the queries."""
         del key
         answer = partial(self.learner.answer, server.w, server.stats)
-        return answer_at_server(answer, questions, clients)
+        return predict_at_server(answer, eval_episodes, clients)

@@ -26,21 +26,21 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop, Lesson, Maml, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
 from fedshot.learners.local_training import (
-    Lessons,
+    LocalEpisodes,
     check_budget,
     check_not_negative,
-    draw_lessons,
     local_sgd,
+    sample_episodes,
 )
 from fedshot.learners.local_update import (
     Moments,
     Weighing,
-    check_visits,
+    check_local_update,
     first_moments,
-    heaviest_of,
     keep_moments,
+    max_weight_of,
     moments_of,
     weight_of,
 )
@@ -51,10 +51,10 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server, watching
+from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
 
 
-class Server(NamedTuple):
+class FedFSLProxState(NamedTuple):
     """What the server remembers."""
 
     w: Tree  # {"body": ..., "head": ...}
@@ -88,13 +88,13 @@ class FedFSLProx:
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = watching(0)
+    common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_visits(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.moments)
         check_not_negative(mu=self.mu, common_questions=self.common_questions)
 
     @staticmethod
@@ -128,42 +128,42 @@ class FedFSLProx:
         """The most classes an episode may have; None for any number."""
         return self.learner.max_way
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedFSLProxState:
         """Return a fresh model."""
-        return Server(*self.learner.init(key))
+        return FedFSLProxState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return what the optimiser remembers, or `{}`."""
         del client
         return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
-    def draw(self, data: ClientData, key: Key) -> Lessons:
+    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes, B_k."""
-        return draw_lessons(data, self.episode, self.local_steps, self.episodes_per_step, key)
+        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
     def objective(
         self, anchor: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return l_T(w) + (mu/2) ||w - anchor||^2."""
-        taught = self.learner.lesson(w, stats, episode, seed)
+        gradients = self.learner.episode_loss(w, stats, episode, seed)
         distance = proximal(w, anchor)
-        loss = taught.loss + self.mu * distance
-        return taught._replace(loss=loss, extra={"proximal": distance})
+        loss = gradients.loss + self.mu * distance
+        return gradients._replace(loss=loss, extra={"proximal": distance})
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Lessons) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
         """Minimise the objective from w^t for the round; send the change."""
         w, stats = down["w"], down["stats"]
-        lesson = partial(self.objective, w) if self.mu else self.learner.lesson
-        new = local_sgd(lesson, self.optimizer, w, stats, drawn, moments_of(private))
+        episode_loss = partial(self.objective, w) if self.mu else self.learner.episode_loss
+        new = local_sgd(episode_loss, self.optimizer, w, stats, drawn, moments_of(private))
         up = changes({"w": new.params, "stats": new.stats}, down)
         up |= answer_common(self.learner, new.params, new.stats, self.common_questions)
         weight = weight_of(drawn, self.weigh_by)
         return Reply(up, keep_moments(private, new.state), weight, new.metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedFSLProxState, clients: Clients, key: Key
+    ) -> tuple[FedFSLProxState, Mapping[str, float]]:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
         common = common_form(self.model, self.common_questions)
         new, got = average(
@@ -171,15 +171,19 @@ class FedFSLProx:
             self.train,
             server._asdict(),
             key,
-            heaviest=heaviest_of(self.n_episodes, self.weigh_by),
+            max_weight=max_weight_of(self.n_episodes, self.weigh_by),
             common=common,
         )
-        return Server(**new), got.metrics
+        return FedFSLProxState(**new), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FedFSLProxState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Adapt the server's model to each support, and answer the queries."""
         del key
         answer = partial(self.learner.answer, server.w, server.stats)
-        return answer_at_server(answer, questions, clients)
+        return predict_at_server(answer, eval_episodes, clients)

@@ -62,7 +62,7 @@ def init_share(reference: Reference, learner: Learner, key: Key) -> dict[str, Tr
 
 def reference_model(down: Tree, private: Tree) -> Tree:
     """Return the model that predictions stay near: the mean, or that of the others."""
-    return others(down["w"], down["pool"], private["share"]) if "pool" in down else down["w"]
+    return leave_one_out(down["w"], down["pool"], private["share"]) if "pool" in down else down["w"]
 
 
 def keep_share(down: Tree, private: Tree, params: Tree, weight: int | Tensor) -> Tree:
@@ -91,7 +91,7 @@ def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> T
     }
 
 
-def others(mean: Tree, pool: Tree, share: Tree) -> Tree:
+def leave_one_out(mean: Tree, pool: Tree, share: Tree) -> Tree:
     """Return sum_{c != k} b_c w_c / sum_{c != k} b_c, by taking b_k w_k out of the mean.
 
     A client that is not part of the mean gets the mean, which is that of the others; so does a

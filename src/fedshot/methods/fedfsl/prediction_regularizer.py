@@ -14,7 +14,12 @@ from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import Maml
 from fedshot.learners.local_training import check_not_negative
 from fedshot.methods.fedfsl.leave_one_out import REFERENCES, Reference
-from fedshot.methods.fedfsl.predictions import PREDICTIONS, Looks, Predictions, reference_logits
+from fedshot.methods.fedfsl.predictions import (
+    PREDICTIONS,
+    Predictions,
+    SharedFeatures,
+    reference_logits,
+)
 from fedshot.nn.losses import Clip, clipped_kl
 from fedshot.nn.stacks import stacked
 
@@ -23,7 +28,7 @@ CLIPS: dict[Reading, Clip] = {"strict": "coef", "paper": "log", "v1": "none"}
 
 
 @dataclass(frozen=True)
-class Nearness:
+class PredictionRegularizer:
     """The term gamma KL(p(reference) || p(w)) of an objective.
 
     Args:
@@ -76,7 +81,7 @@ class Nearness:
         stats: Tree,
         episode: Episode,
         seed: Tensor,
-        looks: Looks | None = None,
+        looks: SharedFeatures | None = None,
     ) -> Tensor:
         """Return the logits of p(reference), a constant."""
         return reference_logits(learner, reference, stats, episode, seed, self.predictions, looks)
@@ -86,7 +91,7 @@ class Nearness:
         return self.gamma * clipped_kl(told, mine, self.clipping, self.epsilon)
 
 
-class Told:
+class ReferenceLogits:
     """p(reference) of the episodes of a visit, each computed once, though several stages ask.
 
     It depends on the episode and the seed of its noise, which are the same in every stage; training
@@ -96,9 +101,9 @@ class Told:
     `looks` are the reference's, for models that still have its body.
     """
 
-    def __init__(self, nearness: Nearness, learner: Maml, reference: Tree) -> None:
-        self.looks = Looks(learner, reference["body"])
-        self._of = partial(nearness.told, learner, reference, looks=self.looks)
+    def __init__(self, regularizer: PredictionRegularizer, learner: Maml, reference: Tree) -> None:
+        self.looks = SharedFeatures(learner, reference["body"])
+        self._of = partial(regularizer.told, learner, reference, looks=self.looks)
         self._known: dict[tuple[int, int], tuple[Episode, Tensor]] = {}
 
     def __call__(self, stats: Tree, episode: Episode, seed: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ PREDICTIONS: tuple[Predictions, ...] = ("adapted_query", "unadapted_query", "ada
 _QUERY, _SUPPORT = -1, -2  # sites of the dropout masks
 
 
-class Outlook(NamedTuple):
+class EpisodePredictions(NamedTuple):
     """One model on one episode."""
 
     query: Tensor  # logits [queries, way] after adapting, for the task loss
@@ -35,7 +35,7 @@ class Outlook(NamedTuple):
     p: dict[str, Tensor]  # logits [rows, way] of p(w), by the kind of prediction
 
 
-class Looks:
+class SharedFeatures:
     """The features of an episode under a body that stays as it is, each made once.
 
     For models that share the body, such as a reference and one whose heads alone have moved, while
@@ -64,14 +64,14 @@ class Looks:
         return self._known[key][1]
 
 
-def outlook(
+def episode_predictions(
     learner: Maml,
     params: Tree,
     stats: Tree,
     episode: Episode,
     seed: Tensor,
     kinds: Collection[Predictions] = (),
-) -> Outlook:
+) -> EpisodePredictions:
     """Let a model adapt to the support and predict; differentiable, the inner steps included.
 
     Args:
@@ -83,11 +83,13 @@ def outlook(
         kinds: which predictions are asked for: "adapted_query", "unadapted_query" (the parameters
             as they are), "adapted_both" (queries and support, after adapting).
     """
-    (found,) = outlooks(learner, params["body"], [params["head"]], stats, episode, seed, kinds)
+    (found,) = paired_predictions(
+        learner, params["body"], [params["head"]], stats, episode, seed, kinds
+    )
     return found
 
 
-def outlooks(
+def paired_predictions(
     learner: Maml,
     body: Tree,
     heads: Sequence[Tree],
@@ -95,8 +97,8 @@ def outlooks(
     episode: Episode,
     seed: Tensor,
     kinds: Collection[Predictions] = (),
-    looks: Looks | None = None,
-) -> list[Outlook]:
+    looks: SharedFeatures | None = None,
+) -> list[EpisodePredictions]:
     """Return the outlook of every head on one body, each adapting by itself.
 
     Where heads alone adapt, the body looks at every example once, for all heads, and for all who
@@ -124,7 +126,7 @@ def outlooks(
         if again is not None:
             support = learner.logits(adapted, again, episode.classes)
             p["adapted_both"] = torch.cat([p["adapted_query"], support])
-        found.append(Outlook(p["adapted_query"], moved, p))
+        found.append(EpisodePredictions(p["adapted_query"], moved, p))
     return found
 
 
@@ -135,7 +137,7 @@ def _of_whole(
     episode: Episode,
     seed: Tensor,
     kinds: Collection[Predictions],
-) -> Outlook:
+) -> EpisodePredictions:
     """Return the outlook of a model that adapts as a whole."""
 
     def predict(w: Tree, x: Tensor, site: int) -> tuple[Tensor, Tree]:
@@ -148,7 +150,7 @@ def _of_whole(
         p["unadapted_query"], _ = predict(params, episode.query_x, _QUERY)
     if "adapted_both" in kinds:
         p["adapted_both"] = torch.cat([query, predict(adapted, episode.support_x, _SUPPORT)[0]])
-    return Outlook(query, moved, p)
+    return EpisodePredictions(query, moved, p)
 
 
 def reference_logits(
@@ -158,7 +160,7 @@ def reference_logits(
     episode: Episode,
     seed: Tensor,
     kind: Predictions,
-    looks: Looks | None = None,
+    looks: SharedFeatures | None = None,
 ) -> Tensor:
     """Return the logits of p(w) for a model that is a constant, its adapting included.
 
@@ -169,5 +171,5 @@ def reference_logits(
     still = replace(learner, inner=replace(learner.inner, order="first", steps=steps))
     w = tree.detach(params)
     body = w["body"] if looks is None else params["body"]  # which they know by what it is
-    (found,) = outlooks(still, body, [w["head"]], stats, episode, seed, (kind,), looks)
+    (found,) = paired_predictions(still, body, [w["head"]], stats, episode, seed, (kind,), looks)
     return found.p[kind].detach()

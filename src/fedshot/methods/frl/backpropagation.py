@@ -17,9 +17,9 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.methods.frl.client_share import Share
-from fedshot.methods.frl.local_steps import Local, Prototypes
-from fedshot.methods.frl.rounds import Adapted, Asked, Round, Work, message, told_by
+from fedshot.methods.frl.client_share import EpisodeShare
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes
+from fedshot.methods.frl.rounds import Adapted, Asked, Round, Work, message, told_metrics
 from fedshot.protocol.exchange import Reply
 from fedshot.protocol.reducers import Sum
 
@@ -27,10 +27,10 @@ _LARGEST = 2.0**20  # of a client's part in a derivative
 
 
 def pull_update_reply(
-    local: Local, down: Tree, private: Tree, share: Share, *, equal: bool = False
+    local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
     """Answer with the derivatives by theta_r and P_{r-1}, given those by the joined replies."""
-    told, weight = told_by(down), 1 if equal else len(share.support_y)
+    told, weight = told_metrics(down), 1 if equal else len(share.support_y)
 
     def fn(theta: Tree, means: Tensor) -> tuple[Tree, Tensor]:
         given = None if told is None else Prototypes(means, told.held)
@@ -44,7 +44,9 @@ def pull_update_reply(
     return Reply(up, private, weight)
 
 
-def pull_census_reply(local: Local, down: Tree, private: Tree, share: Share) -> Reply:
+def pull_prototype_reply(
+    local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare
+) -> Reply:
     """Answer with the derivative by theta_R, given that by the summed features."""
     _, pull, *_ = torch.func.vjp(lambda theta: local.census(theta, share)[0], down["theta"])
     return Reply({"of_theta": pull(down["of_sums"])[0]}, private, len(share.support_y))
@@ -75,7 +77,7 @@ def through_rounds(
     Args:
         asked: who learnt.
         works: the method's client work that answers by `pull_update_reply` and
-            `pull_census_reply`, drawn by the keys that `there` returns.
+            `pull_prototype_reply`, drawn by the keys that `there` returns.
         adapted: what the rounds ended in.
         of_theta: derivative by theta_R.
         of_told: derivative by the means of the last global prototypes; [0, 0] for none.

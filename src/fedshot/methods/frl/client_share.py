@@ -13,13 +13,13 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import ClientData, examples
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 
 Part: TypeAlias = Literal["support", "query"]
 PARTS: tuple[Part, ...] = ("support", "query")
 
 
-class Share(NamedTuple):
+class EpisodeShare(NamedTuple):
     """A client's part in an episode.
 
     Labels count the classes of the episode, which all its clients number alike; `open` says which
@@ -42,7 +42,7 @@ def draw_share(
     slots: int,
     key: Key,
     needed: Sequence[Part] = PARTS,
-) -> Share:
+) -> EpisodeShare:
     """Draw a client's share of an episode.
 
     Args:
@@ -82,7 +82,7 @@ def draw_share(
         return spec.augment.apply(x, key.above("step").at("augment", *whose, part))
 
     used = torch.arange(slots) < len(named)
-    return Share(
+    return EpisodeShare(
         support_x=read("support", hand.support),
         support_y=labels(hand.support),
         query_x=read("query", hand.query),
@@ -92,22 +92,26 @@ def draw_share(
     )
 
 
-def shares_of(question: Question, slots: int | None = None) -> list[Share]:
+def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[EpisodeShare]:
     """Return the shares of the clients that hold a question; one of all of it where nobody does.
 
     `slots` is how many numbers there are for classes; None for as many as there are classes.
     """
-    way, held = len(question.classes), question.held
-    device = question.support_y.device
+    way, held = len(eval_episode.classes), eval_episode.held
+    device = eval_episode.support_y.device
     used = torch.arange(way if slots is None else slots, device=device) < way
-    none = question.support_y[:0]
+    none = eval_episode.support_y[:0]
     if not held:
-        return [Share(question.support_x, question.support_y, question.query_x, none, used, ())]
+        return [
+            EpisodeShare(
+                eval_episode.support_x, eval_episode.support_y, eval_episode.query_x, none, used, ()
+            )
+        ]
     return [
-        Share(
-            question.support_x[held.support == k],
-            question.support_y[held.support == k],
-            question.query_x[held.query == k],
+        EpisodeShare(
+            eval_episode.support_x[held.support == k],
+            eval_episode.support_y[held.support == k],
+            eval_episode.query_x[held.query == k],
             none,
             used,
             (),
@@ -116,24 +120,26 @@ def shares_of(question: Question, slots: int | None = None) -> list[Share]:
     ]
 
 
-def spare_shares(question: Question, slots: int) -> list[Share]:
+def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
     """Return the shares of the spare clients of a question, which have no queries."""
-    held = question.held
+    held = eval_episode.held
     if not held or not len(held.spare):
         return []
-    used = torch.arange(slots, device=held.spare.device) < len(question.classes)
+    used = torch.arange(slots, device=held.spare.device) < len(eval_episode.classes)
     first, last = int(held.spare.min()), int(held.spare.max())
-    no_x, no_y = question.query_x[:0], held.spare_y[:0]
+    no_x, no_y = eval_episode.query_x[:0], held.spare_y[:0]
     return [
-        Share(held.spare_x[held.spare == k], held.spare_y[held.spare == k], no_x, no_y, used, ())
+        EpisodeShare(
+            held.spare_x[held.spare == k], held.spare_y[held.spare == k], no_x, no_y, used, ()
+        )
         for k in range(first, last + 1)
     ]
 
 
-def in_order(question: Question, parts: Sequence[Tensor]) -> Tensor:
+def in_order(eval_episode: EvalEpisode, parts: Sequence[Tensor]) -> Tensor:
     """Put what clients made of their queries, client by client, in the question's order."""
     rows = torch.cat(list(parts))
-    held = question.held
+    held = eval_episode.held
     if not held:
         return rows
     place = torch.argsort(held.query, stable=True)

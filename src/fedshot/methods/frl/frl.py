@@ -6,9 +6,9 @@ a step with its start phi. At test a group of clients with new classes does the 
 their one model answers all queries.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission (not the
-NeurIPS 2021 version), algorithm 1, eqs. (1) to (4); see `fedshot.methods.frl.local_steps` for the equations
-and `fedshot.methods.frl.rounds` for the rounds. mode="official" goes by the behaviour of the
-authors' later code.
+NeurIPS 2021 version), algorithm 1, eqs. (1) to (4); see `fedshot.methods.frl.local_steps` for the
+equations and `fedshot.methods.frl.rounds` for the rounds. mode="official" goes by the behaviour of
+the authors' later code.
 Symbols: phi the start, theta_r the model of round r; P_r the global prototypes; lambda_k the share
 of client k in all supports, rho_k in all examples; alpha inner_lr, beta optimizer.lr.
 
@@ -37,18 +37,18 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 from fedshot.methods.frl.backpropagation import (
-    pull_census_reply,
+    pull_prototype_reply,
     pull_update_reply,
     there,
     through_rounds,
 )
-from fedshot.methods.frl.client_share import PARTS, Part, Share, draw_share
+from fedshot.methods.frl.client_share import PARTS, EpisodeShare, Part, draw_share
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import answer_group
+from fedshot.methods.frl.group_answers import predict_by_group
 from fedshot.methods.frl.local_steps import (
-    Local,
+    FewRoundLearner,
     Prototypes,
     Variant,
     check_slots,
@@ -59,11 +59,11 @@ from fedshot.methods.frl.rounds import (
     Adapted,
     Asked,
     Norms,
-    census_reply,
     few_rounds,
     message,
     own_norms,
-    told_by,
+    prototype_reply,
+    told_metrics,
     update_reply,
 )
 from fedshot.methods.frl.schedule import check_decay, check_rounds, slowed
@@ -74,7 +74,7 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 from fedshot.protocol.reducers import LIGHTEST, Mean
 
 ModeName = Literal["strict", "paper", "official"]
@@ -91,7 +91,7 @@ _BY_MODE: dict[str, dict[str, Any]] = {
 _GAMMA = 0.2
 
 
-class Server(NamedTuple):
+class FRLState(NamedTuple):
     """What the server remembers."""
 
     phi: Tree  # {"body"}, with "head" under "linear"
@@ -270,9 +270,9 @@ class FRL:
         return _GAMMA if self.gamma is None else self.gamma
 
     @property
-    def local(self) -> Local:
+    def local(self) -> FewRoundLearner:
         """How a client learns."""
-        return Local(
+        return FewRoundLearner(
             self.model,
             self.variant,
             self._gamma,
@@ -316,60 +316,60 @@ class FRL:
             model = replace(model, norm_policy="group")
         return replace(self, test_rounds=None, model=model)
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FRLState:
         """Return a fresh start."""
         params, stats = self.model.init(key)
         phi = self.local.params(params)
-        return Server(phi, self.optimizer.init(phi), stats, torch.tensor(0))
+        return FRLState(phi, self.optimizer.init(phi), stats, torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
         del client, key
         return {}
 
-    def draw(self, data: ClientData, key: Key, needed: Sequence[Part] = PARTS) -> Share:
+    def draw(self, data: ClientData, key: Key, needed: Sequence[Part] = PARTS) -> EpisodeShare:
         """Draw a client's supports and queries, the same in every exchange of an episode."""
         return draw_share(data, self.episode, self.classes, self.slots, key, needed)
 
-    def draw_supports(self, data: ClientData, key: Key) -> Share:
+    def draw_supports(self, data: ClientData, key: Key) -> EpisodeShare:
         """Draw the same, and read the supports alone."""
         return self.draw(data, key, ["support"])
 
-    def draw_queries(self, data: ClientData, key: Key) -> Share:
+    def draw_queries(self, data: ClientData, key: Key) -> EpisodeShare:
         """Draw the same, and read the queries alone, where the supports are not asked again."""
         again = self._of("query_prototypes") == "local" and not self.local.linear
         return self.draw(data, key, PARTS if again else ["query"])
 
-    def redraw(self, data: ClientData, key: Key) -> Share:
+    def redraw(self, data: ClientData, key: Key) -> EpisodeShare:
         """Draw what a client has drawn on the way there, noise included, for the way back."""
         return self.draw_supports(data, there(key))
 
     @client_work(draw="draw_supports")
-    def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Take the local steps of a round from theta_r; send the change, and P_r's sums."""
         equal = self._of("weights") == "equal"
         return update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="draw_supports")
-    def census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Send the sums of prototypes under theta_R."""
-        return census_reply(self.local, down, private, drawn)
+        return prototype_reply(self.local, down, private, drawn)
 
     @client_work(draw="redraw")
-    def pull_update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def pull_update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Send the derivatives back through a round."""
         equal = self._of("weights") == "equal"
         return pull_update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="redraw")
-    def pull_census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def pull_census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Send the derivative back through the prototypes of theta_R."""
-        return pull_census_reply(self.local, down, private, drawn)
+        return pull_prototype_reply(self.local, down, private, drawn)
 
     @client_work(draw="draw_queries")
-    def meta_gradient(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def meta_gradient(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Send g_k, the gradient at theta_R of the queries' loss by P, line 24."""
-        told, stats = told_by(down), down.get("stats", {})
+        told, stats = told_metrics(down), down.get("stats", {})
         points = {"theta": down["theta"]} | ({} if told is None else {"means": told.means})
         loss, (hits, seen), grads = value_and_grad(
             lambda at: self.query_loss(at, told, stats, drawn), points
@@ -393,7 +393,7 @@ class FRL:
         return Reply(up, private, weight, metrics)
 
     def query_loss(
-        self, at: Mapping[str, Tree], told: Prototypes | None, stats: Tree, share: Share
+        self, at: Mapping[str, Tree], told: Prototypes | None, stats: Tree, share: EpisodeShare
     ) -> tuple[Tensor, tuple[Tensor, Tree]]:
         """Return L_local on the queries, and (accuracy, statistics after their pass)."""
         local, theta, y = self.local, at["theta"], share.query_y
@@ -424,7 +424,7 @@ class FRL:
     def learn(
         self,
         asked: Asked,
-        server: Server,
+        server: FRLState,
         numbers: int,
         rounds: int,
         key: Key,
@@ -444,7 +444,9 @@ class FRL:
             norms=norms,
         )
 
-    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
+    def round(
+        self, server: FRLState, clients: Asked, key: Key
+    ) -> tuple[FRLState, Mapping[str, float]]:
         """Play one episode; phi <- phi - beta Adam(sum_k rho_k g_k), lines 22 to 26."""
         learnt = self.learn(clients, server, self.slots, self.inner_rounds, key)
         stats = {"stats": server.stats} if server.stats else {}
@@ -468,9 +470,9 @@ class FRL:
         stats = tree.add(server.stats, got["stats"]) if server.stats else {}
         metrics = dict(got.metrics) | ({"support_loss": learnt.loss} if learnt.trail else {})
         exchanges = server.exchanges + self.inner_rounds + 1
-        return Server(phi, outer, stats, exchanges), metrics
+        return FRLState(phi, outer, stats, exchanges), metrics
 
-    def _step(self, server: Server, g: Tree) -> tuple[Tree, OptState]:
+    def _step(self, server: FRLState, g: Tree) -> tuple[Tree, OptState]:
         slower = slowed(self.decay, self.decay_round, server.exchanges)
         if self.meta_step == "local":  # g is the mean of the clients' steps
             return tree.map(lambda w, s: w + slower * s, server.phi, g), server.outer
@@ -478,16 +480,16 @@ class FRL:
         return optimizer.update(g, server.outer, server.phi)
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FRLState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let the group of each question learn for R rounds, and its model answer."""
         rounds = self.inner_rounds if self.test_rounds is None else self.test_rounds
 
-        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
-            numbers = self.local.slots(len(question.classes))
+        def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
+            numbers = self.local.slots(len(eval_episode.classes))
             return self.learn(group, server, numbers, rounds, key, norms)
 
-        return answer_group(self.local, server.stats, learn, questions, clients, key)
+        return predict_by_group(self.local, server.stats, learn, eval_episodes, clients, key)
 
 
 def _like(g: Tree) -> Tensor:

@@ -20,20 +20,20 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Question
-from fedshot.methods.frl.client_share import Share
+from fedshot.learners.learner import EvalEpisode
+from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import answer_group
-from fedshot.methods.frl.local_steps import Local
+from fedshot.methods.frl.group_answers import predict_by_group
+from fedshot.methods.frl.local_steps import FewRoundLearner
 from fedshot.methods.frl.rounds import Adapted, Asked, Norms, few_rounds, update_reply
 from fedshot.methods.frl.schedule import check_rounds
 from fedshot.nn.models.model import Model
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 
 
-class Server(NamedTuple):
+class FRLFedAvgState(NamedTuple):
     """What the server remembers: the draw that every question starts from."""
 
     theta: Tree  # {"body", "head"}
@@ -77,9 +77,11 @@ class FRLFedAvg:
         return "group"
 
     @property
-    def local(self) -> Local:
+    def local(self) -> FewRoundLearner:
         """How a client learns."""
-        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
+        return FewRoundLearner(
+            self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch
+        )
 
     @property
     def transductive(self) -> bool:
@@ -91,9 +93,9 @@ class FRLFedAvg:
         """The width of the head."""
         return self.local.slots(0)
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FRLFedAvgState:
         """Return a random network."""
-        return Server(self.model.init(key)[0])
+        return FRLFedAvgState(self.model.init(key)[0])
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -101,22 +103,28 @@ class FRLFedAvg:
         return {}
 
     @client_work()
-    def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Take the local steps of a round of a test."""
         return update_reply(self.local, down, private, drawn)
 
-    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
+    def round(
+        self, server: FRLFedAvgState, clients: Asked, key: Key
+    ) -> tuple[FRLFedAvgState, Mapping[str, float]]:
         """Do nothing."""
         del clients, key
         return server, {}
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FRLFedAvgState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Let the group of each question train for R rounds, and its model answer."""
 
-        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
-            del question, norms
+        def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
+            del eval_episode, norms
             return few_rounds(
                 group,
                 group.ids,
@@ -129,4 +137,4 @@ class FRLFedAvg:
                 refresh=False,
             )
 
-        return answer_group(self.local, {}, learn, questions, clients, key)
+        return predict_by_group(self.local, {}, learn, eval_episodes, clients, key)

@@ -24,11 +24,11 @@ from typing import Any, ClassVar
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Question
-from fedshot.methods.frl.client_share import Share
+from fedshot.learners.learner import EvalEpisode
+from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import answer_group
-from fedshot.methods.frl.local_steps import Local, fresh_head
+from fedshot.methods.frl.group_answers import predict_by_group
+from fedshot.methods.frl.local_steps import FewRoundLearner, fresh_head
 from fedshot.methods.frl.preparation import Prepared, Prepares, StepBy
 from fedshot.methods.frl.rounds import Adapted, Norms, few_rounds, update_reply
 from fedshot.methods.frl.schedule import check_rounds
@@ -36,7 +36,7 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,11 @@ class FRLFinetune(Prepares):
         return "group"
 
     @property
-    def local(self) -> Local:
+    def local(self) -> FewRoundLearner:
         """How a client of a question learns."""
-        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
+        return FewRoundLearner(
+            self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch
+        )
 
     @property
     def transductive(self) -> bool:
@@ -102,18 +104,18 @@ class FRLFinetune(Prepares):
         return self.local.slots(0)
 
     @client_work()
-    def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Take the local steps of a round of a test."""
         return update_reply(self.local, down, private, drawn)
 
     def evaluate(
-        self, server: Prepared, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: Prepared, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let the group of each question fine-tune for R rounds, and its model answer."""
         server = self.tested(server)
 
-        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
-            del question, norms
+        def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
+            del eval_episode, norms
             head = fresh_head(self.model, server.theta["body"], key)
             return few_rounds(
                 group,
@@ -127,4 +129,4 @@ class FRLFinetune(Prepares):
                 refresh=False,
             )
 
-        return answer_group(self.local, server.stats, learn, questions, clients, key)
+        return predict_by_group(self.local, server.stats, learn, eval_episodes, clients, key)

@@ -22,18 +22,18 @@ from typing import Any, ClassVar, Literal
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Question
-from fedshot.methods.frl.client_share import Share
+from fedshot.learners.learner import EvalEpisode
+from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import answer_group
-from fedshot.methods.frl.local_steps import Local
+from fedshot.methods.frl.group_answers import predict_by_group
+from fedshot.methods.frl.local_steps import FewRoundLearner
 from fedshot.methods.frl.preparation import Prepared, Prepares, StepBy
-from fedshot.methods.frl.rounds import Adapted, Norms, census_reply, few_rounds
+from fedshot.methods.frl.rounds import Adapted, Norms, few_rounds, prototype_reply
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class FRLFrozen(Prepares):
         return "running"
 
     @property
-    def local(self) -> Local:
+    def local(self) -> FewRoundLearner:
         """How a client of a question learns."""
-        return Local(self.model, "proto", distance=self.distance)
+        return FewRoundLearner(self.model, "proto", distance=self.distance)
 
     @property
     def transductive(self) -> bool:
@@ -93,28 +93,28 @@ class FRLFrozen(Prepares):
         return None
 
     @client_work()
-    def census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Send the sums of features, at a test."""
-        return census_reply(self.local, down, private, drawn)
+        return prototype_reply(self.local, down, private, drawn)
 
     def evaluate(
-        self, server: Prepared, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: Prepared, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let the group of each question join its prototypes; the nearest one answers."""
         server = self.tested(server)
 
-        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
+        def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
             return few_rounds(
                 group,
                 group.ids,
                 (None, self.census),
                 self.local,
                 {"body": server.theta["body"]},
-                len(question.classes),
+                len(eval_episode.classes),
                 0,
                 key,
                 refresh=True,
                 norms=norms,
             )
 
-        return answer_group(self.local, server.stats, learn, questions, clients, key)
+        return predict_by_group(self.local, server.stats, learn, eval_episodes, clients, key)

@@ -27,13 +27,13 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.group_sampler import Gathering
+from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Question
-from fedshot.methods.frl.client_share import Share, in_order, shares_of, spare_shares
+from fedshot.learners.learner import EvalEpisode
+from fedshot.methods.frl.client_share import EpisodeShare, in_order, shares_of, spare_shares
 from fedshot.methods.frl.group import Group
 from fedshot.methods.frl.group_answers import GroupNorms, in_group, predict, query_maps
-from fedshot.methods.frl.local_steps import Local, fresh_head
+from fedshot.methods.frl.local_steps import FewRoundLearner, fresh_head
 from fedshot.methods.frl.preparation import Prepared, Prepares, StepBy
 from fedshot.methods.frl.schedule import check_rounds
 from fedshot.nn.losses import accuracy
@@ -42,7 +42,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 from fedshot.protocol.reducers import Gather
 
 
@@ -112,9 +112,11 @@ class FRLOneShot(Prepares):
         return "group"
 
     @property
-    def local(self) -> Local:
+    def local(self) -> FewRoundLearner:
         """How a client of a question learns."""
-        return Local(self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch)
+        return FewRoundLearner(
+            self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch
+        )
 
     @property
     def transductive(self) -> bool:
@@ -126,12 +128,12 @@ class FRLOneShot(Prepares):
         """The width of the head."""
         return self.local.slots(0)
 
-    def check_group(self, group: Gathering) -> None:
+    def check_group(self, group: GroupSampler) -> None:
         """Raise ConfigError for a test whose questions cannot have so many candidates."""
         _check_candidates(self.candidates, (group.clients or 1) + group.spare)
 
     @client_work()
-    def candidate(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def candidate(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Fine-tune on a part of the supports; send the change, and the accuracy on the rest."""
         aside = set_aside(drawn.support_y, self.holdout)
         x, y = drawn.support_x, drawn.support_y
@@ -149,42 +151,42 @@ class FRLOneShot(Prepares):
         return Reply(up | changes({"theta": theta}, down), private, len(mine.support_y))
 
     def evaluate(
-        self, server: Prepared, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: Prepared, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let the best candidates of each question fine-tune for R rounds, and answer."""
         server = self.tested(server)
 
-        def answer(question: Question, key: Key) -> Tensor:
+        def answer(eval_episode: EvalEpisode, key: Key) -> Tensor:
             theta = {
                 "body": server.theta["body"],
                 "head": fresh_head(self.model, server.theta["body"], key),
             }
-            models, held = self.fine_tune(theta, server.stats, question, key)
-            shares = shares_of(question, self.local.slots(0))
+            models, held = self.fine_tune(theta, server.stats, eval_episode, key)
+            shares = shares_of(eval_episode, self.local.slots(0))
             norms = GroupNorms(self.local, server.stats, shares)
-            way, p = len(question.classes), []
+            way, p = len(eval_episode.classes), []
             with torch.no_grad():
                 for one in models:
                     maps = query_maps(self.local, one, norms, shares)
                     logits = [predict(self.local, one, None, h, way) for h in maps]
-                    p.append(in_order(question, logits).softmax(-1))
+                    p.append(in_order(eval_episode, logits).softmax(-1))
             found = torch.stack(p).mean(0).clamp_min(torch.finfo(p[0].dtype).tiny).log()
             return found.masked_fill(~held[:way], -1e9)
 
-        return in_group(answer, questions, clients, key)
+        return in_group(answer, eval_episodes, clients, key)
 
     def fine_tune(
-        self, theta: Tree, stats: Tree, question: Question, key: Key
+        self, theta: Tree, stats: Tree, eval_episode: EvalEpisode, key: Key
     ) -> tuple[list[Tree], Tensor]:
         """Return the models that answer, and which classes [slots] those kept in any round hold.
 
         All classes where there are no rounds.
         """
         slots = self.local.slots(0)
-        shares = [*shares_of(question, slots), *spare_shares(question, slots)]
+        shares = [*shares_of(eval_episode, slots), *spare_shares(eval_episode, slots)]
         shares = split_among(shares, self.candidates)
         group, models = Group.of_shares(shares), [theta]
-        held = torch.full((slots,), not self.test_rounds, device=question.support_y.device)
+        held = torch.full((slots,), not self.test_rounds, device=eval_episode.support_y.device)
         for r in range(self.test_rounds):
             got = group.exchange(
                 self.candidate,
@@ -219,7 +221,7 @@ def _check_candidates(candidates: int, clients: int) -> None:
         )
 
 
-def split_among(shares: Sequence[Share], candidates: int) -> list[Share]:
+def split_among(shares: Sequence[EpisodeShare], candidates: int) -> list[EpisodeShare]:
     """Return the shares of so many candidates, each client's dealt to several where it must be."""
     if candidates in (0, len(shares)):
         return list(shares)

@@ -27,12 +27,19 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import Question
-from fedshot.methods.frl.client_share import Share, draw_share
+from fedshot.learners.learner import EvalEpisode
+from fedshot.methods.frl.client_share import EpisodeShare, draw_share
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import answer_group
-from fedshot.methods.frl.local_steps import Local, check_slots, learning_mode
-from fedshot.methods.frl.rounds import Adapted, Asked, Norms, census_reply, few_rounds, update_reply
+from fedshot.methods.frl.group_answers import predict_by_group
+from fedshot.methods.frl.local_steps import FewRoundLearner, check_slots, learning_mode
+from fedshot.methods.frl.rounds import (
+    Adapted,
+    Asked,
+    Norms,
+    few_rounds,
+    prototype_reply,
+    update_reply,
+)
 from fedshot.methods.frl.schedule import check_decay, check_rounds, slowed
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.losses import accuracy, cross_entropy
@@ -41,11 +48,11 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 from fedshot.protocol.reducers import Mean
 
 
-class Server(NamedTuple):
+class FRLPersonalState(NamedTuple):
     """What the server remembers."""
 
     phi: Tree  # {"body"}, with "head" under "linear"
@@ -103,9 +110,9 @@ class FRLPersonal:
         return "group"
 
     @property
-    def local(self) -> Local:
+    def local(self) -> FewRoundLearner:
         """How a client learns."""
-        return Local(
+        return FewRoundLearner(
             self.model, self.variant, 0.0, self.inner_lr, self.local_steps, self.inner_batch
         )
 
@@ -124,23 +131,23 @@ class FRLPersonal:
         """The width of the head; None for any number of classes."""
         return self.local.slots(0) or None
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FRLPersonalState:
         """Return a fresh start."""
         params, stats = self.model.init(key)
         phi = self.local.params(params)
-        return Server(phi, self.optimizer.init(phi), stats, torch.tensor(0))
+        return FRLPersonalState(phi, self.optimizer.init(phi), stats, torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
         del client, key
         return {}
 
-    def draw(self, data: ClientData, key: Key) -> Share:
+    def draw(self, data: ClientData, key: Key) -> EpisodeShare:
         """Draw a client's supports and queries."""
         return draw_share(data, self.episode, self.classes, self.local.slots(self.numbers), key)
 
     @client_work(draw="draw")
-    def meta_gradient(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def meta_gradient(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Adapt to the own supports; send the gradient of the own queries' loss there."""
         local, y, stats = self.local, drawn.query_y, down["stats"]
         adapted = local.learn(down["phi"], drawn, None).theta
@@ -162,16 +169,18 @@ class FRLPersonal:
         return Reply(up, private, weight, {"loss": value, "accuracy": hits})
 
     @client_work(draw="draw")
-    def update(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Take the local steps of a round of a test."""
         return update_reply(self.local, down, private, drawn)
 
     @client_work(draw="draw")
-    def census(self, down: Tree, private: Tree, drawn: Share) -> Reply:
+    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Send the sums of prototypes under theta_R, at a test."""
-        return census_reply(self.local, down, private, drawn)
+        return prototype_reply(self.local, down, private, drawn)
 
-    def round(self, server: Server, clients: Asked, key: Key) -> tuple[Server, Mapping[str, float]]:
+    def round(
+        self, server: FRLPersonalState, clients: Asked, key: Key
+    ) -> tuple[FRLPersonalState, Mapping[str, float]]:
         """phi <- phi - beta Adam(sum_k rho_k g_k)."""
         got = clients.exchange(
             self.meta_gradient,
@@ -187,25 +196,29 @@ class FRLPersonal:
         optimizer = replace(self.optimizer, lr=self.optimizer.lr * factor)
         phi, outer = optimizer.update(got["gradient"], server.outer, server.phi)
         stats = tree.add(server.stats, got["stats"])
-        return Server(phi, outer, stats, server.exchanges + 1), got.metrics
+        return FRLPersonalState(phi, outer, stats, server.exchanges + 1), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FRLPersonalState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Let the group of each question learn for R rounds, and its model answer."""
 
-        def learn(group: Group, question: Question, key: Key, norms: Norms) -> Adapted:
+        def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
             return few_rounds(
                 group,
                 group.ids,
                 (self.update, self.census),
                 self.local,
                 server.phi,
-                self.local.slots(len(question.classes)),
+                self.local.slots(len(eval_episode.classes)),
                 self.test_rounds,
                 key,
                 refresh=self.refresh,
                 norms=norms,
             )
 
-        return answer_group(self.local, server.stats, learn, questions, clients, key)
+        return predict_by_group(self.local, server.stats, learn, eval_episodes, clients, key)

@@ -11,17 +11,19 @@ from fedshot.core import tree
 from fedshot.core.errors import QuorumError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import Question, test_modes
-from fedshot.methods.frl.client_share import Share, in_order, shares_of
+from fedshot.learners.learner import EvalEpisode, test_modes
+from fedshot.methods.frl.client_share import EpisodeShare, in_order, shares_of
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.local_steps import Local, Prototypes
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes
 from fedshot.methods.frl.rounds import Adapted, Norms
 from fedshot.nn.models.mode import Mode
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import Answer
+from fedshot.protocol.method import Prediction
 
 
-def predict(local: Local, theta: Tree, told: Prototypes | None, h: Tensor, way: int) -> Tensor:
+def predict(
+    local: FewRoundLearner, theta: Tree, told: Prototypes | None, h: Tensor, way: int
+) -> Tensor:
     """Return logits [n, way] of the maps, or flat features, of queries."""
     if told is None:
         used = torch.ones(local.model.head.way if local.model.head else 0, dtype=torch.bool)
@@ -38,7 +40,7 @@ class GroupNorms:
     seen alike. "support" and "transductive" have none.
     """
 
-    def __init__(self, local: Local, stats: Tree, shares: Sequence[Share]) -> None:
+    def __init__(self, local: FewRoundLearner, stats: Tree, shares: Sequence[EpisodeShare]) -> None:
         self._local, self._stats, self._shares = local, stats, shares
         self._last: tuple[Tree, Tree] | None = None
 
@@ -75,7 +77,7 @@ def _moments(stats: Tree, sign: int) -> Tree:
 
 
 def query_maps(
-    local: Local, theta: Tree, norms: GroupNorms, shares: Sequence[Share]
+    local: FewRoundLearner, theta: Tree, norms: GroupNorms, shares: Sequence[EpisodeShare]
 ) -> list[Tensor]:
     """Return what the network makes of every client's queries, by the model's batch-norm policy.
 
@@ -98,14 +100,14 @@ def query_maps(
     return found
 
 
-def answer_group(
-    local: Local,
+def predict_by_group(
+    local: FewRoundLearner,
     stats: Tree,
-    learn: Callable[[Group, Question, Key, Norms], Adapted],
-    questions: Sequence[Question],
+    learn: Callable[[Group, EvalEpisode, Key, Norms], Adapted],
+    eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
     key: Key,
-) -> list[Answer]:
+) -> list[Prediction]:
     """Let the group of each question learn from its supports, and its one model answer.
 
     A group that diverges answers with NaN, which the examiner counts as wrong.
@@ -113,39 +115,39 @@ def answer_group(
     Args:
         local: how a client learns.
         stats: running statistics of batch norm.
-        learn: `learn(group, question, key, norms)` gives what the group's rounds end in.
+        learn: `learn(group, eval_episode, key, norms)` gives what the group's rounds end in.
         questions: the questions; one that nobody has dealt is in the hand of one client.
         clients: their fleet spreads the questions over its cores.
         key: of this evaluation.
     """
 
-    def answer(question: Question, key: Key) -> Tensor:
-        way = len(question.classes)
-        shares = shares_of(question, local.slots(way))
+    def answer(eval_episode: EvalEpisode, key: Key) -> Tensor:
+        way = len(eval_episode.classes)
+        shares = shares_of(eval_episode, local.slots(way))
         norms = GroupNorms(local, stats, shares)
-        learnt = learn(Group.of_shares(shares), question, key, norms)
+        learnt = learn(Group.of_shares(shares), eval_episode, key, norms)
         with torch.no_grad():
             maps = query_maps(local, learnt.theta, norms, shares)
             parts = [predict(local, learnt.theta, learnt.told, h, way) for h in maps]
-        return in_order(question, parts)
+        return in_order(eval_episode, parts)
 
-    return in_group(answer, questions, clients, key)
+    return in_group(answer, eval_episodes, clients, key)
 
 
 def in_group(
-    answer: Callable[[Question, Key], Tensor],
-    questions: Sequence[Question],
+    answer: Callable[[EvalEpisode, Key], Tensor],
+    eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
     key: Key,
-) -> list[Answer]:
-    """Answer each question by `answer(question, key)`, with a key of its own."""
+) -> list[Prediction]:
+    """Answer each question by `answer(eval_episode, key)`, with a key of its own."""
 
-    def one(u: int) -> Answer:
-        question = questions[u]
+    def one(u: int) -> Prediction:
+        eval_episode = eval_episodes[u]
         try:
-            logits = answer(question, key.at("question", u))
+            logits = answer(eval_episode, key.at("question", u))
         except QuorumError:
-            logits = torch.full((len(question.query_x), len(question.classes)), torch.nan)
-        return Answer(u, None, logits.detach().float().cpu())
+            logits = torch.full((len(eval_episode.query_x), len(eval_episode.classes)), torch.nan)
+        return Prediction(u, None, logits.detach().float().cpu())
 
-    return clients.spread(one, range(len(questions)))
+    return clients.parallel_map(one, range(len(eval_episodes)))

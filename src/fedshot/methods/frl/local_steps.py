@@ -30,10 +30,10 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import check_body
 from fedshot.methods.frl import losses_fused as quick
-from fedshot.methods.frl.client_share import Share
+from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.losses import accuracy
-from fedshot.nn.masking import contrast, shut
+from fedshot.nn.masking import mask_logits, masked_cross_entropy
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.prototypes import members, squared_distances, unit_rows
@@ -59,7 +59,7 @@ class Learnt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Local:
+class FewRoundLearner:
     """How a client learns, and what it tells of its prototypes. The fields are options of `frl`."""
 
     model: Model
@@ -136,11 +136,11 @@ class Local:
         found = -squared_distances(f, told.means)
         if self.distance == "mean":
             found = found / f.shape[-1]
-        return shut(found, told.held)
+        return mask_logits(found, told.held)
 
     def head_logits(self, theta: Tree, h: Tensor, used: Tensor) -> Tensor:
         """Return the head's outputs for the numbers in use, of flat features."""
-        return shut(self.model.logits(theta, h), used)
+        return mask_logits(self.model.logits(theta, h), used)
 
     def prototypes_of(self, f: Tensor, y: Tensor, numbers: int) -> tuple[Prototypes, Tensor]:
         """Return eq. (1), and how many examples [numbers] each prototype is the mean of."""
@@ -186,7 +186,7 @@ class Local:
             apart = (f - left).square().sum(1, keepdim=True)
             apart = apart / f.shape[-1] if self.distance == "mean" else apart
             logits = torch.where(mine & (n > 1), -apart, logits)
-        return contrast(logits, y, own.held, self.loss)
+        return masked_cross_entropy(logits, y, own.held, self.loss)
 
     def aux_loss(self, g: Tensor, y: Tensor, told: Prototypes) -> Tensor:
         """Return eq. (3), a scalar: positions of the maps g [n, d, positions], or their pool.
@@ -194,12 +194,12 @@ class Local:
         `y` is [n]; `told` are the global prototypes, [numbers, d].
         """
         if self.positions == "pooled":
-            return contrast(self.logits(self.rows(g), told), y, told.held, self.loss)
+            return masked_cross_entropy(self.logits(self.rows(g), told), y, told.held, self.loss)
         n, d, positions = g.shape
         each = g.permute(0, 2, 1).reshape(n * positions, d)
         each = unit_rows(each) if self.distance == "unit" else each
         labels = y[:, None].expand(n, positions).reshape(-1)
-        return contrast(self.logits(each, told), labels, told.held, self.loss)
+        return masked_cross_entropy(self.logits(each, told), labels, told.held, self.loss)
 
     def support_loss(
         self, g: Tensor, y: Tensor, numbers: int, told: Prototypes | None
@@ -234,7 +234,7 @@ class Local:
         if self._plain and quick.fits(g):
             return quick.query_loss(g, y, *told)
         logits = self.logits(self.rows(g), told)
-        return contrast(logits, y, told.held, self.loss), accuracy(logits.detach(), y)
+        return masked_cross_entropy(logits, y, told.held, self.loss), accuracy(logits.detach(), y)
 
     @property
     def _plain(self) -> bool:
@@ -242,7 +242,12 @@ class Local:
         return self.loss == "softmax" and self.distance == "plain"
 
     def learn(
-        self, theta: Tree, share: Share, told: Prototypes | None, *, differentiable: bool = False
+        self,
+        theta: Tree,
+        share: EpisodeShare,
+        told: Prototypes | None,
+        *,
+        differentiable: bool = False,
     ) -> Learnt:
         """Take the local steps of one round; `told` are the last round's global prototypes.
 
@@ -290,7 +295,9 @@ class Local:
             first = tree.detach(first)
         return first._replace(theta=theta)
 
-    def census(self, theta: Tree, share: Share, stats: Tree | None = None) -> tuple[Tensor, Tensor]:
+    def census(
+        self, theta: Tree, share: EpisodeShare, stats: Tree | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the (sums [numbers, d], counts [numbers]) of a client's supports under theta.
 
         Batch norm goes by the support's own statistics, or by running ones, where they are given.
@@ -300,7 +307,7 @@ class Local:
         return self.tell(*self.prototypes_of(self.rows(g), share.support_y, len(share.open)))
 
 
-def learning_mode(share: Share) -> Mode:
+def learning_mode(share: EpisodeShare) -> Mode:
     """Return how supports and queries pass the network while something is learnt."""
     if isinstance(share.seed, Tensor):
         return Mode(True, "batch", seed=share.seed)
@@ -314,7 +321,7 @@ def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
     return tree.to(head, tree.leaves(theta)[0].device)
 
 
-def check_slots(local: Local, numbers: int) -> None:
+def check_slots(local: FewRoundLearner, numbers: int) -> None:
     """Refuse a head with fewer outputs than an episode of training may have classes."""
     way = local.slots(numbers)
     if way < numbers:

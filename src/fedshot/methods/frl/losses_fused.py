@@ -1,8 +1,8 @@
 """The losses of few-round learning as one operation each, by C kernels.
 
 Around the pass of 30 images they are some eighty operations on a few numbers, forward and back:
-a sixth of a client's round. `fedshot.methods.frl.local_steps` has the equations, and torch's own operations
-for every option; these are for the plain case.
+a sixth of a client's round. `fedshot.methods.frl.local_steps` has the equations, and torch's own
+operations for every option; these are for the plain case.
 """
 
 from __future__ import annotations

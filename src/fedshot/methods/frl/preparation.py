@@ -102,9 +102,9 @@ class Preparation:
     def reply(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Answer with the gradient of the cross-entropy, or the change that steps on it make."""
         if self.by == "clients":
-            return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
+            return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
         (step,), noise = drawn.steps, Mode(seed=drawn.seed).layer(0)
-        got = mean_gradient(self.learner.lesson, down["theta"], down["stats"], step, noise)
+        got = mean_gradient(self.learner.episode_loss, down["theta"], down["stats"], step, noise)
         up = {"gradient": got.grads, **changes({"stats": got.stats}, down)}
         return Reply(up, private, drawn.n, mean_metrics(got.told))
 
@@ -119,7 +119,7 @@ class Preparation:
         slower = slowed(self.decay, self.decay_round, server.exchanges)
         parts, outer = {"theta": server.theta, "stats": server.stats}, server.outer
         if self.by == "clients":
-            new, got = average(clients, work, parts, key, heaviest=None)
+            new, got = average(clients, work, parts, key, max_weight=None)
             theta, stats = new["theta"], new["stats"]
             if slower < 1:
                 theta = tree.map(lambda w, v: w + slower * (v - w), server.theta, theta)

@@ -16,9 +16,9 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.methods.frl.client_share import Share
+from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.local_steps import Local, Prototypes
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes
 from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Outcome, Reply
@@ -56,10 +56,10 @@ class Adapted(NamedTuple):
 
 
 def update_reply(
-    local: Local, down: Tree, private: Tree, share: Share, *, equal: bool = False
+    local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
     """Answer with a client's local steps, lines 12 to 16; `equal` weighs all clients alike."""
-    learnt = local.learn(down["theta"], share, told_by(down))
+    learnt = local.learn(down["theta"], share, told_metrics(down))
     up: dict[str, Tree] = {"theta": tree.sub(learnt.theta, tree.detach(down["theta"]))}
     if not local.linear:
         up |= {"sums": learnt.sums, "counts": learnt.counts}
@@ -67,14 +67,16 @@ def update_reply(
     return Reply(up, private, 1 if equal else len(share.support_y), metrics)
 
 
-def census_reply(local: Local, down: Tree, private: Tree, share: Share) -> Reply:
+def prototype_reply(
+    local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare
+) -> Reply:
     """Answer with what prototypes are summed of, under the model that came down."""
     with torch.no_grad():
         sums, counts = local.census(down["theta"], share, down.get("stats"))
     return Reply({"sums": sums, "counts": counts}, private, len(share.support_y))
 
 
-def told_by(down: Tree) -> Prototypes | None:
+def told_metrics(down: Tree) -> Prototypes | None:
     """Return the global prototypes that a message holds."""
     told: Prototypes | None = down.get("prototypes")
     return told
@@ -89,7 +91,7 @@ def few_rounds(
     asked: Asked,
     to: Sequence[int],
     works: tuple[Work | None, Work | None],
-    local: Local,
+    local: FewRoundLearner,
     theta: Tree,
     numbers: int,
     rounds: int,
@@ -104,7 +106,7 @@ def few_rounds(
         asked: who is asked: the population, or the group of a question.
         to: the cohort.
         works: the method's client work for a round and for a census, which answer by
-            `update_reply` and `census_reply`; None for one that is never asked.
+            `update_reply` and `prototype_reply`; None for one that is never asked.
         local: how a client learns.
         theta: theta_0.
         numbers: that there are for classes.
@@ -138,14 +140,14 @@ def few_rounds(
     return Adapted(theta, told, tuple(trail), last, loss)
 
 
-def _sums(local: Local, numbers: int, theta: Tree) -> dict[str, Sum]:
+def _sums(local: FewRoundLearner, numbers: int, theta: Tree) -> dict[str, Sum]:
     if local.linear:
         return {}
     like = tree.leaves(theta)[0].new_zeros(numbers, local.d)
     return {"sums": Sum(like, OF_FEATURES), "counts": Sum(like[:, 0], OF_FEATURES)}
 
 
-def _joined(local: Local, got: Outcome, numbers: int) -> tuple[Prototypes | None, Tensor]:
+def _joined(local: FewRoundLearner, got: Outcome, numbers: int) -> tuple[Prototypes | None, Tensor]:
     if local.linear:
         return None, torch.zeros(numbers)
     return local.join(got["sums"], got["counts"])

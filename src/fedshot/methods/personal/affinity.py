@@ -23,7 +23,7 @@ def first_affinity(clients: int) -> Tensor:
     return q.fill_diagonal_(-torch.inf)
 
 
-def most_affine(
+def top_m_by_affinity(
     q: Tensor, i: int, ids: Sequence[int], m: int, rng: np.random.Generator, *, explore: float = 0.0
 ) -> list[int]:
     """Return the m others of the highest Q_ij among `ids`, equals by chance.

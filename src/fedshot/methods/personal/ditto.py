@@ -25,7 +25,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative, check_positive, local_sgd
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.methods.personal.personal_model import first_own, next_own, own_or_sent
@@ -35,10 +35,10 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 
 
-class Server(NamedTuple):
+class DittoState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body", "classifier"}
@@ -77,9 +77,9 @@ class Ditto(AmongBaseClasses):
         check_not_negative(lambda_prox=self.lambda_prox)
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> DittoState:
         """Return a fresh encoder and classifier."""
-        return Server(*self.learner.init(key))
+        return DittoState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a model drawn by the client; its first visit puts the server's in the place."""
@@ -97,20 +97,20 @@ class Ditto(AmongBaseClasses):
 
     def objective(
         self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return h_k(theta; anchor)."""
-        taught = self.learner.lesson(theta, stats, batch, seed)
+        gradients = self.learner.episode_loss(theta, stats, batch, seed)
         if not self.lambda_prox:
-            return taught
+            return gradients
         distance = proximal(theta, anchor)
-        loss = taught.loss + self.lambda_prox * distance
-        return taught._replace(loss=loss, extra={"proximal": distance})
+        loss = gradients.loss + self.lambda_prox * distance
+        return gradients._replace(loss=loss, extra={"proximal": distance})
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: tuple[Batches, Batches]) -> Reply:
         """Take part in the global model, and train one's own."""
         w, stats = down["theta"], down["stats"]
-        new = local_sgd(self.learner.lesson, self.optimizer, w, stats, drawn[0])
+        new = local_sgd(self.learner.episode_loss, self.optimizer, w, stats, drawn[0])
         v = own_or_sent(private, w)
         own = local_sgd(partial(self.objective, w), self.optimizer, v, stats, drawn[1])
         up = changes({"theta": new.params, "stats": new.stats}, down)
@@ -118,24 +118,24 @@ class Ditto(AmongBaseClasses):
         return Reply(up, kept, drawn[0].n, {**own.metrics, "global_loss": new.metrics["loss"]})
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: DittoState, clients: Clients, key: Key
+    ) -> tuple[DittoState, Mapping[str, float]]:
         """w <- w + sum_k n_k (w_k - w) / n."""
-        new, got = average(clients, self.train, server._asdict(), key, heaviest=None)
-        return Server(**new), got.metrics
+        new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
+        return DittoState(**new), got.metrics
 
     @client_work()
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Answer with one's own model, or with the server's before there is one."""
         del drawn
         own, stats = own_or_sent(private, down["theta"]), down["stats"]
-        answer = partial(self.learner.answer_among, own, stats, classes=self.classes)
-        logits = answer_all(answer, down["questions"])
+        answer = partial(self.learner.logits_among, own, stats, classes=self.classes)
+        logits = predict_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: DittoState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let each client answer with its own model."""
         sent = server._asdict()
-        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)
+        return predict_at_clients(self.answer, clients, eval_episodes, key, down=lambda _: sent)

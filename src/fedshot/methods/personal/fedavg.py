@@ -20,17 +20,17 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batches, check_batches, draw_passes
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.protocol.method import Prediction, predict_at_server
 
 
-class Server(NamedTuple):
+class FedAvgState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body", "classifier"}
@@ -63,9 +63,9 @@ class FedAvg(AmongBaseClasses):
         check_batches(self.local_steps, 1 if self.batch is None else self.batch)
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedAvgState:
         """Return a fresh encoder and classifier."""
-        return Server(*self.learner.init(key))
+        return FedAvgState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -80,19 +80,19 @@ class FedAvg(AmongBaseClasses):
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Minimise F_k from w; send the change."""
-        return local_reply(self.learner.lesson, self.optimizer, down, private, drawn)
+        return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedAvgState, clients: Clients, key: Key
+    ) -> tuple[FedAvgState, Mapping[str, float]]:
         """w <- w + sum_k n_k (w_k - w) / n."""
-        new, got = average(clients, self.train, server._asdict(), key, heaviest=None)
-        return Server(**new), got.metrics
+        new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
+        return FedAvgState(**new), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FedAvgState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Answer with the server's classifier, among the classes of the question."""
         del key
-        answer = partial(self.learner.answer_among, *server, classes=self.classes)
-        return answer_at_server(answer, questions, clients)
+        answer = partial(self.learner.logits_among, *server, classes=self.classes)
+        return predict_at_server(answer, eval_episodes, clients)

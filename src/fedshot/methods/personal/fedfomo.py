@@ -32,9 +32,9 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import check_not_negative, local_sgd
-from fedshot.methods.personal.affinity import check_others, first_affinity, most_affine
+from fedshot.methods.personal.affinity import check_others, first_affinity, top_m_by_affinity
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.methods.personal.personal_model import first_own, next_own, own_or_sent
 from fedshot.nn.losses import cross_entropy
@@ -42,13 +42,13 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Gather
 
 _NO_DISTANCE = 1e-30  # below it two models are one
 
 
-class Server(NamedTuple):
+class FedFomoState(NamedTuple):
     """What the server remembers, but for the models, which lie in its bank on the disk."""
 
     start: Tree  # {"theta", "stats"}: what clients start from
@@ -56,7 +56,7 @@ class Server(NamedTuple):
     rounds: Tensor  # int64 scalar: rounds so far
 
 
-class Visit(NamedTuple):
+class FedFomoData(NamedTuple):
     """What is drawn for a visit."""
 
     batches: Batches
@@ -113,11 +113,11 @@ class FedFomo(AmongBaseClasses):
             )
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedFomoState:
         """Return the first model, and affinities of 0."""
         theta, stats = self.learner.init(key)
         start = {"theta": theta, "stats": stats}
-        return Server(start, first_affinity(self.clients), torch.tensor(0))
+        return FedFomoState(start, first_affinity(self.clients), torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a model drawn by the client; its first visit puts the server's in the place.
@@ -128,7 +128,7 @@ class FedFomo(AmongBaseClasses):
         theta, stats = self.learner.init(key)
         return first_own({"theta": theta, "stats": stats})
 
-    def draw(self, data: ClientData, key: Key) -> Visit:
+    def draw(self, data: ClientData, key: Key) -> FedFomoData:
         """Draw the passes over what the client trains on; the rest is for validation."""
         train, held = self.split(data)
         augment = self.episode.augment
@@ -138,7 +138,7 @@ class FedFomo(AmongBaseClasses):
             x, labels = part.all()
             return Batch(x, base_numbers(labels, self.classes))
 
-        return Visit(batches, whole(train), whole(held))
+        return FedFomoData(batches, whole(train), whole(held))
 
     def split(self, data: ClientData) -> tuple[ClientData, ClientData]:
         """Return the samples that a client trains on, and those for validation: always the same."""
@@ -153,15 +153,15 @@ class FedFomo(AmongBaseClasses):
             ClientData(data.dataset, data.indices[held]),
         )
 
-    def loss(self, model: Tree, drawn: Visit) -> Tensor:
+    def loss(self, model: Tree, drawn: FedFomoData) -> Tensor:
         """Return L_i: the cross-entropy of the validation samples, asked as those of a test are."""
         theta, seen, held = model["theta"], drawn.seen, drawn.held
-        asked = Question(seen.x, seen.y, held.x, torch.arange(len(self.classes)))
+        asked = EvalEpisode(seen.x, seen.y, held.x, torch.arange(len(self.classes)))
         _, h = self.learner.encode(theta, model["stats"], asked)
         with torch.no_grad():
             return cross_entropy(self.learner.head.logits(theta["classifier"], h), held.y)
 
-    def weigh(self, before: Tree, models: Sequence[Tree], drawn: Visit) -> Tensor:
+    def weigh(self, before: Tree, models: Sequence[Tree], drawn: FedFomoData) -> Tensor:
         """Return w for each model; 0 for one that is the same as that before the last training."""
         losses = torch.stack([self.loss(one, drawn) for one in models])
         gains = self.loss(before, drawn) - losses
@@ -176,7 +176,7 @@ class FedFomo(AmongBaseClasses):
         return torch.stack([gap.square().sum() for gap in gaps]).sum().sqrt()
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: FedFomoData) -> Reply:
         """Move towards the better models, and train on."""
         own, models = down["own"], (down["own"], *down["models"])
         before = own_or_sent(private, own)
@@ -186,7 +186,7 @@ class FedFomo(AmongBaseClasses):
         else:
             w, mixed = drawn.seen.x.new_zeros(len(models), dtype=self.model.torch_dtype), own
         new = local_sgd(
-            self.learner.lesson, self.optimizer, mixed["theta"], mixed["stats"], drawn.batches
+            self.learner.episode_loss, self.optimizer, mixed["theta"], mixed["stats"], drawn.batches
         )
         up = {"model": {"theta": new.params, "stats": new.stats}, "weights": w[1:]}
         metrics = {**new.metrics, "better": (w[1:] > 0).to(new.metrics["loss"].dtype).sum()}
@@ -205,12 +205,12 @@ class FedFomo(AmongBaseClasses):
         return moved
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedFomoState, clients: Clients, key: Key
+    ) -> tuple[FedFomoState, Mapping[str, float]]:
         """Send every client M models; keep what comes back, and note the weights."""
         cohort, explore = clients.sample(key), self.explore(int(server.rounds))
         sent = {
-            i: most_affine(
+            i: top_m_by_affinity(
                 server.p, i, clients.ids, self.m, key.at("choose", i).numpy(), explore=explore
             )
             for i in cohort
@@ -249,16 +249,16 @@ class FedFomo(AmongBaseClasses):
         """Answer with one's own model."""
         del drawn
         theta, stats = down["model"]["theta"], down["model"]["stats"]
-        answer = partial(self.learner.answer_among, theta, stats, classes=self.classes)
-        logits = answer_all(answer, down["questions"])
+        answer = partial(self.learner.logits_among, theta, stats, classes=self.classes)
+        logits = predict_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FedFomoState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let each client answer with its own model."""
 
         def down(i: int) -> Tree:
             return {"model": clients.recall(i, server.start)}
 
-        return answer_at_clients(self.answer, clients, questions, key, down=down)
+        return predict_at_clients(self.answer, clients, eval_episodes, key, down=down)

@@ -29,7 +29,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
-from fedshot.learners.learner import Lesson, Question, question_features
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode, episode_features
 from fedshot.learners.local_training import check_not_negative, local_sgd
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.nn.losses import accuracy, cross_entropy
@@ -40,18 +40,18 @@ from fedshot.nn.prototypes import class_means
 from fedshot.protocol.averaging import OF_FEATURES
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Sum
 
 
-class Server(NamedTuple):
+class FedProtoState(NamedTuple):
     """What the server remembers."""
 
     prototypes: Tensor  # [classes, features]
     known: Tensor  # bool [classes]: whether there is a prototype
 
 
-class Visit(NamedTuple):
+class FedProtoData(NamedTuple):
     """What is drawn for a visit."""
 
     batches: Batches
@@ -91,12 +91,12 @@ class FedProto(AmongBaseClasses):
         check_not_negative(lambda_proto=self.lambda_proto)
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedProtoState:
         """Return no prototypes."""
         del key
         shape = (len(self.classes), self.model.out_features)
         prototypes = torch.zeros(shape, dtype=self.model.torch_dtype)
-        return Server(prototypes, torch.zeros(shape[0], dtype=torch.bool))
+        return FedProtoState(prototypes, torch.zeros(shape[0], dtype=torch.bool))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return an encoder that all clients of a run start from, and a classifier of one's own."""
@@ -105,40 +105,40 @@ class FedProto(AmongBaseClasses):
         classifier = self.learner.init(key)[0]["classifier"]
         return {"theta": {"body": body["body"], "classifier": classifier}, "stats": stats}
 
-    def draw(self, data: ClientData, key: Key) -> Visit:
+    def draw(self, data: ClientData, key: Key) -> FedProtoData:
         """Draw the passes over the client's samples."""
         augment = self.episode.augment
         batches = draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
         x, labels = data.all()
-        return Visit(batches, Batch(x, base_numbers(labels, self.classes)))
+        return FedProtoData(batches, Batch(x, base_numbers(labels, self.classes)))
 
     def objective(
         self, server: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return L_S + lambda sum_j ||C_i^(j) - C^(j)||."""
         h, stats = self.model.features(theta, stats, batch.x, Mode(True, "batch", seed=seed))
         logits = self.learner.head.logits(theta["classifier"], h)
         loss, right = cross_entropy(logits, batch.y), accuracy(logits.detach(), batch.y)
         if not self.lambda_proto:
-            return Lesson(loss, stats, right)
+            return EpisodeLoss(loss, stats, right)
         shared = (self.counts(batch.y) > 0) & server["known"]
         gaps = class_means(h, batch.y, len(self.classes)) - server["prototypes"]
         # The root's slope at 0 is infinite: where the gap is none, or does not count, take 1.
         squares = gaps.square().sum(1)
         counts = shared & (squares > 0)
         far = torch.where(counts, torch.where(counts, squares, 1.0).sqrt(), 0.0).sum()
-        return Lesson(loss + self.lambda_proto * far, stats, right, {"distance": far})
+        return EpisodeLoss(loss + self.lambda_proto * far, stats, right, {"distance": far})
 
     def counts(self, y: Tensor) -> Tensor:
         """Return how many examples there are of each class."""
         return (y[:, None] == torch.arange(len(self.classes), device=y.device)).sum(0)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: FedProtoData) -> Reply:
         """Train one's own model; send the sums of features by class, and the counts."""
         theta, stats, whole = private["theta"], private["stats"], drawn.whole
-        lesson = partial(self.objective, down)
-        new = local_sgd(lesson, self.optimizer, theta, stats, drawn.batches)
+        episode_loss = partial(self.objective, down)
+        new = local_sgd(episode_loss, self.optimizer, theta, stats, drawn.batches)
         mode = Mode(norm="given" if self.model.norm_policy == "running" else "batch")
         h, _ = self.model.features(new.params, new.stats, whole.x, mode)
         means, n = class_means(h, whole.y, len(self.classes)), self.counts(whole.y)
@@ -147,8 +147,8 @@ class FedProto(AmongBaseClasses):
         return Reply(up, {"theta": new.params, "stats": new.stats}, drawn.batches.n, new.metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedProtoState, clients: Clients, key: Key
+    ) -> tuple[FedProtoState, Mapping[str, float]]:
         """C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij|; a class that nobody had stays as it is."""
         got = clients.exchange(
             self.train,
@@ -162,30 +162,34 @@ class FedProto(AmongBaseClasses):
         )
         n = got["counts"][:, None].to(server.prototypes.dtype)
         means = torch.where(n > 0, got["sums"] / n.clamp_min(1.0), server.prototypes)
-        return Server(means, server.known | (got["counts"] > 0)), got.metrics
+        return FedProtoState(means, server.known | (got["counts"] > 0)), got.metrics
 
     @client_work()
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Answer by the nearest prototype, with one's own encoder."""
         del drawn
-        logits = answer_all(partial(self.nearest, down, private), down["questions"])
+        logits = predict_all(partial(self.nearest, down, private), down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
-    def nearest(self, server: Tree, own: Tree, question: Question) -> Tensor:
+    def nearest(self, server: Tree, own: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Return minus the distances to the prototypes of the question's classes."""
         with torch.no_grad():
-            support, query = question_features(self.model, own["theta"], own["stats"], question)
-            mine = class_means(support, question.support_y, len(question.classes))
+            support, query = episode_features(self.model, own["theta"], own["stats"], eval_episode)
+            mine = class_means(support, eval_episode.support_y, len(eval_episode.classes))
             at = torch.searchsorted(
-                torch.tensor(sorted(self.classes), device=query.device), question.classes
+                torch.tensor(sorted(self.classes), device=query.device), eval_episode.classes
             )
             there = server["known"][at][:, None]
             prototypes = torch.where(there, server["prototypes"][at], mine)
             return -torch.cdist(query, prototypes)
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: FedProtoState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Let each client answer with its own model."""
         sent = server._asdict()
-        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)
+        return predict_at_clients(self.answer, clients, eval_episodes, key, down=lambda _: sent)

@@ -23,7 +23,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.nn.losses import proximal
@@ -32,10 +32,10 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.protocol.method import Prediction, predict_at_server
 
 
-class Server(NamedTuple):
+class FedProxState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body", "classifier"}
@@ -71,9 +71,9 @@ class FedProx(AmongBaseClasses):
         check_not_negative(mu=self.mu)
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedProxState:
         """Return a fresh encoder and classifier."""
-        return Server(*self.learner.init(key))
+        return FedProxState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -87,30 +87,32 @@ class FedProx(AmongBaseClasses):
 
     def objective(
         self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return h_k(theta; anchor)."""
-        taught = self.learner.lesson(theta, stats, batch, seed)
+        gradients = self.learner.episode_loss(theta, stats, batch, seed)
         distance = proximal(theta, anchor)
-        loss = taught.loss + self.mu * distance
-        return taught._replace(loss=loss, extra={"proximal": distance})
+        loss = gradients.loss + self.mu * distance
+        return gradients._replace(loss=loss, extra={"proximal": distance})
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Minimise h_k from w^t; send the change."""
-        lesson = partial(self.objective, down["theta"]) if self.mu else self.learner.lesson
-        return local_reply(lesson, self.optimizer, down, private, drawn)
+        episode_loss = (
+            partial(self.objective, down["theta"]) if self.mu else self.learner.episode_loss
+        )
+        return local_reply(episode_loss, self.optimizer, down, private, drawn)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedProxState, clients: Clients, key: Key
+    ) -> tuple[FedProxState, Mapping[str, float]]:
         """w <- w + sum_k n_k (w_k - w) / n."""
-        new, got = average(clients, self.train, server._asdict(), key, heaviest=None)
-        return Server(**new), got.metrics
+        new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
+        return FedProxState(**new), got.metrics
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FedProxState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Answer with the server's classifier, among the classes of the question."""
         del key
-        answer = partial(self.learner.answer_among, *server, classes=self.classes)
-        return answer_at_server(answer, questions, clients)
+        answer = partial(self.learner.logits_among, *server, classes=self.classes)
+        return predict_at_server(answer, eval_episodes, clients)

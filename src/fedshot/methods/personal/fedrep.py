@@ -24,7 +24,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative, local_sgd
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.nn.models.model import Model
@@ -32,17 +32,17 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 
 
-class Server(NamedTuple):
+class FedRepState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body"}, and {"classifier"} where it is shared
     stats: Tree  # running statistics of batch norm
 
 
-class Visit(NamedTuple):
+class FedRepData(NamedTuple):
     """What is drawn for a visit."""
 
     head: Batches
@@ -80,10 +80,10 @@ class FedRep(AmongBaseClasses):
         check_not_negative(head_steps=self.head_steps)
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> FedRepState:
         """Return a fresh encoder."""
         theta, stats = self.learner.init(key)
-        return Server({"body": theta["body"]} if self.personal_head else theta, stats)
+        return FedRepState({"body": theta["body"]} if self.personal_head else theta, stats)
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a fresh classifier."""
@@ -92,49 +92,51 @@ class FedRep(AmongBaseClasses):
             return {}
         return {"classifier": self.learner.init(key)[0]["classifier"]}
 
-    def draw(self, data: ClientData, key: Key) -> Visit:
+    def draw(self, data: ClientData, key: Key) -> FedRepData:
         """Draw the passes over the client's samples, for the classifier and for the encoder."""
 
         def passes(n: int, key: Key) -> Batches:
             return draw_passes(data, self.classes, n, self.batch, self.episode.augment, key)
 
         head = self.head_steps if self.personal_head else 0
-        return Visit(passes(head, key.at("head")), passes(self.local_steps, key.at("body")))
+        return FedRepData(passes(head, key.at("head")), passes(self.local_steps, key.at("body")))
 
-    def lesson(self, fixed: Tree, moving: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+    def episode_loss(
+        self, fixed: Tree, moving: Tree, stats: Tree, batch: Batch, seed: Tensor
+    ) -> EpisodeLoss:
         """Return the cross-entropy as a function of one part alone."""
-        return self.learner.lesson({**fixed, **moving}, stats, batch, seed)
+        return self.learner.episode_loss({**fixed, **moving}, stats, batch, seed)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: FedRepData) -> Reply:
         """Train the classifier on the encoder that was sent, then the encoder; send its change."""
         phi, stats, h = down["theta"], down["stats"], dict(private)
         if drawn.head.steps:
-            new = local_sgd(partial(self.lesson, phi), self.optimizer, h, stats, drawn.head)
+            new = local_sgd(partial(self.episode_loss, phi), self.optimizer, h, stats, drawn.head)
             h = new.params
-        new = local_sgd(partial(self.lesson, h), self.optimizer, phi, stats, drawn.body)
+        new = local_sgd(partial(self.episode_loss, h), self.optimizer, phi, stats, drawn.body)
         up = changes({"theta": new.params, "stats": new.stats}, down)
         return Reply(up, h, 1.0, new.metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: FedRepState, clients: Clients, key: Key
+    ) -> tuple[FedRepState, Mapping[str, float]]:
         """phi <- phi + sum_i (phi_i - phi) / (r n)."""
-        new, got = average(clients, self.train, server._asdict(), key, heaviest=1)
-        return Server(**new), got.metrics
+        new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
+        return FedRepState(**new), got.metrics
 
     @client_work()
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Answer with the server's encoder and one's own classifier."""
         del drawn
         theta = {**down["theta"], **private}
-        answer = partial(self.learner.answer_among, theta, down["stats"], classes=self.classes)
-        logits = answer_all(answer, down["questions"])
+        answer = partial(self.learner.logits_among, theta, down["stats"], classes=self.classes)
+        logits = predict_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: FedRepState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let each client answer."""
         sent = server._asdict()
-        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)
+        return predict_at_clients(self.answer, clients, eval_episodes, key, down=lambda _: sent)

@@ -30,7 +30,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative, local_sgd
 from fedshot.methods.personal.affinity import mixture
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
@@ -39,13 +39,13 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Gather
 
 _HELD = 2**28  # bytes of models that the server holds in memory for a round
 
 
-class Server(NamedTuple):
+class HeurFedAMPState(NamedTuple):
     """What the server remembers, but for the models, which lie in its bank on the disk."""
 
     start: Tree  # {"theta", "stats"}: what clients start from
@@ -86,10 +86,10 @@ class HeurFedAMP(AmongBaseClasses):
             raise ConfigError(f"self_weight is {self.self_weight}; expected a share in [0, 1].")
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> HeurFedAMPState:
         """Return the first model."""
         theta, stats = self.learner.init(key)
-        return Server({"theta": theta, "stats": stats})
+        return HeurFedAMPState({"theta": theta, "stats": stats})
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: what a client has uploaded is kept by the server."""
@@ -103,19 +103,19 @@ class HeurFedAMP(AmongBaseClasses):
 
     def objective(
         self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return F_i(theta) + (lambda / 2 alpha) ||theta - anchor||^2."""
-        taught = self.learner.lesson(theta, stats, batch, seed)
+        gradients = self.learner.episode_loss(theta, stats, batch, seed)
         distance = proximal(theta, anchor)
-        loss = taught.loss + self.lambda_prox * distance
-        return taught._replace(loss=loss, extra={"proximal": distance})
+        loss = gradients.loss + self.lambda_prox * distance
+        return gradients._replace(loss=loss, extra={"proximal": distance})
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Train one's own model, held near the mixture; send it."""
         own, u = down["own"], down["mixture"]
-        lesson = partial(self.objective, u)
-        new = local_sgd(lesson, self.optimizer, own["theta"], own["stats"], drawn)
+        episode_loss = partial(self.objective, u)
+        new = local_sgd(episode_loss, self.optimizer, own["theta"], own["stats"], drawn)
         up = {"model": {"theta": new.params, "stats": new.stats}}
         return Reply(up, private, drawn.n, new.metrics)
 
@@ -140,8 +140,8 @@ class HeurFedAMP(AmongBaseClasses):
         return u
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: HeurFedAMPState, clients: Clients, key: Key
+    ) -> tuple[HeurFedAMPState, Mapping[str, float]]:
         """Send every client its mixture; keep what comes back."""
         cohort, ids = clients.sample(key), sorted(clients.ids)
 
@@ -170,19 +170,23 @@ class HeurFedAMP(AmongBaseClasses):
         """Answer with one's own model."""
         del drawn
         theta, stats = down["model"]["theta"], down["model"]["stats"]
-        answer = partial(self.learner.answer_among, theta, stats, classes=self.classes)
-        logits = answer_all(answer, down["questions"])
+        answer = partial(self.learner.logits_among, theta, stats, classes=self.classes)
+        logits = predict_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: HeurFedAMPState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Let each client answer with its own model."""
 
         def down(i: int) -> Tree:
             return {"model": clients.recall(i, server.start)}
 
-        return answer_at_clients(self.answer, clients, questions, key, down=down)
+        return predict_at_clients(self.answer, clients, eval_episodes, key, down=down)
 
 
 def flat(model: Tree) -> Tensor:

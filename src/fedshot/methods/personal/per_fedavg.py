@@ -29,8 +29,13 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, check_batches, draw_batches, draw_passes
-from fedshot.learners.learner import Question
-from fedshot.learners.local_training import Taught, check_not_negative, mean_gradient, mean_metrics
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.local_training import (
+    GradientResult,
+    check_not_negative,
+    mean_gradient,
+    mean_metrics,
+)
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.methods.personal.personal_model import base_labels
 from fedshot.nn.gradients import descend
@@ -41,10 +46,10 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_at_server
+from fedshot.protocol.method import Prediction, predict_at_server
 
 
-class Server(NamedTuple):
+class PerFedAvgState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body", "classifier"}
@@ -94,9 +99,9 @@ class PerFedAvg(AmongBaseClasses):
             )
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> PerFedAvgState:
         """Return a fresh encoder and classifier."""
-        return Server(*self.learner.init(key))
+        return PerFedAvgState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: nothing stays with a client."""
@@ -114,25 +119,27 @@ class PerFedAvg(AmongBaseClasses):
         one = [step[0] for step in drawn.steps]
         return drawn._replace(steps=tuple(tuple(one[i : i + 3]) for i in range(0, n, 3)))
 
-    def outer_gradient(self, w: Tree, stats: Tree, step: tuple[Batch, ...], noise: Mode) -> Taught:
+    def outer_gradient(
+        self, w: Tree, stats: Tree, step: tuple[Batch, ...], noise: Mode
+    ) -> GradientResult:
         """Return (I - alpha Hess f(w; D'')) grad f(w~; D'), by the order chosen."""
         alpha = self.optimizer.lr
 
-        def gradient(at: Tree, batch: Batch, site: int) -> Taught:
-            return mean_gradient(self.learner.lesson, at, stats, (batch,), noise.layer(site))
+        def gradient(at: Tree, batch: Batch, site: int) -> GradientResult:
+            return mean_gradient(self.learner.episode_loss, at, stats, (batch,), noise.layer(site))
 
         inner = gradient(w, step[0], 0).grads
         adapted = tree.map(lambda a, g: a - alpha * g, w, inner)
-        taught = gradient(adapted, step[1], 1)
+        gradients = gradient(adapted, step[1], 1)
         if self.order == "first":
-            return taught
+            return gradients
         # One site for both: the same dropout masks on either side of w.
-        way = tree.map(lambda v: self.delta * v, taught.grads)
+        way = tree.map(lambda v: self.delta * v, gradients.grads)
         up = gradient(tree.add(w, way), step[2], 2).grads
         down = gradient(tree.sub(w, way), step[2], 2).grads
         scale = alpha / (2 * self.delta)
-        product = tree.map(lambda g, a, b: g - scale * (a - b), taught.grads, up, down)
-        return taught._replace(grads=product)
+        product = tree.map(lambda g, a, b: g - scale * (a - b), gradients.grads, up, down)
+        return gradients._replace(grads=product)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
@@ -141,24 +148,24 @@ class PerFedAvg(AmongBaseClasses):
         told: list[dict[str, Tensor]] = []
         noise = Mode(seed=drawn.seed)
         for s, step in enumerate(drawn.steps):
-            taught = self.outer_gradient(w, stats, step, noise.layer(s))
-            w = tree.map(lambda a, g: a - self.beta * g, w, taught.grads)
-            stats, told = taught.stats, told + taught.told
+            gradients = self.outer_gradient(w, stats, step, noise.layer(s))
+            w = tree.map(lambda a, g: a - self.beta * g, w, gradients.grads)
+            stats, told = gradients.stats, told + gradients.told
         up = changes({"theta": w, "stats": stats}, down)
         return Reply(up, private, 1.0, mean_metrics(told))
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: PerFedAvgState, clients: Clients, key: Key
+    ) -> tuple[PerFedAvgState, Mapping[str, float]]:
         """w <- w + sum_i (w_i - w) / (r n)."""
-        new, got = average(clients, self.train, server._asdict(), key, heaviest=1)
-        return Server(**new), got.metrics
+        new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
+        return PerFedAvgState(**new), got.metrics
 
-    def answer(self, theta: Tree, stats: Tree, question: Question) -> Tensor:
+    def answer(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Adapt to the support, then answer among its classes."""
-        known = torch.tensor(sorted(self.classes), device=question.classes.device)
-        y = base_labels(question, known)
-        x = self.model.prepare(question.support_x)
+        known = torch.tensor(sorted(self.classes), device=eval_episode.classes.device)
+        y = base_labels(eval_episode, known)
+        x = self.model.prepare(eval_episode.support_x)
 
         def loss(w: Tree, step: int) -> Tensor:
             del step
@@ -167,11 +174,15 @@ class PerFedAvg(AmongBaseClasses):
 
         lr, steps = self.optimizer.lr, self.test_steps
         adapted = descend(loss, theta, lr=lr, steps=steps, second_order=False)
-        return self.learner.answer_among(adapted, stats, question, self.classes)
+        return self.learner.logits_among(adapted, stats, eval_episode, self.classes)
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self,
+        server: PerFedAvgState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
         """Adapt the server's model to each client's own samples, and answer."""
         del key
-        return answer_at_server(partial(self.answer, *server), questions, clients)
+        return predict_at_server(partial(self.answer, *server), eval_episodes, clients)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import Question
+from fedshot.learners.learner import EvalEpisode
 
 
 def first_own(model: Tree) -> Tree:
@@ -26,6 +26,6 @@ def next_own(private: Tree, model: Tree) -> Tree:
     return {"model": model, "visits": private["visits"] + 1}
 
 
-def base_labels(question: Question, known: Tensor) -> Tensor:
+def base_labels(eval_episode: EvalEpisode, known: Tensor) -> Tensor:
     """Return the places of a support's labels among the base classes, whose numbers rise."""
-    return torch.searchsorted(known, question.classes)[question.support_y]
+    return torch.searchsorted(known, eval_episode.classes)[eval_episode.support_y]

@@ -39,9 +39,14 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.average_distance import AverageDistance, OwnSample
 from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
-from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative, local_sgd
-from fedshot.methods.personal.affinity import check_others, first_affinity, mixture, most_affine
+from fedshot.methods.personal.affinity import (
+    check_others,
+    first_affinity,
+    mixture,
+    top_m_by_affinity,
+)
 from fedshot.methods.personal.sparse import (
     SoftThreshold,
     l1_norm,
@@ -54,13 +59,13 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, Steps
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Gather
 
 _NEAR_ZERO = 1e-3  # what a subgradient leaves of a weight that the penalty has done away with
 
 
-class Server(NamedTuple):
+class PFedFSLState(NamedTuple):
     """What the server remembers, but for the models, which lie in its bank on the disk."""
 
     start: Tree  # {"theta", "stats"}: what clients start from; with start "own" the form of it
@@ -69,7 +74,7 @@ class Server(NamedTuple):
     rounds: Tensor  # int64 scalar: rounds so far
 
 
-class Visit(NamedTuple):
+class PFedFSLData(NamedTuple):
     """What is drawn for a visit."""
 
     batches: Batches
@@ -202,27 +207,27 @@ class PFedFSL:
         """None: any number of classes."""
         return None
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> PFedFSLState:
         """Return the first model, and affinities of 0 between all that are not the same."""
         theta, stats = self.learner.init(key)
         q = first_affinity(self.clients)
-        return Server({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
+        return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: what a client has uploaded is kept by the server."""
         del client, key
         return {}
 
-    def draw(self, data: ClientData, key: Key) -> Visit:
+    def draw(self, data: ClientData, key: Key) -> PFedFSLData:
         """Draw the passes over the client's samples, and the noise."""
         augment = self.episode.augment
         batches = draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
         x, labels = data.all()
         noise = self._noise(key.at("noise")) if self.noise else {}
-        return Visit(batches, Batch(x, base_numbers(labels, self.classes)), noise)
+        return PFedFSLData(batches, Batch(x, base_numbers(labels, self.classes)), noise)
 
     @client_work(draw="draw")
-    def train(self, down: Tree, private: Tree, drawn: Visit) -> Reply:
+    def train(self, down: Tree, private: Tree, drawn: PFedFSLData) -> Reply:
         """Weigh, mix and train on: eqs. (1) to (7)."""
         models = [self._unpacked(sent) for sent in (*down["models"], down["own"])]
         weights, mixed = self.fuse(models, drawn.whole)
@@ -244,13 +249,13 @@ class PFedFSL:
         weights = (-torch.stack(losses) / self.temperature).softmax(0)
         return weights, mixture(weights, models)
 
-    def objective(self, theta: Tree, stats: Tree, batch: Batch, seed: Tensor) -> Lesson:
+    def objective(self, theta: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
         """Return L + iota ||theta||_1, eq. (6); the penalty is elsewhere where it is proximal."""
-        taught = self.learner.lesson(theta, stats, batch, seed)
+        gradients = self.learner.episode_loss(theta, stats, batch, seed)
         if not self.iota or self.l1 == "proximal":
-            return taught
+            return gradients
         penalty = self.iota * l1_norm(theta, norms=self.penalise_norms)
-        return taught._replace(loss=taught.loss + penalty, extra={"penalty": penalty})
+        return gradients._replace(loss=gradients.loss + penalty, extra={"penalty": penalty})
 
     @property
     def steps(self) -> Steps:
@@ -259,15 +264,15 @@ class PFedFSL:
             return self.optimizer
         return SoftThreshold(self.optimizer, self.iota, self.penalise_norms)
 
-    def neighbours(self, server: Server, ids: Sequence[int], i: int, key: Key) -> list[int]:
+    def neighbours(self, server: PFedFSLState, ids: Sequence[int], i: int, key: Key) -> list[int]:
         """Return whose models client i is sent: the m of the highest Q_ij, equals by chance."""
         explore = 1.0 if self.choose == "random" else 0.0
         rng = key.at("choose", i).numpy()
-        return most_affine(server.q, i, ids, self.m, rng, explore=explore)
+        return top_m_by_affinity(server.q, i, ids, self.m, rng, explore=explore)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: PFedFSLState, clients: Clients, key: Key
+    ) -> tuple[PFedFSLState, Mapping[str, float]]:
         """Send every client its neighbours' models; keep what comes back, and note the weights."""
         cohort = clients.sample(key)
         sent = {i: self.neighbours(server, clients.ids, i, key) for i in cohort}
@@ -311,22 +316,22 @@ class PFedFSL:
         del drawn
         model = self._unpacked(down["model"])
 
-        def answer(question: Question) -> Tensor:
-            return self.learner.answer(model["theta"], model["stats"], question)
+        def answer(eval_episode: EvalEpisode) -> Tensor:
+            return self.learner.answer(model["theta"], model["stats"], eval_episode)
 
-        logits = answer_all(answer, down["questions"])
+        logits = predict_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: PFedFSLState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let each client answer with its own model."""
         model = partial(self._message, server, clients)
-        return answer_at_clients(
-            self.answer, clients, questions, key, down=lambda i: {"model": model(i)}
+        return predict_at_clients(
+            self.answer, clients, eval_episodes, key, down=lambda i: {"model": model(i)}
         )
 
-    def own_model(self, server: Server, clients: Clients, i: int) -> Tree:
+    def own_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
         """Return {"theta", "stats"} of client i as the server has it."""
         first = server.start
         if self.starting == "own":
@@ -334,7 +339,7 @@ class PFedFSL:
             first = {"theta": theta, "stats": stats}
         return clients.recall(i, first)
 
-    def _message(self, server: Server, clients: Clients, i: int) -> Tree:
+    def _message(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
         return self._packed(self.own_model(server, clients, i))
 
     def _packed(self, model: Tree) -> Tree:

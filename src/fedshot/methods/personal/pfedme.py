@@ -27,7 +27,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import Lesson, Question
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative, check_positive, local_sgd
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.methods.personal.personal_model import first_own, next_own, own_or_sent
@@ -38,10 +38,10 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Answer, answer_all, answer_at_clients
+from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 
 
-class Server(NamedTuple):
+class PFedMeState(NamedTuple):
     """What the server remembers."""
 
     theta: Tree  # {"body", "classifier"}
@@ -85,9 +85,9 @@ class PFedMe(AmongBaseClasses):
         check_not_negative(lambda_prox=self.lambda_prox, beta=self.beta, eta=self.eta or 0.0)
         _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> Server:
+    def init(self, key: Key) -> PFedMeState:
         """Return a fresh encoder and classifier."""
-        return Server(*self.learner.init(key))
+        return PFedMeState(*self.learner.init(key))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a model drawn by the client; its first visit puts the server's in the place."""
@@ -101,12 +101,12 @@ class PFedMe(AmongBaseClasses):
 
     def objective(
         self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
-    ) -> Lesson:
+    ) -> EpisodeLoss:
         """Return f_i(theta) + (lambda/2) ||theta - anchor||^2, which F_i is the least of."""
-        taught = self.learner.lesson(theta, stats, batch, seed)
+        gradients = self.learner.episode_loss(theta, stats, batch, seed)
         distance = proximal(theta, anchor)
-        loss = taught.loss + self.lambda_prox * distance
-        return taught._replace(loss=loss, extra={"proximal": distance})
+        loss = gradients.loss + self.lambda_prox * distance
+        return gradients._replace(loss=loss, extra={"proximal": distance})
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
@@ -125,32 +125,34 @@ class PFedMe(AmongBaseClasses):
         return Reply(up, kept, 1.0, new.metrics)
 
     def round(
-        self, server: Server, clients: Clients, key: Key
-    ) -> tuple[Server, Mapping[str, float]]:
+        self, server: PFedMeState, clients: Clients, key: Key
+    ) -> tuple[PFedMeState, Mapping[str, float]]:
         """w <- w + beta sum_i (w_i - w) / S; the running statistics go no further than the mean."""
-        new, got = average(clients, self.train, server._asdict(), key, heaviest=1)
+        new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         if self.beta == 1:
-            return Server(**new), got.metrics
+            return PFedMeState(**new), got.metrics
 
         def move(old: Tree, to: Tree, far: float) -> Tree:
             return tree.map(lambda a, b: a + far * (b - a), old, to)
 
         theta = move(server.theta, new["theta"], self.beta)
         # Beyond the average lie variances below 0.
-        return Server(theta, move(server.stats, new["stats"], min(self.beta, 1.0))), got.metrics
+        return PFedMeState(
+            theta, move(server.stats, new["stats"], min(self.beta, 1.0))
+        ), got.metrics
 
     @client_work()
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Answer with one's own model, or with the server's before there is one."""
         del drawn
         own, stats = own_or_sent(private, down["theta"]), down["stats"]
-        answer = partial(self.learner.answer_among, own, stats, classes=self.classes)
-        logits = answer_all(answer, down["questions"])
+        answer = partial(self.learner.logits_among, own, stats, classes=self.classes)
+        logits = predict_all(answer, down["questions"])
         return Reply({"logits": logits}, private, len(logits))
 
     def evaluate(
-        self, server: Server, clients: Clients, questions: Sequence[Question], key: Key
-    ) -> list[Answer]:
+        self, server: PFedMeState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
         """Let each client answer with its own model."""
         sent = server._asdict()
-        return answer_at_clients(self.answer, clients, questions, key, down=lambda _: sent)
+        return predict_at_clients(self.answer, clients, eval_episodes, key, down=lambda _: sent)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from fedshot.conformance.small import CLIENTS, Home
-from fedshot.deploy.flower.client_runtime import Member
+from fedshot.conformance.small import CLIENTS, FederationHost
+from fedshot.deploy.flower.client_runtime import ClientRuntime
 from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import Letter, Mail
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import do_work
 from fedshot.fleets.sequential import Sequential
@@ -25,32 +25,32 @@ _NUMBER = 7
 class Direct:
     """Carries letters to one node that lives in this process."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ClientRuntime) -> None:
         self.member = member
 
     def there(self) -> dict[int, str]:
         return {_NUMBER: "home"}
 
-    def ask(self, letters: Mapping[int, Letter], seconds: float) -> Iterator[Mail]:
-        for number, letter in letters.items():
-            yield Mail(number, written(self.answer(written(letter))))
+    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
+        for number, wire_message in wire_messages.items():
+            yield Incoming(number, written(self.answer(written(wire_message))))
 
-    def answer(self, letter: Letter) -> Letter:
-        reply, head = Letter({"seconds": 0.0}), letter.head
+    def answer(self, wire_message: WireMessage) -> WireMessage:
+        reply, head = WireMessage({"seconds": 0.0}), wire_message.head
         if head.get("hello"):
             reply.head |= {"name": "home", "clients": list(range(CLIENTS))}
             return reply
         self.member.arrive(head["life"], tuple(head["base"]))
         self.member.obey(head["orders"])
         if "work" in head:
-            do_work(self.member, letter, reply, LIMITS)
+            do_work(self.member, wire_message, reply, LIMITS)
         reply.head |= self.member.state
         return reply
 
 
-def written(letter: Letter) -> Letter:
+def written(wire_message: WireMessage) -> WireMessage:
     """Return the letter after a journey."""
-    return Letter(json.loads(json.dumps(letter.head)), dict(letter.blocks))
+    return WireMessage(json.loads(json.dumps(wire_message.head)), dict(wire_message.blocks))
 
 
 class Prompt(FlowerFleet):
@@ -65,9 +65,9 @@ class Prompt(FlowerFleet):
         list(self._tell_all(1.0))
 
 
-def by_letter(home: Home) -> FlowerFleet:
+def by_letter(home: FederationHost) -> FlowerFleet:
     """Return a fleet whose clients live in `home` and are asked by letter."""
-    member = Member(home.method, home.host, range(CLIENTS), home.folder / "node")
+    member = ClientRuntime(home.method, home.host, range(CLIENTS), home.folder / "node")
     setup = Setup("0" * 32, "", (), CLIENTS, {})
     fleet = Prompt(Sequential(home.host), Direct(member), setup, life=1, keeps=True, deadline=1.0)
     fleet.rewind(-1, "")

@@ -1,0 +1,90 @@
+"""How the package is laid out: what import-linter cannot say."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import fedshot
+
+PACKAGE = Path(fedshot.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+# A room's table of what can be chosen by name has the same name everywhere.
+SHARED_NAMES = {"__init__", "registry"}
+RETIRED = {
+    "lesson", "lessons", "question", "exam", "exams", "taught", "nearness", "outlook", "gallery",
+    "heaviest", "shelf", "dealer", "gathering", "arrangement", "complaints", "sights", "roster",
+    "cargo",
+}  # fmt: skip
+STAYING = {"common_questions"}  # an option that users type
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_only_what_python_asks_for_lies_at_the_root() -> None:
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_an_init_is_a_page_at_most() -> None:
+    long = [named(path) for path in MODULES
+            if path.name == "__init__.py" and len(path.read_text().splitlines()) > 60]  # fmt: skip
+    assert long == []
+
+
+def test_no_module_name_occurs_twice() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        if path.stem not in SHARED_NAMES:
+            places[path.stem].append(named(path))
+    assert {stem: found for stem, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_class_is_defined_twice() -> None:
+    places = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(named(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_method_imports_another() -> None:
+    """What several of a family need stands in a module beside them that is no method."""
+    methods = {
+        path
+        for path, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and path.is_relative_to(PACKAGE / "methods")
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == "name"
+        and "ClassVar" in ast.unparse(part.annotation)
+    }  # fmt: skip
+    assert len(methods) > 20
+    modules = {"fedshot." + named(path)[:-3].replace("/", ".") for path in methods}
+    for path in methods:
+        imported = {node.module for node in ast.walk(TREES[path])
+                    if isinstance(node, ast.ImportFrom)}  # fmt: skip
+        assert not imported & modules, named(path)
+
+
+@pytest.mark.parametrize("room", sorted(p.name for p in PACKAGE.iterdir() if p.is_dir()
+                                        and p.name != "__pycache__"))  # fmt: skip
+def test_retired_words_do_not_come_back(room: str) -> None:
+    found = set()
+    for path in (PACKAGE / room).rglob("*.py"):
+        text = io.StringIO(path.read_text(encoding="utf-8"))
+        for token in tokenize.generate_tokens(text.readline):
+            if token.type == tokenize.NAME and token.string not in STAYING:
+                words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", token.string)
+                found |= {token.string for word in words if word.lower() in RETIRED}
+    assert found == set()
