@@ -36,7 +36,7 @@ _FILE = "step-times.json"
 class _Cost(TypedDict):
     clients: Whole
     step: Finite
-    eval_episode: Finite
+    question: Finite
     own: NotRequired[bool]
 
 
