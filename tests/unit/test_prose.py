@@ -59,7 +59,7 @@ def faults(text: str) -> Iterator[str]:
     for sentence in sentences(text):
         if found := RETIRED.search(sentence):
             yield f"{found.group()!r}: {sentence}"
-        words = re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", sentence)  # figures are no words
+        words = re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*", sentence)  # figures are no words
         if len(words) > LONGEST:
             yield f"{len(words)} words: {sentence}"
 
