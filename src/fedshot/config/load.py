@@ -48,6 +48,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.registry import SOURCES, Source
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
+from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.model import Model
 from fedshot.protocol.method import Method
@@ -293,6 +294,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     retired: Callable[[Settings], str] | None = getattr(METHODS[names["method"]], "retired", None)
     if retired and (told := retired(trees.at(tree, "method"))):
         raise ConfigError(told)
+    tree["method"] = without_removed(names["method"], trees.at(tree, "method"))
     settle(tree, names)
     chosen = [(place, KINDS[place][0][name]) for place, name in names.items() if name != NO_HEAD]
     parser = _parser(tuple(chosen))
