@@ -26,24 +26,22 @@ w_k - w^t, and the Adam state starts afresh at every visit unless moments="kept"
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.episode import ClientData, Episode
+from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
-    check_budget,
     check_not_negative,
     local_sgd,
-    sample_episodes,
 )
 from fedshot.learners.local_update import (
     Moments,
@@ -73,7 +71,12 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
+from fedshot.protocol.method import (
+    EpisodicMethod,
+    ServerModel,
+    Traits,
+    diagnostic,
+)
 
 
 class FedFSLMIState(NamedTuple):
@@ -85,7 +88,7 @@ class FedFSLMIState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFSLMI:
+class FedFSLMI(EpisodicMethod[FedFSLMIState]):
     """MAML whose predictions stay near the server's, averaged over clients.
 
     Args:
@@ -111,6 +114,7 @@ class FedFSLMI:
     """
 
     name: ClassVar[str] = "fedfsl_mi"
+    test_norm: ClassVar[str] = "support"
 
     model: Model
     episode: EpisodeSpec
@@ -129,16 +133,10 @@ class FedFSLMI:
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
-        check_budget(self.local_steps, self.episodes_per_step)
+        super().__post_init__()
         check_local_update(self.weigh_by, self.moments)
         check_not_negative(common_questions=self.common_questions)
         _ = self.regularizer  # which checks the rest
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits MAML: the support's."""
-        del options
-        return "support"
 
     @property
     def learner(self) -> Maml:
@@ -153,34 +151,20 @@ class FedFSLMI:
         )
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a person should know of these options before a run."""
-        return self.regularizer.warnings
-
-    @property
     def stays_near(self) -> Reference:
         """The reference, and the global one where MI has no part and none is looked at."""
         return self.reference if self.gamma else "global"
 
     @property
-    def n_episodes(self) -> int:
-        """Episodes of one visit, |B_k|."""
-        return self.local_steps * self.episodes_per_step
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def knows_base_alone(self) -> bool:
-        """Whether its head has an output for each class of the dataset, and none for others."""
-        return self.episode.labels == "global"
-
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
-        return self.learner.max_way
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+            warnings=self.regularizer.warnings,
+        )
 
     def init(self, key: Key) -> FedFSLMIState:
         """Return a fresh model."""
@@ -192,10 +176,6 @@ class FedFSLMI:
         share = init_share(self.stays_near, self.learner, key)
         return share | first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
-    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the local episodes, B_k."""
-        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
-
     def objective(
         self, reference: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
@@ -206,6 +186,10 @@ class FedFSLMI:
         loss = cross_entropy(mine.query, episode.query_y) + self.regularizer.term(told, p)
         hits = accuracy(mine.query.detach(), episode.query_y)
         return EpisodeLoss(loss, mine.stats, hits, {"mi": kl(told, p.detach())})
+
+    def server_model(self, server: FedFSLMIState) -> ServerModel:
+        """Return the learner with the server's weights."""
+        return ServerModel(self.learner, server.w, server.stats)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
@@ -234,15 +218,3 @@ class FedFSLMI:
             common=common_form(self.model, self.common_questions),
         )
         return FedFSLMIState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
-
-    def evaluate(
-        self,
-        server: FedFSLMIState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Adapt the server's model to each support, and answer the queries."""
-        del key
-        answer = partial(self.learner.answer, server.w, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)

@@ -28,10 +28,10 @@ reference="exclusive" included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,10 +42,9 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
-    check_budget,
     check_not_negative,
     local_sgd,
     mean_metrics,
@@ -97,7 +96,12 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
+from fedshot.protocol.method import (
+    EpisodicMethod,
+    ServerModel,
+    Traits,
+    diagnostic,
+)
 
 
 class FedFSLMIAdvState(NamedTuple):
@@ -125,7 +129,7 @@ class Disagreement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFSLMIAdv:
+class FedFSLMIAdv(EpisodicMethod[FedFSLMIAdvState]):
     """MAML with features trained against two heads, averaged over clients.
 
     Args:
@@ -167,6 +171,7 @@ class FedFSLMIAdv:
     """
 
     name: ClassVar[str] = "fedfsl_mi_adv"
+    test_norm: ClassVar[str] = "support"
 
     model: Model
     episode: EpisodeSpec
@@ -195,7 +200,7 @@ class FedFSLMIAdv:
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
-        check_budget(self.local_steps, self.episodes_per_step)
+        super().__post_init__()
         check_local_update(self.weigh_by, self.moments)
         check_not_negative(eta=self.eta, lambda_adv=self.lambda_adv, noise=self.noise)
         check_not_negative(longest=self.longest, common_questions=self.common_questions)
@@ -206,12 +211,6 @@ class FedFSLMIAdv:
         if not 0 < self.floor < 1:
             raise ConfigError(f"floor is {self.floor}; expected a probability between 0 and 1.")
         _ = self.regularizer  # which checks the rest
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits MAML: the support's."""
-        del options
-        return "support"
 
     @property
     def learner(self) -> Maml:
@@ -232,11 +231,6 @@ class FedFSLMIAdv:
         return wanted and self.gamma > 0
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a person should know of these options before a run."""
-        return self.regularizer.warnings if self.mi_counts else ()
-
-    @property
     def turns(self) -> str:
         """How the stages take turns."""
         return self.alternation or ("round" if self.mode == "v1" else "batch")
@@ -247,24 +241,15 @@ class FedFSLMIAdv:
         return self.reference if self.mi_counts else "global"
 
     @property
-    def n_episodes(self) -> int:
-        """Episodes of one visit, |B_k|."""
-        return self.local_steps * self.episodes_per_step
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def knows_base_alone(self) -> bool:
-        """Whether its head has an output for each class of the dataset, and none for others."""
-        return self.episode.labels == "global"
-
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
-        return self.learner.max_way
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+            warnings=self.regularizer.warnings if self.mi_counts else (),
+        )
 
     def init(self, key: Key) -> FedFSLMIAdvState:
         """Return a fresh model."""
@@ -283,6 +268,10 @@ class FedFSLMIAdv:
                 heads = {"first": w["head"], "second": w["head"]}
                 kept["heads"] = first_moments(self.moments, self.optimizer, heads)
         return kept
+
+    def server_model(self, server: FedFSLMIAdvState) -> ServerModel:
+        """Return the learner with the server's weights."""
+        return ServerModel(self.learner, server.w, server.stats)
 
     def draw(self, data: ClientData, key: Key) -> MIAdvData:
         """Draw the local episodes, B_k, and the second head or its noise."""
@@ -415,18 +404,6 @@ class FedFSLMIAdv:
             common=common_form(self.model, self.common_questions),
         )
         return FedFSLMIAdvState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
-
-    def evaluate(
-        self,
-        server: FedFSLMIAdvState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Adapt the server's model to each support, and answer the queries."""
-        del key
-        answer = partial(self.learner.answer, server.w, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)
 
     def _new_head(self, key: Key) -> Tree:
         assert self.model.head is not None

@@ -15,22 +15,18 @@ afresh at every visit unless moments="kept".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
-    check_budget,
     check_not_negative,
     local_sgd,
-    sample_episodes,
 )
 from fedshot.learners.local_update import (
     Moments,
@@ -48,7 +44,12 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
+from fedshot.protocol.method import (
+    EpisodicMethod,
+    ServerModel,
+    Traits,
+    diagnostic,
+)
 
 
 class FedFSLNaiveState(NamedTuple):
@@ -59,7 +60,7 @@ class FedFSLNaiveState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFSLNaive:
+class FedFSLNaive(EpisodicMethod[FedFSLNaiveState]):
     """MAML, averaged over clients.
 
     Args:
@@ -76,6 +77,7 @@ class FedFSLNaive:
     """
 
     name: ClassVar[str] = "fedfsl_naive"
+    test_norm: ClassVar[str] = "support"
 
     model: Model
     episode: EpisodeSpec
@@ -88,15 +90,9 @@ class FedFSLNaive:
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
-        check_budget(self.local_steps, self.episodes_per_step)
+        super().__post_init__()
         check_local_update(self.weigh_by, self.moments)
         check_not_negative(common_questions=self.common_questions)
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits MAML: the support's."""
-        del options
-        return "support"
 
     @property
     def learner(self) -> Maml:
@@ -104,24 +100,14 @@ class FedFSLNaive:
         return Maml(self.model, self.inner, self.episode.labels)
 
     @property
-    def n_episodes(self) -> int:
-        """Episodes of one visit, |B_k|."""
-        return self.local_steps * self.episodes_per_step
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def knows_base_alone(self) -> bool:
-        """Whether its head has an output for each class of the dataset, and none for others."""
-        return self.episode.labels == "global"
-
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
-        return self.learner.max_way
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+        )
 
     def init(self, key: Key) -> FedFSLNaiveState:
         """Return a fresh model."""
@@ -132,9 +118,9 @@ class FedFSLNaive:
         del client
         return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
-    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the local episodes, B_k."""
-        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
+    def server_model(self, server: FedFSLNaiveState) -> ServerModel:
+        """Return the learner with the server's weights."""
+        return ServerModel(self.learner, server.w, server.stats)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
@@ -162,15 +148,3 @@ class FedFSLNaive:
             common=common,
         )
         return FedFSLNaiveState(**new), got.metrics
-
-    def evaluate(
-        self,
-        server: FedFSLNaiveState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Adapt the server's model to each support, and answer the queries."""
-        del key
-        answer = partial(self.learner.answer, server.w, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)

@@ -15,24 +15,22 @@ the Adam state starts afresh at every visit unless moments="kept".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.episode import ClientData, Episode
+from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
-    check_budget,
     check_not_negative,
     local_sgd,
-    sample_episodes,
 )
 from fedshot.learners.local_update import (
     Moments,
@@ -51,7 +49,12 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
+from fedshot.protocol.method import (
+    EpisodicMethod,
+    ServerModel,
+    Traits,
+    diagnostic,
+)
 
 
 class FedFSLProxState(NamedTuple):
@@ -62,7 +65,7 @@ class FedFSLProxState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFSLProx:
+class FedFSLProx(EpisodicMethod[FedFSLProxState]):
     """MAML with a proximal term, averaged over clients.
 
     Args:
@@ -80,6 +83,7 @@ class FedFSLProx:
     """
 
     name: ClassVar[str] = "fedfsl_prox"
+    test_norm: ClassVar[str] = "support"
 
     model: Model
     episode: EpisodeSpec
@@ -93,15 +97,9 @@ class FedFSLProx:
     moments: Moments = "fresh"
 
     def __post_init__(self) -> None:
-        check_budget(self.local_steps, self.episodes_per_step)
+        super().__post_init__()
         check_local_update(self.weigh_by, self.moments)
         check_not_negative(mu=self.mu, common_questions=self.common_questions)
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits MAML: the support's."""
-        del options
-        return "support"
 
     @property
     def learner(self) -> Maml:
@@ -109,24 +107,14 @@ class FedFSLProx:
         return Maml(self.model, self.inner, self.episode.labels)
 
     @property
-    def n_episodes(self) -> int:
-        """Episodes of one visit, |B_k|."""
-        return self.local_steps * self.episodes_per_step
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def knows_base_alone(self) -> bool:
-        """Whether its head has an output for each class of the dataset, and none for others."""
-        return self.episode.labels == "global"
-
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
-        return self.learner.max_way
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+        )
 
     def init(self, key: Key) -> FedFSLProxState:
         """Return a fresh model."""
@@ -137,10 +125,6 @@ class FedFSLProx:
         del client
         return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
 
-    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the local episodes, B_k."""
-        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
-
     def objective(
         self, anchor: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
@@ -149,6 +133,10 @@ class FedFSLProx:
         distance = proximal(w, anchor)
         loss = gradients.loss + self.mu * distance
         return gradients._replace(loss=loss, extra={"proximal": distance})
+
+    def server_model(self, server: FedFSLProxState) -> ServerModel:
+        """Return the learner with the server's weights."""
+        return ServerModel(self.learner, server.w, server.stats)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
@@ -175,15 +163,3 @@ class FedFSLProx:
             common=common,
         )
         return FedFSLProxState(**new), got.metrics
-
-    def evaluate(
-        self,
-        server: FedFSLProxState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Adapt the server's model to each support, and answer the queries."""
-        del key
-        answer = partial(self.learner.answer, server.w, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)
