@@ -15,9 +15,8 @@ Departures: batch norm's running statistics are averaged without momentum.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 from fedshot.cli.main import main
@@ -27,7 +26,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.learners.learner import Proto
 from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.methods.registry import register
 from fedshot.nn.models.model import Model
@@ -35,7 +34,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_at_server
+from fedshot.protocol.method import Method, ServerModel
 
 
 class Server(NamedTuple):
@@ -48,7 +47,7 @@ class Server(NamedTuple):
 
 @register
 @dataclass(frozen=True)
-class FLProtoMomentum:
+class FLProtoMomentum(Method[Server]):
     """Prototypical networks, averaged over clients, with momentum at the server.
 
     Args:
@@ -60,8 +59,6 @@ class FLProtoMomentum:
     """
 
     name: ClassVar[str] = "fl_proto_momentum"
-    transductive: ClassVar[bool] = False  # an answer does not depend on the other queries
-    max_way: ClassVar[int | None] = None  # any number of classes
 
     model: Model
     episode: EpisodeSpec
@@ -84,11 +81,6 @@ class FLProtoMomentum:
         """Return a fresh encoder at rest."""
         theta, stats = self.learner.init(key)
         return Server(theta, stats, tree.zeros_like(theta))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes: the only place of data and chance."""
@@ -113,13 +105,9 @@ class FLProtoMomentum:
         velocity = tree.map(lambda v, d: self.momentum * v + d, server.velocity, change)
         return Server(tree.add(server.theta, velocity), new["stats"], velocity), got.metrics
 
-    def evaluate(
-        self, server: Server, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Answer by the nearest prototype, with the server's encoder."""
-        del key
-        answer = partial(self.learner.answer, server.theta, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)
+    def server_model(self, server: Server) -> ServerModel:
+        """Return the model that the server predicts with: prototypes of its encoder."""
+        return ServerModel(self.learner, server.theta, server.stats)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.models.recurrent import BiLSTM
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import warnings_of
 from fedshot.runs.prepare import PreparedRun
 from oracles.classifying import SPEC, Run, Twin, assert_readout, unequal_clients
 from oracles.f2l import WAY, Client, Oracle, assert_client, begin, beside, close, method
@@ -330,8 +329,9 @@ def test_a_query_is_answered_whatever_the_others_are(
     queries: Any, alone: bool, tmp_path: Path
 ) -> None:
     m = method(queries=queries)
-    assert m.transductive == (not alone)
-    assert method("conv4", queries=queries, evaluated="server", optimizer=SGD).transductive is False
+    assert m.traits.transductive == (not alone)
+    probed = method("conv4", queries=queries, evaluated="server", optimizer=SGD)
+    assert not probed.traits.transductive
     at, _ = begin(m, tmp_path)
     rng = Key(8).torch()
     s, q = (torch.randn(n, 7, generator=rng, dtype=torch.float64) for n in (6, 5))
@@ -364,7 +364,7 @@ def test_a_fresh_head_at_test_does_not_know_the_learned_one(tmp_path: Path) -> N
 
 def test_a_head_of_prototypes_classifies_by_squared_distances(tmp_path: Path) -> None:
     m = method(head_start="prototypes", inner=InnerChoice(test_steps=0))
-    assert m.max_way is None
+    assert m.traits.max_way is None
     at, _ = begin(m, tmp_path)
     s, q = (torch.randn(n, 7, generator=Key(n).torch(), dtype=torch.float64) for n in (8, 5))
     y = torch.arange(8) % 4  # a way that the head of the model does not have
@@ -416,8 +416,8 @@ def test_the_code_has_other_optimisers_and_no_distillation_for_texts() -> None:
 
 
 def test_a_probe_may_sit_a_test_wider_than_the_head_that_has_no_part_in_it() -> None:
-    assert method().max_test_way == method().max_way == WAY
-    probed = method(evaluated="server")
+    assert method().traits.max_test_way == method().traits.max_way == WAY
+    probed = method(evaluated="server").traits
     assert (probed.max_way, probed.max_test_way) == (WAY, None)
     wide = {
         "split": {"base": ["0-4"], "novel": ["5-9"]},
@@ -536,6 +536,6 @@ def test_a_head_that_adam_learns_from_zero_is_warned_of_and_what_learns_is_not()
         (False, {"mode": "official"}),
         (False, {"episode": replace(SPEC, labels="fixed")}),
     ):
-        assert bool(warnings_of(method(**options))) is told, options
+        assert bool(method(**options).traits.warnings) is told, options
     found = PreparedRun(Config.of(merged(SMALL, {"method": {"name": "f2l"}}))).notices()
     assert any("method.head_start to 'prototypes'" in text for text in found)

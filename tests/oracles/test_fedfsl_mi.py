@@ -32,7 +32,6 @@ from fedshot.nn.losses import clipped_kl, kl
 from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.method import warnings_of
 from fedshot.runs.prepare import PreparedRun
 from oracles.fedfsl import (
     ADAM,
@@ -232,10 +231,10 @@ def test_log_is_warned_of_where_it_is_used() -> None:
         (False, {"mode": "paper", "gamma": 0.0}),
         (False, {}),
     ):
-        assert bool(warnings_of(method(**chosen))) is told
+        assert bool(method(**chosen).traits.warnings) is told
     adv = {"mode": "paper", "mi_in_stages": False}
-    assert not warnings_of(FedFSLMIAdv(**options(**adv)))
-    assert warnings_of(FedFSLMIAdv(**options(mode="paper")))
+    assert not FedFSLMIAdv(**options(**adv)).traits.warnings
+    assert FedFSLMIAdv(**options(mode="paper")).traits.warnings
     config = Config.of({"method": {"name": "fedfsl_mi", "mode": "paper"}})
     (text,) = (told for told in PreparedRun(config).notices() if "clips" in told)
     assert "away from the reference" in text

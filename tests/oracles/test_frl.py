@@ -620,7 +620,7 @@ def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> No
         (whole,) = m.evaluate(run.server, run.clients, [eval_episode], Key(5))
         (part,) = m.evaluate(run.server, run.clients, [fewer], Key(5))
         assert torch.allclose(whole.logits[order], part.logits, atol=1e-6) == alike
-        assert m.transductive == (not alike)
+        assert m.traits.transductive == (not alike)
     assert FRL.norm_policy({"mode": "official"}) == "transductive"
 
 

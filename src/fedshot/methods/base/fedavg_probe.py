@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from fedshot.nn.prototypes import class_means, cosine_logits, unit_rows
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
+from fedshot.protocol.method import Method, Prediction, Traits
 from fedshot.protocol.probe_answers import predict_by_probe
 
 
@@ -62,7 +62,7 @@ class FedAvgProbeState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvgProbe:
+class FedAvgProbe(Method[FedAvgProbeState]):
     """A classifier over the base classes, averaged over clients; a probe at test.
 
     Args:
@@ -85,7 +85,6 @@ class FedAvgProbe:
     """
 
     name: ClassVar[str] = "fedavg_probe"
-    trains_on_pool: ClassVar[bool] = True  # where clients see a pool, and not what it deals them
 
     model: Model
     episode: EpisodeSpec
@@ -111,12 +110,6 @@ class FedAvgProbe:
             raise ConfigError(f"scale is {self.scale}; expected a finite number above 0.")
         _ = self.learner, self.probe_options  # which check the rest
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits features of a classifier: running ones."""
-        del options
-        return "running"
-
     @property
     def learner(self) -> Classifier:
         """What the clients train, at first."""
@@ -128,19 +121,11 @@ class FedAvgProbe:
         return FeatureProbe(self.probe, self.logistic_c, self.ridge_lambda)
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """None: an episode may have any number of classes."""
-        return None
-
-    @property
-    def adds_examples(self) -> bool:
-        """Whether an answer is made of the support's examples one by one: means and ridges are."""
-        return self.probe_options.adds_examples
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits, adds_examples=self.probe_options.adds_examples, trains_on_pool=True
+        )
 
     @property
     def training(self) -> FedAvgProbe:
@@ -152,11 +137,6 @@ class FedAvgProbe:
         theta, stats = self.learner.init(key)
         tau = torch.tensor(self.scale, dtype=self.model.torch_dtype)
         return FedAvgProbeState(theta["body"], theta["classifier"], tau, stats, torch.tensor(0))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the batches of a visit."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
+from fedshot.protocol.method import Method, Prediction, Traits
 from fedshot.protocol.probe_answers import predict_by_probe
 
 
@@ -47,7 +47,7 @@ class FedBABUState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedBABU:
+class FedBABU(Method[FedBABUState]):
     """The body under a fixed random classifier, averaged over clients.
 
     Args:
@@ -84,12 +84,6 @@ class FedBABU:
         check_batches(self.local_steps, self.batch)
         _ = self.learner, self.probe_options  # which check the rest
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits features of a classifier: running ones."""
-        del options
-        return "running"
-
     @property
     def learner(self) -> Classifier:
         """What the clients train, but for its classifier."""
@@ -107,19 +101,13 @@ class FedBABU:
         )
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """None: an episode may have any number of classes."""
-        return None
-
-    @property
-    def adds_examples(self) -> bool:
-        """Whether an answer is made of the support's examples one by one: means and ridges are."""
-        return self.probe_options.adds_examples
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            adapts=self.probe == "finetune",
+            adds_examples=self.probe_options.adds_examples,
+        )
 
     @property
     def training(self) -> FedBABU:
@@ -131,11 +119,6 @@ class FedBABU:
         """Return a fresh body, and the classifier for good."""
         params, stats = self.learner.init(key)
         return FedBABUState({"body": params["body"]}, params["classifier"], stats)
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the batches of a visit."""

@@ -16,17 +16,16 @@ inner.lr everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
     mean_gradient,
@@ -40,7 +39,7 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_at_server
+from fedshot.protocol.method import Method, ServerModel, Traits
 from fedshot.protocol.reducers import Mean
 
 
@@ -53,7 +52,7 @@ class FedMetaState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedMeta:
+class FedMeta(Method[FedMetaState]):
     """MAML by averaged gradients, one outer step a round.
 
     Args:
@@ -67,6 +66,7 @@ class FedMeta:
     """
 
     name: ClassVar[str] = "fedmeta"
+    test_norm: ClassVar[str] = "support"
 
     model: Model
     episode: EpisodeSpec
@@ -79,12 +79,6 @@ class FedMeta:
         if self.episodes < 1:
             raise ConfigError(f"episodes is {self.episodes}; expected a whole number from 1.")
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits MAML: the support's."""
-        del options
-        return "support"
-
     @property
     def learner(self) -> Maml | MetaSgd:
         """What the clients differentiate."""
@@ -92,29 +86,23 @@ class FedMeta:
         return kind(self.model, self.inner, self.episode.labels)
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def knows_base_alone(self) -> bool:
-        """Whether its head has an output for each class of the dataset, and none for others."""
-        return self.episode.labels == "global"
-
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
-        return self.learner.max_way
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+        )
 
     def init(self, key: Key) -> FedMetaState:
         """Return a fresh initialisation."""
         theta, stats = self.learner.init(key)
         return FedMetaState(theta, self.optimizer.init(theta), stats)
 
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
+    def server_model(self, server: FedMetaState) -> ServerModel:
+        """Return the learner with the server's weights."""
+        return ServerModel(self.learner, server.theta, server.stats)
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the episodes of a visit, as one step."""
@@ -144,11 +132,3 @@ class FedMeta:
         )
         theta, outer = self.optimizer.update(got["gradient"], server.outer, server.theta)
         return FedMetaState(theta, outer, **new), got.metrics
-
-    def evaluate(
-        self, server: FedMetaState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Adapt the server's model to each support, and answer the queries."""
-        del key
-        answer = partial(self.learner.answer, server.theta, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)

@@ -13,26 +13,31 @@ divides the number of questions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EvalEpisode, InnerLoop, Learner, Maml, Proto
-from fedshot.learners.local_training import LocalEpisodes, check_budget, local_sgd, sample_episodes
+from fedshot.learners.local_training import LocalEpisodes, local_sgd
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
+from fedshot.protocol.method import (
+    EpisodicMethod,
+    Prediction,
+    Traits,
+    predict_all,
+    predict_at_clients,
+)
 
 
 @dataclass(frozen=True)
-class FSLLocal:
+class FSLLocal(EpisodicMethod[Tree]):
     """Each client alone.
 
     Args:
@@ -58,14 +63,9 @@ class FSLLocal:
     answer_by: Literal["turns", "all"] = "turns"
 
     def __post_init__(self) -> None:
-        check_budget(self.local_steps, self.episodes_per_step)
+        super().__post_init__()
         check_word("learner_name", self.learner_name, ("maml", "proto"))
         check_word("answer_by", self.answer_by, ("turns", "all"))
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits the learner."""
-        return "running" if options["learner_name"] == "proto" else "support"
 
     @property
     def learner(self) -> Learner:
@@ -74,25 +74,22 @@ class FSLLocal:
             return Proto(self.model)
         return Maml(self.model, self.inner, self.episode.labels)
 
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
+    @classmethod
+    def norm_policy(cls, options: Mapping[str, Any]) -> str:
+        """Return the batch norm at test that suits the learner."""
+        return "running" if options["learner_name"] == "proto" else "support"
 
     @property
-    def knows_base_alone(self) -> bool:
-        """Whether its head has an output for each class of the dataset, and none for others."""
-        return self.episode.labels == "global" and self.learner_name == "maml"
-
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
-        return self.learner.max_way
-
-    @property
-    def adds_examples(self) -> bool:
-        """Whether an answer is made of the support's examples one by one: prototypes are."""
-        return self.learner_name == "proto"
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        maml = self.learner_name == "maml"
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=maml,
+            adds_examples=not maml,
+            base_classes_only=maml and self.episode.labels == "global",
+        )
 
     def init(self, key: Key) -> Tree:
         """Return `{}`: the server remembers nothing."""
@@ -104,10 +101,6 @@ class FSLLocal:
         del client
         theta, stats = self.learner.init(key)
         return {"theta": theta, "stats": stats, "optimizer": self.optimizer.init(theta)}
-
-    def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the local episodes."""
-        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -45,7 +45,6 @@ from fedshot.learners.classification import Classifier, base_numbers
 from fedshot.learners.learner import EvalEpisode, InnerLoop
 from fedshot.learners.local_training import (
     LocalEpisodes,
-    check_budget,
     mean_gradient,
     mean_metrics,
     sample_episodes,
@@ -70,7 +69,14 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients, predict_at_server
+from fedshot.protocol.method import (
+    EpisodicMethod,
+    Prediction,
+    Traits,
+    predict_all,
+    predict_at_clients,
+    predict_at_server,
+)
 from fedshot.protocol.probe_answers import embedded, predict_by_probe
 
 
@@ -92,7 +98,7 @@ class F2LLocalState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class F2L:
+class F2L(EpisodicMethod[F2LState]):
     """A shared server-model and private client-models that teach each other.
 
     What is null is as `mode` says; `fedshot.methods.f2l.readings.F2LReading` tells what the words
@@ -168,7 +174,7 @@ class F2L:
     client_optimizer: OptimizerChoice = OptimizerChoice()
 
     def __post_init__(self) -> None:
-        check_budget(self.local_steps, self.episodes_per_step)
+        super().__post_init__()
         check_word("answer_by", self.answer_by, ("turns", "all"))
         if not isinstance(self.model.head, LinearHead):
             raise ConfigError(
@@ -183,12 +189,6 @@ class F2L:
             )
         self.transformer.check(self.model.out_features)
         _ = self.learner, self.client_model, self.client_steps  # which check the rest
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits features of a classifier: running ones."""
-        del options
-        return "running"
 
     @cached_property
     def _mode(self) -> F2LDefaults:
@@ -234,19 +234,24 @@ class F2L:
         return self.client_optimizer.over(self._mode.client or self.server_steps)
 
     @property
-    def n_episodes(self) -> int:
-        """Episodes of one visit."""
-        return self.local_steps * self.episodes_per_step
+    def traits(self) -> Traits:
+        """What the method can do and what it needs.
+
+        `max_way` is the width of the client-model's head, unless it is made of prototypes; a probe
+        on the server-model has no head.
+        """
+        reading, norm = self.reading, self.model.norm_policy
+        at_client = reading.evaluated == "client"
+        return Traits(
+            max_way=None if reading.head_start == "prototypes" else self.client_model.way,
+            any_test_way=not at_client,
+            transductive=norm == "transductive" or (at_client and reading.queries == "query_set"),
+            adapts=at_client,
+            warnings=self._warnings,
+        )
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        together = self.reading.evaluated == "client" and self.reading.queries == "query_set"
-        return together or self.model.norm_policy == "transductive"
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a person should know of these options before a run."""
+    def _warnings(self) -> tuple[str, ...]:
         learned = self.reading.evaluated == "client" and self.reading.head_start == "zero"
         known = self.episode.labels != "shuffled"
         if not learned or known or self.client_steps.name != "adam":
@@ -257,16 +262,6 @@ class F2L:
             "authors' code does: method.client_optimizer {name: sgd, lr: 0.001} and method.inner "
             "{adapts: head, lr: 0.1, steps: 5}.",
         )
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the client-model's head; None where it is made of prototypes."""
-        return None if self.reading.head_start == "prototypes" else self.client_model.way
-
-    @property
-    def max_test_way(self) -> int | None:
-        """The most classes of a test episode: a probe on the server-model has no head."""
-        return None if self.reading.evaluated == "server" else self.max_way
 
     def init(self, key: Key) -> F2LState:
         """Return a fresh server-model."""

@@ -12,24 +12,21 @@ same; the optimiser starts afresh in every round unless moments="kept".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.episode import ClientData, Episode
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
+from fedshot.data.episodes.episode import Episode
+from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
-    check_budget,
     check_not_negative,
     local_sgd,
-    sample_episodes,
 )
 from fedshot.learners.prediction_drift import answer_common, common_form
 from fedshot.methods.fedfsl.leave_one_out import (
@@ -40,12 +37,11 @@ from fedshot.methods.fedfsl.leave_one_out import (
     next_pool,
     next_share,
 )
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_at_server
+from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits
 
 Weighing = Literal["episodes", "examples"]
 Moments = Literal["fresh", "kept"]
@@ -60,30 +56,25 @@ class FedFSLState(NamedTuple):
     pool: Tree  # weights that w is the mean of, for reference "exclusive"; else {}
 
 
-class FederatedMaml:  # not a dataclass: the methods have the fields, in their own order
-    """MAML, averaged over clients. A subclass chooses what a client minimises."""
+class FederatedMaml(EpisodicMethod[FedFSLState]):
+    """MAML, averaged over clients. A subclass chooses what a client minimises.
 
-    model: Model
-    episode: EpisodeSpec
+    Not a dataclass: each method has the fields, in an order of its own.
+    """
+
+    test_norm: ClassVar[str] = "support"
+
     inner: InnerLoop
-    local_steps: int
-    episodes_per_step: int
     optimizer: Optimizer
     common_questions: int
     weigh_by: Weighing
     moments: Moments
 
     def __post_init__(self) -> None:
-        check_budget(self.local_steps, self.episodes_per_step)
+        super().__post_init__()
         check_not_negative(common_questions=self.common_questions)
         check_word("weigh_by", self.weigh_by, ("episodes", "examples"))
         check_word("moments", self.moments, ("fresh", "kept"))
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Batch norm at test: MAML needs the statistics of the support set."""
-        del options
-        return "support"
 
     @property
     def learner(self) -> Maml:
@@ -96,24 +87,14 @@ class FederatedMaml:  # not a dataclass: the methods have the fields, in their o
         return "global"
 
     @property
-    def n_episodes(self) -> int:
-        """Episodes of a local update, |B_k|."""
-        return self.local_steps * self.episodes_per_step
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def knows_base_alone(self) -> bool:
-        """Whether the head has one output per class of the dataset."""
-        return self.episode.labels == "global"
-
-    @property
-    def max_way(self) -> int | None:
-        """Width of the head."""
-        return self.learner.max_way
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+        )
 
     def init(self, key: Key) -> FedFSLState:
         """Return a fresh model."""
@@ -125,10 +106,6 @@ class FederatedMaml:  # not a dataclass: the methods have the fields, in their o
         w, _ = self.learner.init(key)  # only its shapes matter
         share = {} if self.stays_near == "global" else {"share": first_share(w)}
         return share | ({"optimizer": self.optimizer.init(w)} if self.moments == "kept" else {})
-
-    def draw(self, data: ClientData, key: Key) -> Any:
-        """Sample the local episodes, B_k."""
-        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
     def local_objective(self, down: Tree, private: Tree) -> LossOf:
         """Return the loss of an episode that a client minimises."""
@@ -190,14 +167,6 @@ class FederatedMaml:  # not a dataclass: the methods have the fields, in their o
         )
         return FedFSLState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
 
-    def evaluate(
-        self,
-        server: FedFSLState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Adapt the server's model to each support set, and predict the queries."""
-        del key
-        answer = partial(self.learner.answer, server.w, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)
+    def server_model(self, server: FedFSLState) -> ServerModel:
+        """Return the learner with the server's weights."""
+        return ServerModel(self.learner, server.w, server.stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -20,9 +21,16 @@ from fedshot.methods.fedfsl.predictions import (
 )
 from fedshot.nn.losses import Clip, clipped_kl
 from fedshot.nn.stacks import stacked
+from fedshot.protocol.method import Traits
 
 Reading = Literal["strict", "paper", "v1"]  # of the papers
 CLIPS: dict[Reading, Clip] = {"strict": "coef", "paper": "log", "v1": "none"}
+
+PAPER_CLIP = (
+    "mode 'paper' clips inside the logarithm, as printed: where some classes of a row lie outside "
+    "the band, the term pushes the client's predictions away from the reference, and where all do, "
+    "it has no gradient. Set method.mode to 'strict' for a bounded pull."
+)
 
 
 class RegularizedMaml(FederatedMaml):
@@ -59,15 +67,10 @@ class RegularizedMaml(FederatedMaml):
         return CLIPS[self.mode]
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings about these options, for the user before a run."""
-        if self.clip != "log" or not self.has_mi:
-            return ()
-        return (
-            "mode 'paper' clips inside the logarithm, as printed: where some classes of a row lie "
-            "outside the band, the term pushes the client's predictions away from the reference, "
-            "and where all do, it has no gradient. Set method.mode to 'strict' for a bounded pull.",
-        )
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        warnings = (PAPER_CLIP,) if self.clip == "log" and self.has_mi else ()
+        return replace(super().traits, warnings=warnings)
 
     def reference_logits(
         self,

@@ -74,7 +74,7 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
+from fedshot.protocol.method import Method, Prediction, Traits
 from fedshot.protocol.reducers import LIGHTEST, Mean
 
 ModeName = Literal["strict", "paper", "official"]
@@ -101,7 +101,7 @@ class FRLState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FRL:
+class FRL(Method[FRLState]):
     """A start that R rounds of federated learning adapt to new classes.
 
     Args:
@@ -227,8 +227,8 @@ class FRL:
         backbone = self.model.backbone
         return hasattr(backbone, "positions") and not getattr(backbone, "features", 0)
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
+    @classmethod
+    def norm_policy(cls, options: Mapping[str, Any]) -> str:
         """Return the batch norm at test: the group's, or that of all queries as in the code."""
         return "transductive" if options["mode"] == "official" else "group"
 
@@ -299,14 +299,11 @@ class FRL:
         return self.episode.max_way if self.redealt else len(self.classes)
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the head; None for any number of classes."""
-        return self.local.slots(0) or None
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits, max_way=self.local.slots(0) or None, adapts=True, redealt=self.redealt
+        )
 
     @property
     def training(self) -> FRL:
@@ -321,11 +318,6 @@ class FRL:
         params, stats = self.model.init(key)
         phi = self.local.params(params)
         return FRLState(phi, self.optimizer.init(phi), stats, torch.tensor(0))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key, needed: Sequence[Part] = PARTS) -> EpisodeShare:
         """Draw a client's supports and queries, the same in every exchange of an episode."""

@@ -13,8 +13,8 @@ batches. The paper does not say whether all questions start from the same draw: 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -30,7 +30,7 @@ from fedshot.methods.frl.schedule import check_rounds
 from fedshot.nn.models.model import Model
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
+from fedshot.protocol.method import Method, Prediction, Traits
 
 
 class FRLFedAvgState(NamedTuple):
@@ -40,7 +40,7 @@ class FRLFedAvgState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FRLFedAvg:
+class FRLFedAvg(Method[FRLFedAvgState]):
     """Federated averaging from a random start, on the supports of each question.
 
     Args:
@@ -53,6 +53,7 @@ class FRLFedAvg:
     """
 
     name: ClassVar[str] = "frl_fedavg"
+    test_norm: ClassVar[str] = "group"
 
     model: Model
     episode: EpisodeSpec
@@ -70,12 +71,6 @@ class FRLFedAvg:
             )
         _ = self.local  # which checks the rest
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
-        del options
-        return "group"
-
     @property
     def local(self) -> FewRoundLearner:
         """How a client learns."""
@@ -84,23 +79,13 @@ class FRLFedAvg:
         )
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the head."""
-        return self.local.slots(0)
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, max_way=self.local.slots(0), adapts=True)
 
     def init(self, key: Key) -> FRLFedAvgState:
         """Return a random network."""
         return FRLFedAvgState(self.model.init(key)[0])
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     @client_work()
     def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:

@@ -17,9 +17,9 @@ preparation is IID.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -36,7 +36,7 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
+from fedshot.protocol.method import Prediction, Traits
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class FRLFinetune(Prepares):
     """
 
     name: ClassVar[str] = "frl_finetune"
+    test_norm: ClassVar[str] = "group"
 
     model: Model
     episode: EpisodeSpec
@@ -80,12 +81,6 @@ class FRLFinetune(Prepares):
         check_rounds(self.test_rounds)
         _ = self.local, self.preparation  # which check the rest
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
-        del options
-        return "group"
-
     @property
     def local(self) -> FewRoundLearner:
         """How a client of a question learns."""
@@ -94,14 +89,9 @@ class FRLFinetune(Prepares):
         )
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the head."""
-        return self.local.slots(0)
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, max_way=self.local.slots(0), adapts=True)
 
     @client_work()
     def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:

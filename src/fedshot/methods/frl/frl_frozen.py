@@ -15,9 +15,9 @@ the bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -71,26 +71,10 @@ class FRLFrozen(Prepares):
     def __post_init__(self) -> None:
         _ = self.local, self.preparation  # which check the rest
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits features of a classifier: running ones."""
-        del options
-        return "running"
-
     @property
     def local(self) -> FewRoundLearner:
         """How a client of a question learns."""
         return FewRoundLearner(self.model, "proto", distance=self.distance)
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """None: an episode may have any number of classes."""
-        return None
 
     @client_work()
     def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:

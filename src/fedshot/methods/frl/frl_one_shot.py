@@ -16,9 +16,9 @@ so. A class that no client kept in any round holds counts as an error. The prepa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
+from fedshot.protocol.method import Prediction, Traits
 from fedshot.protocol.reducers import Gather
 
 
@@ -74,6 +74,7 @@ class FRLOneShot(Prepares):
     """
 
     name: ClassVar[str] = "frl_one_shot"
+    test_norm: ClassVar[str] = "group"
 
     model: Model
     episode: EpisodeSpec
@@ -105,12 +106,6 @@ class FRLOneShot(Prepares):
             raise ConfigError(f"holdout is {self.holdout}; expected a share between 0 and 1.")
         _ = self.local, self.preparation  # which check the rest
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
-        del options
-        return "group"
-
     @property
     def local(self) -> FewRoundLearner:
         """How a client of a question learns."""
@@ -119,14 +114,9 @@ class FRLOneShot(Prepares):
         )
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the head."""
-        return self.local.slots(0)
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, max_way=self.local.slots(0), adapts=True)
 
     def check_group(self, group: GroupSampler) -> None:
         """Raise ConfigError for a test whose questions cannot have so many candidates."""

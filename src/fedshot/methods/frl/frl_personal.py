@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
+from fedshot.protocol.method import Method, Prediction, Traits
 from fedshot.protocol.reducers import Mean
 
 
@@ -62,7 +62,7 @@ class FRLPersonalState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FRLPersonal:
+class FRLPersonal(Method[FRLPersonalState]):
     """A start that adapts to each client by itself; at test, a few federated rounds from it.
 
     Args:
@@ -82,6 +82,7 @@ class FRLPersonal:
     """
 
     name: ClassVar[str] = "frl_personal"
+    test_norm: ClassVar[str] = "group"
 
     model: Model
     episode: EpisodeSpec
@@ -103,12 +104,6 @@ class FRLPersonal:
         check_rounds(self.test_rounds)
         check_decay(self.decay, self.decay_round)
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
-        del options
-        return "group"
-
     @property
     def local(self) -> FewRoundLearner:
         """How a client learns."""
@@ -122,25 +117,17 @@ class FRLPersonal:
         return self.episode.max_way if self.redealt else len(self.classes)
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the head; None for any number of classes."""
-        return self.local.slots(0) or None
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits, max_way=self.local.slots(0) or None, adapts=True, redealt=self.redealt
+        )
 
     def init(self, key: Key) -> FRLPersonalState:
         """Return a fresh start."""
         params, stats = self.model.init(key)
         phi = self.local.params(params)
         return FRLPersonalState(phi, self.optimizer.init(phi), stats, torch.tensor(0))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> EpisodeShare:
         """Draw a client's supports and queries."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, average, changes, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Method, Traits
 from fedshot.protocol.reducers import Mean
 
 StepBy = Literal["server", "clients"]
@@ -135,10 +136,8 @@ class Preparation:
         return Prepared(theta, stats, outer, server.exchanges + 1), got.metrics
 
 
-class Prepares:  # not a dataclass: the methods have the fields, in their own order
+class Prepares(Method[Prepared]):
     """What the methods that prepare so have in common."""
-
-    trains_on_pool: ClassVar[bool] = True  # where clients see a pool, and not what it deals them
 
     model: Model
     episode: EpisodeSpec
@@ -149,6 +148,11 @@ class Prepares:  # not a dataclass: the methods have the fields, in their own or
     optimizer: Optimizer
     decay: float
     decay_round: int
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, trains_on_pool=True)
 
     @cached_property
     def preparation(self) -> Preparation:
@@ -177,11 +181,6 @@ class Prepares:  # not a dataclass: the methods have the fields, in their own or
     def init(self, key: Key) -> Prepared:
         """Return a fresh encoder and classifier."""
         return self.preparation.init(key)
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the batches of a visit."""

@@ -46,7 +46,7 @@ class DittoState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(AmongBaseClasses):
+class Ditto(AmongBaseClasses[DittoState]):
     """A personal model at each client, held near the average of global ones.
 
     Args:

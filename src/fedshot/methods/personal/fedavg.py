@@ -38,7 +38,7 @@ class FedAvgState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(AmongBaseClasses):
+class FedAvg(AmongBaseClasses[FedAvgState]):
     """A classifier over all classes, averaged over clients.
 
     Args:
@@ -66,11 +66,6 @@ class FedAvg(AmongBaseClasses):
     def init(self, key: Key) -> FedAvgState:
         """Return a fresh encoder and classifier."""
         return FedAvgState(*self.learner.init(key))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the passes over the client's samples."""

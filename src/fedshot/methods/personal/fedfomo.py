@@ -65,7 +65,7 @@ class FedFomoData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFomo(AmongBaseClasses):
+class FedFomo(AmongBaseClasses[FedFomoState]):
     """Models of others, weighed by what a step towards each gains.
 
     Args:

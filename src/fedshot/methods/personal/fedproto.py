@@ -59,7 +59,7 @@ class FedProtoData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProto(AmongBaseClasses):
+class FedProto(AmongBaseClasses[FedProtoState]):
     """A model at each client, drawn to common prototypes.
 
     Args:

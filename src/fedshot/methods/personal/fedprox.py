@@ -43,7 +43,7 @@ class FedProxState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProx(AmongBaseClasses):
+class FedProx(AmongBaseClasses[FedProxState]):
     """FedAvg with a proximal term.
 
     Args:
@@ -74,11 +74,6 @@ class FedProx(AmongBaseClasses):
     def init(self, key: Key) -> FedProxState:
         """Return a fresh encoder and classifier."""
         return FedProxState(*self.learner.init(key))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the passes over the client's samples."""

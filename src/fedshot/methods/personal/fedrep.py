@@ -50,7 +50,7 @@ class FedRepData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRep(AmongBaseClasses):
+class FedRep(AmongBaseClasses[FedRepState]):
     """A shared encoder under a classifier of each client's own.
 
     Args:

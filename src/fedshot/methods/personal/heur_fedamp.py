@@ -52,7 +52,7 @@ class HeurFedAMPState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HeurFedAMP(AmongBaseClasses):
+class HeurFedAMP(AmongBaseClasses[HeurFedAMPState]):
     """A personal model held near the models most like it.
 
     Args:
@@ -90,11 +90,6 @@ class HeurFedAMP(AmongBaseClasses):
         """Return the first model."""
         theta, stats = self.learner.init(key)
         return HeurFedAMPState({"theta": theta, "stats": stats})
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: what a client has uploaded is kept by the server."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the passes over the client's samples."""

@@ -57,7 +57,7 @@ class PerFedAvgState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PerFedAvg(AmongBaseClasses):
+class PerFedAvg(AmongBaseClasses[PerFedAvgState]):
     """A start from which one gradient step fits each client.
 
     Args:
@@ -102,11 +102,6 @@ class PerFedAvg(AmongBaseClasses):
     def init(self, key: Key) -> PerFedAvgState:
         """Return a fresh encoder and classifier."""
         return PerFedAvgState(*self.learner.init(key))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the three batches D, D', D'' of each step."""

@@ -24,9 +24,9 @@ the others, as a part that the ledger counts by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, Steps
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
+from fedshot.protocol.method import Method, Prediction, Traits, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Gather
 
 _NEAR_ZERO = 1e-3  # what a subgradient leaves of a weight that the penalty has done away with
@@ -83,7 +83,7 @@ class PFedFSLData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedFSL:
+class PFedFSL(Method[PFedFSLState]):
     """A personal model for each client, mixed from those that do well on its samples.
 
     Args:
@@ -118,6 +118,7 @@ class PFedFSL:
     """
 
     name: ClassVar[str] = "pfedfsl"
+    test_norm: ClassVar[str] = "support"
 
     model: Model
     episode: EpisodeSpec
@@ -164,12 +165,6 @@ class PFedFSL:
             )
         _ = self.learner, self.judge  # which check the rest
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test: the statistics of a client's own samples."""
-        del options
-        return "support"
-
     @property
     def learner(self) -> AverageDistance:
         """What the clients train."""
@@ -198,25 +193,19 @@ class PFedFSL:
         return self.l1 == "proximal" and self.iota > 0
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """None: any number of classes."""
-        return None
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        reason = (
+            "with method.l1 'proximal' uploads without their zeros differ in size from client to "
+            "client. Set method.l1 to 'subgradient'"
+        )
+        return replace(super().traits, unstackable=reason if self.packs else "")
 
     def init(self, key: Key) -> PFedFSLState:
         """Return the first model, and affinities of 0 between all that are not the same."""
         theta, stats = self.learner.init(key)
         q = first_affinity(self.clients)
         return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: what a client has uploaded is kept by the server."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> PFedFSLData:
         """Draw the passes over the client's samples, and the noise."""

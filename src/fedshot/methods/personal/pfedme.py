@@ -49,7 +49,7 @@ class PFedMeState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe(AmongBaseClasses):
+class PFedMe(AmongBaseClasses[PFedMeState]):
     """Personal models near the server's, which is moved towards them.
 
     Args:
