@@ -117,7 +117,6 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
     ("fedfsl_mi", "epsilon"): FAST,
     ("fedfsl_mi", "mode"): FAST,
     ("frl", "decay"): {"decay_round": 1},
-    ("frl", "head"): {"variant": "linear", **HEAD},
     ("frl", "uploaded"): {"local_steps": 3},
     ("frl", "variant"): HEAD,
     ("frl_finetune", "decay"): {"decay_round": 1},
@@ -133,7 +132,6 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
 """What else an option needs to act, by method and option."""
 
 ELSEWHERE = {
-    ("frl", "one_class"): "test_frl_options.py",  # a client of one class
     ("frl", "positions"): "test_few_round_loss.py",  # a map of several places
     ("frl", "query_classes"): "test_frl_options.py",  # clients that lack classes
     ("frl", "redealt"): "test_frl.py",  # another kind of client

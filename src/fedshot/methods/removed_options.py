@@ -17,6 +17,11 @@ REMOVED: dict[str, dict[str, Any]] = {
         "clip": None, "alternation": None, "second_head": "fresh", "noise": 0.01,
         "discrepancy": "kl",
     },
+    "frl": {
+        "through_prototypes": True, "own_sample": "included", "meta_step": "server",
+        "head": "learned", "distance": "plain", "one_class": "meta",
+    },
+    "frl_frozen": {"distance": "plain"},
 }  # fmt: skip
 """By method and option: the value that always holds; None where `mode` decides."""
 
