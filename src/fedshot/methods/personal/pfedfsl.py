@@ -36,9 +36,8 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.average_distance import AverageDistance, OwnSample
-from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
+from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative, local_sgd
 from fedshot.methods.personal.affinity import (
@@ -47,6 +46,8 @@ from fedshot.methods.personal.affinity import (
     mixture,
     top_m_by_affinity,
 )
+from fedshot.methods.personal.base_class_method import OwnClassesMethod
+from fedshot.methods.personal.personal_model import into_bank
 from fedshot.methods.personal.sparse import (
     SoftThreshold,
     l1_norm,
@@ -55,11 +56,10 @@ from fedshot.methods.personal.sparse import (
     share_below,
     unpack,
 )
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, Steps
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Method, Prediction, Traits, predict_all, predict_at_clients
+from fedshot.protocol.method import ClientModels, Traits
 from fedshot.protocol.reducers import Gather
 
 _NEAR_ZERO = 1e-3  # what a subgradient leaves of a weight that the penalty has done away with
@@ -83,12 +83,12 @@ class PFedFSLData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedFSL(Method[PFedFSLState]):
+class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     """A personal model for each client, mixed from those that do well on its samples.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         clients: how many there are.
         mode: what holds where an option is null. "paper", literally: own_sample "with", weigh_by
@@ -102,7 +102,7 @@ class PFedFSL(Method[PFedFSLState]):
             "wins" over w_i, or the "sign" of the difference.
         temperature: of the softmax of eq. (1).
         local_steps: passes over the samples; each is one step.
-        batch: with a number, a pass is a step for every so many samples.
+        batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
         own_sample: in training, a sample is "with" those of its class, at a distance of 0, or
             "without".
@@ -118,10 +118,7 @@ class PFedFSL(Method[PFedFSLState]):
     """
 
     name: ClassVar[str] = "pfedfsl"
-    test_norm: ClassVar[str] = "support"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     clients: int
     mode: Literal["strict", "paper"] = "strict"
@@ -150,7 +147,7 @@ class PFedFSL(Method[PFedFSLState]):
         check_word("l1", self.l1, ("subgradient", "proximal"))
         check_word("start", self.starting, ("common", "own"))
         check_not_negative(iota=self.iota, delay=self.delay, noise=self.noise)
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        super().__post_init__()
         check_others(self.m, self.clients)
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature is {self.temperature}; expected a number above 0.")
@@ -209,11 +206,9 @@ class PFedFSL(Method[PFedFSLState]):
 
     def draw(self, data: ClientData, key: Key) -> PFedFSLData:
         """Draw the passes over the client's samples, and the noise."""
-        augment = self.episode.augment
-        batches = draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
-        x, labels = data.all()
         noise = self._noise(key.at("noise")) if self.noise else {}
-        return PFedFSLData(batches, Batch(x, base_numbers(labels, self.classes)), noise)
+        batches = self.passes(data, self.local_steps, key)
+        return PFedFSLData(batches, self.all_samples(data), noise)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: PFedFSLData) -> Reply:
@@ -265,11 +260,10 @@ class PFedFSL(Method[PFedFSLState]):
         """Send every client its neighbours' models; keep what comes back, and note the weights."""
         cohort = clients.sample(key)
         sent = {i: self.neighbours(server, clients.ids, i, key) for i in cohort}
-        model = partial(self._message, server, clients)
+        put_away = into_bank(clients, self._unpacked)
 
-        def put_away(client: int, part: Tree) -> Tree:
-            clients.remember(client, self._unpacked(part))
-            return {}
+        def model(i: int) -> Tree:
+            return self.message(server, clients, i)["model"]
 
         got = clients.exchange(
             self.train,
@@ -299,26 +293,15 @@ class PFedFSL(Method[PFedFSLState]):
             return torch.where(difference > 0, others, 0.0)
         return difference.sign() if self.affinity == "sign" else difference
 
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer by the average distance to one's own samples, with one's own model."""
-        del drawn
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Predict by the average distance to the client's samples, with its own model."""
+        del private
         model = self._unpacked(down["model"])
+        return partial(self.learner.answer, model["theta"], model["stats"])
 
-        def answer(eval_episode: EvalEpisode) -> Tensor:
-            return self.learner.answer(model["theta"], model["stats"], eval_episode)
-
-        logits = predict_all(answer, down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
-
-    def evaluate(
-        self, server: PFedFSLState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Let each client answer with its own model."""
-        model = partial(self._message, server, clients)
-        return predict_at_clients(
-            self.answer, clients, eval_episodes, key, down=lambda i: {"model": model(i)}
-        )
+    def message(self, server: PFedFSLState, clients: Clients, client: int) -> dict[str, Tree]:
+        """Return the client's own model."""
+        return {"model": self._packed(self.own_model(server, clients, client))}
 
     def own_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
         """Return {"theta", "stats"} of client i as the server has it."""
@@ -327,9 +310,6 @@ class PFedFSL(Method[PFedFSLState]):
             theta, stats = self.learner.init(Key(int(server.seed)).at("client", i))
             first = {"theta": theta, "stats": stats}
         return clients.recall(i, first)
-
-    def _message(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
-        return self._packed(self.own_model(server, clients, i))
 
     def _packed(self, model: Tree) -> Tree:
         return pack(model) if self.packs else model
