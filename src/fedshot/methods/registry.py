@@ -108,34 +108,3 @@ def _place(method: type[Any]) -> str:
         return f"{method.__module__}.{method.__qualname__}"
     return f"{method.__qualname__} ({file}, line {line})"
 
-
-__all__ = [
-    "F2L",
-    "FRL",
-    "METHODS",
-    "Ditto",
-    "FLProto",
-    "FRLFedAvg",
-    "FRLFinetune",
-    "FRLFrozen",
-    "FRLOneShot",
-    "FRLPersonal",
-    "FSLLocal",
-    "FedAvg",
-    "FedAvgProbe",
-    "FedBABU",
-    "FedFSLMI",
-    "FedFSLMIAdv",
-    "FedFSLNaive",
-    "FedFSLProx",
-    "FedFomo",
-    "FedMeta",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "HeurFedAMP",
-    "PFedFSL",
-    "PFedMe",
-    "PerFedAvg",
-    "register",
-]

@@ -53,7 +53,7 @@ def local_reply(
     drawn: WeightedSteps[E],
     weight: int | None = None,
 ) -> Reply:
-    """Take the local steps from "theta" and "stats"; send the changes; the weight is n_k by default."""
+    """Take local steps from "theta" and "stats"; send the changes with weight n_k, or `weight`."""
     new = local_sgd(episode_loss, optimizer, down["theta"], down["stats"], drawn)
     up = changes({"theta": new.params, "stats": new.stats}, down)
     return Reply(up, private, drawn.n if weight is None else weight, new.metrics)

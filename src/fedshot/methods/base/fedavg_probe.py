@@ -139,7 +139,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         """Take the local steps on the cross-entropy over all base classes; send the change."""
         return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
 
-    def draw_episodes(self, data: ClientData, key: Key) -> LocalEpisodes:
+    def draw_episodes(self, data: ClientData, key: Key) -> Tree:
         """Draw the episodes of a local update."""
         return super().draw(data, key)
 
