@@ -38,7 +38,11 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml
-from fedshot.learners.local_training import LocalEpisodes, check_not_negative, local_sgd
+from fedshot.learners.local_training import (
+    LocalEpisodes,
+    check_not_negative,
+    local_sgd,
+)
 from fedshot.learners.local_update import (
     Moments,
     Weighing,
@@ -67,7 +71,12 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits, diagnostic
+from fedshot.protocol.method import (
+    EpisodicMethod,
+    ServerModel,
+    Traits,
+    diagnostic,
+)
 
 
 class FedFSLMIState(NamedTuple):
