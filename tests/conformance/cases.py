@@ -98,8 +98,6 @@ METHODS: dict[str, Method[Any]] = {
         HEADED,
         EPISODE,
         mode="v1",
-        second_head="persistent",
-        discrepancy="js",
         weigh_by="examples",
         moments="kept",
         inner=INNER,

@@ -48,6 +48,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.registry import SOURCES, Source
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
+from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.model import Model
 from fedshot.protocol.method import Method
@@ -291,6 +292,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     names = {place: _take_kind(tree, place) for place in KINDS}
     if reason := METHODS[names["method"]].retired(trees.at(tree, "method")):
         raise ConfigError(reason)
+    tree["method"] = without_removed(names["method"], trees.at(tree, "method"))
     settle(tree, names)
     chosen = [(place, KINDS[place][0][name]) for place, name in names.items() if name != NO_HEAD]
     parser = _parser(tuple(chosen))
