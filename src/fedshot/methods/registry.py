@@ -107,4 +107,3 @@ def _place(method: type[Any]) -> str:
     except (OSError, TypeError):  # in a notebook, say
         return f"{method.__module__}.{method.__qualname__}"
     return f"{method.__qualname__} ({file}, line {line})"
-

@@ -26,12 +26,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshot.core import tree
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -75,11 +74,10 @@ class PFedFSLState(NamedTuple):
 
 
 class PFedFSLData(NamedTuple):
-    """What is drawn for a visit."""
+    """What is drawn for a local update."""
 
     batches: Batches
     whole: Batch  # D_i
-    noise: Tree  # added to what is uploaded; {} for none
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         iota: weight of the l1 penalty; 0 for none (-nR).
         delay: rounds before the affinity matrix is written, R.
         choose: whose models are sent: those of the highest "affinity", or "random" ones (-nS).
-        affinity: what eq. (8) adds: "difference" w_j - w_i, the "positive" part of it, w_j where it
-            "wins" over w_i, or the "sign" of the difference.
+        affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
         temperature: of the softmax of eq. (1).
         local_steps: passes over the samples; each is one step.
         batch: samples of a step, so that a pass has several steps; null for all.
@@ -112,9 +109,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
             zeros; these are left out of what is sent.
         penalise_norms: whether the penalty is on batch norm, too.
         start: first models, "common" or each client's "own".
-        noise: standard deviation of Gaussian noise on the weights that are uploaded, from which the
-            client goes on and by which it answers; batch-norm statistics and the m + 1 numbers go
-            as they are. Nothing is clipped and no privacy accounted for.
     """
 
     name: ClassVar[str] = "pfedfsl"
@@ -126,7 +120,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     iota: float = 5e-4
     delay: int = 25
     choose: Literal["affinity", "random"] = "affinity"
-    affinity: Literal["difference", "positive", "wins", "sign"] = "difference"
+    affinity: Literal["difference", "positive"] = "difference"
     temperature: float = 1.0
     local_steps: int = 5
     batch: int | None = None
@@ -137,16 +131,15 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     l1: Literal["subgradient", "proximal"] = "subgradient"
     penalise_norms: bool = False
     start: Literal["common", "own"] | None = None
-    noise: float = 0.0
 
     def __post_init__(self) -> None:
         check_word("mode", self.mode, ("strict", "paper"))
         check_word("choose", self.choose, ("affinity", "random"))
-        check_word("affinity", self.affinity, ("difference", "positive", "wins", "sign"))
+        check_word("affinity", self.affinity, ("difference", "positive"))
         check_word("weigh_by", self.weighing, ("loss", "leave_one_out"))
         check_word("l1", self.l1, ("subgradient", "proximal"))
         check_word("start", self.starting, ("common", "own"))
-        check_not_negative(iota=self.iota, delay=self.delay, noise=self.noise)
+        check_not_negative(iota=self.iota, delay=self.delay)
         super().__post_init__()
         check_others(self.m, self.clients)
         if not 0 < self.temperature < float("inf"):
@@ -156,11 +149,18 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
                 f"l1 is 'proximal', whose threshold is a step of SGD, and optimizer.name is "
                 f"{self.optimizer.name!r}. Set it to 'sgd', or l1 to 'subgradient'."
             )
-        if self.packs and self.noise:
-            raise ConfigError(
-                f"noise is {self.noise} and l1 is 'proximal': noise would fill the zeros. Use one."
-            )
         _ = self.learner, self.judge  # which check the rest
+
+    @staticmethod
+    def retired(method: Mapping[str, Any]) -> str:
+        """Return what to set in place of a rule of eq. (8) that older versions had, or ""."""
+        if method.get("affinity") not in ("wins", "sign"):
+            return ""
+        return (
+            f"method.affinity is {method['affinity']!r}, which pfedfsl no longer has. Set it to "
+            "'difference' or 'positive'; a run that was started with it needs the version of "
+            "fedshot that started it."
+        )
 
     @property
     def learner(self) -> AverageDistance:
@@ -205,10 +205,8 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
 
     def draw(self, data: ClientData, key: Key) -> PFedFSLData:
-        """Draw the passes over the client's samples, and the noise."""
-        noise = self._noise(key.at("noise")) if self.noise else {}
-        batches = self.passes(data, self.local_steps, key)
-        return PFedFSLData(batches, self.all_samples(data), noise)
+        """Draw the passes over the client's samples."""
+        return PFedFSLData(self.passes(data, self.local_steps, key), self.all_samples(data))
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: PFedFSLData) -> Reply:
@@ -217,14 +215,13 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         weights, mixed = self.fuse(models, drawn.whole)
         start, stats = mixed["theta"], mixed["stats"]
         new = local_sgd(self.objective, self.steps, start, stats, drawn.batches)
-        theta = tree.add(new.params, drawn.noise) if self.noise else new.params
         metrics = {
             **new.metrics,
             "own_weight": weights[-1],
-            "near_zero": share_below(theta, _NEAR_ZERO),
-            "zeros": share_below(theta, 0.0),
+            "near_zero": share_below(new.params, _NEAR_ZERO),
+            "zeros": share_below(new.params, 0.0),
         }
-        up = {"model": self._packed({"theta": theta, "stats": new.stats}), "weights": weights}
+        up = {"model": self._packed({"theta": new.params, "stats": new.stats}), "weights": weights}
         return Reply(up, private, drawn.batches.n, metrics)
 
     def fuse(self, models: Sequence[Tree], whole: Batch) -> tuple[Tensor, Tree]:
@@ -285,13 +282,8 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     def gain(self, w: Tensor) -> Tensor:
         """Return what eq. (8) adds to the affinities for the models received."""
-        others, own = w[:-1], w[-1]
-        difference = others - own
-        if self.affinity == "positive":
-            return difference.clamp_min(0)
-        if self.affinity == "wins":
-            return torch.where(difference > 0, others, 0.0)
-        return difference.sign() if self.affinity == "sign" else difference
+        difference = w[:-1] - w[-1]
+        return difference.clamp_min(0) if self.affinity == "positive" else difference
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
         """Predict by the average distance to the client's samples, with its own model."""
@@ -327,11 +319,3 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         """Any model: its form is that of all."""
         theta, stats = self.learner.init(Key(0))
         return {"theta": theta, "stats": stats}
-
-    def _noise(self, key: Key) -> Tree:
-        def draw(path: str, leaf: Tensor) -> Tensor:
-            made = torch.randn(leaf.shape, generator=key.at(path).torch(), dtype=torch.float64)
-            return (self.noise * made).to(leaf.dtype)
-
-        like = self._like["theta"]
-        return tree.rebuild(like, {path: draw(path, leaf) for path, leaf in tree.items(like)})
