@@ -147,7 +147,6 @@ METHODS: dict[str, Method[Any]] = {
         delay=1,
         local_steps=1,
         batch=10,
-        noise=0.001,
     ),
     "pfedfsl, without zeros": PFedFSL(
         OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=1, l1="proximal", iota=0.3

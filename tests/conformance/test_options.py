@@ -96,7 +96,7 @@ OF: dict[str, dict[str, Any]] = {
     "frl_one_shot": {"candidates": 8, "keep": 2, "holdout": 0.6},
     "heur_fedamp": {"sigma": 0.1, "self_weight": 0.1},
     "per_fedavg": {"beta": 0.5, "delta": 0.1, "test_steps": 3},
-    "pfedfsl": {"m": 3, "iota": 0.3, "delay": 5, "temperature": 9.0, "noise": 0.1},
+    "pfedfsl": {"m": 3, "iota": 0.3, "delay": 5, "temperature": 9.0},
     "pfedme": {"inner_steps": 3, "eta": 0.002, "beta": 0.9},
 }  # fmt: skip
 """Values of a method's own options."""

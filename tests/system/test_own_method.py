@@ -26,12 +26,10 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError, MethodError
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.fleets.client_checks import WorkChecks
 from fedshot.methods import user_methods
 from fedshot.methods.base.fl_proto import FLProto
 from fedshot.methods.registry import METHODS, register
-from fedshot.nn.models.model import Model
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import ClientWork, Reply, client_work
 from fedshot.protocol.method import Method
@@ -224,7 +222,7 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
         ("no tensors", "an up that is no tree: theta is a float"),
         ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
         ("no private state", "a private state of another form"),
-        ("state alone", r"Faulty\.round returned a FLProtoState; expected the server's new state"),
+        ("state alone", r"Faulty\.round returned a ModelState; expected the server's new state"),
     ],
 )
 def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
@@ -265,8 +263,6 @@ class Bare(Method[Any]):
 @dataclass(frozen=True)
 class Short(Method[Any]):
     name: ClassVar[str] = "short"
-    model: Model
-    episode: EpisodeSpec
 
 
 @dataclass(frozen=True)
@@ -277,7 +273,7 @@ class Namesake(FLProto):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (Bare, "a dataclass with the fields"),
+        (Bare, "Bare is not a dataclass"),
         (Short, "Short has no init, round, server_model or evaluate"),
         (
             Namesake,

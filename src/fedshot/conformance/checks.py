@@ -134,7 +134,7 @@ def is_made_of_hyper_parameters(runs: Runs) -> None:
     method = runs.method
     options: Any = vars(type(method)).get("__dataclass_params__")
     require(options is not None and options.frozen, "it is no frozen dataclass")
-    copy = dataclasses.replace(method)  # type: ignore[type-var]
+    copy = dataclasses.replace(method)
     require(method == copy, "a copy of it with the same options is not equal to it")
     require(bool(inspect.getdoc(type(method))), "its class has no docstring")
 

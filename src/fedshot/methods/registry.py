@@ -1,7 +1,6 @@
 """The methods, by the names they have in configurations and tables."""
 
 import inspect
-from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from fedshot.core.errors import ConfigError
@@ -85,11 +84,9 @@ def register(method: M) -> M:
             f"{method.__name__}.name is {name!r}; expected a ClassVar of letters, digits and '_', "
             "such as 'my_method', by which configurations choose it."
         )
-    options: set[str] = {f.name for f in fields(method)} if is_dataclass(method) else set()
-    if not {"model", "episode"} <= options:
+    if "__dataclass_params__" not in vars(method):
         raise ConfigError(
-            f"{method.__name__} is to be a dataclass with the fields `model: Model` and "
-            "`episode: EpisodeSpec`; put @dataclass(frozen=True) below @register."
+            f"{method.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register."
         )
     missing = sorted(method.__abstractmethods__)
     if method.server_model is Method.server_model and method.evaluate is Method.evaluate:
@@ -110,35 +107,3 @@ def _place(method: type[Any]) -> str:
     except (OSError, TypeError):  # in a notebook, say
         return f"{method.__module__}.{method.__qualname__}"
     return f"{method.__qualname__} ({file}, line {line})"
-
-
-__all__ = [
-    "F2L",
-    "FRL",
-    "METHODS",
-    "Ditto",
-    "FLProto",
-    "FRLFedAvg",
-    "FRLFinetune",
-    "FRLFrozen",
-    "FRLOneShot",
-    "FRLPersonal",
-    "FSLLocal",
-    "FedAvg",
-    "FedAvgProbe",
-    "FedBABU",
-    "FedFSLMI",
-    "FedFSLMIAdv",
-    "FedFSLNaive",
-    "FedFSLProx",
-    "FedFomo",
-    "FedMeta",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "HeurFedAMP",
-    "PFedFSL",
-    "PFedMe",
-    "PerFedAvg",
-    "register",
-]

@@ -23,6 +23,7 @@ REMOVED: dict[str, dict[str, Any]] = {
         "head": "learned", "distance": "plain", "one_class": "meta",
     },
     "frl_frozen": {"distance": "plain"},
+    "pfedfsl": {"noise": 0.0},
 }  # fmt: skip
 """By method and option: the value that always holds; None where `mode` decides."""
 

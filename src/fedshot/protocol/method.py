@@ -1,12 +1,10 @@
 """What a federated method is: its traits and functions, and the prediction of test episodes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +22,7 @@ from fedshot.learners.local_training import check_budget, sample_episodes
 from fedshot.nn.models.model import Model
 from fedshot.nn.prototypes import nearest_prototypes
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import PerClient, Reply
+from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.reducers import Gather
 
 S = TypeVar("S", bound=Tree)
@@ -89,6 +87,13 @@ class Prediction(NamedTuple):
     logits: Tensor  # [queries, way]
 
 
+class ModelState(NamedTuple):
+    """The state of a server that trains one model and remembers nothing else."""
+
+    theta: Tree  # the learner's parameters
+    stats: Tree  # running statistics of batch norm
+
+
 class ServerModel(NamedTuple):
     """A model that the server predicts with."""
 
@@ -97,6 +102,7 @@ class ServerModel(NamedTuple):
     stats: Tree  # running statistics of batch norm
 
 
+@dataclass(frozen=True)
 class Method(ABC, Generic[S]):
     """A federated method: a frozen dataclass of options with these functions.
 
@@ -196,6 +202,37 @@ class EpisodicMethod(Method[S]):
         return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
 
+class ClientModels(Method[S]):
+    """A method whose clients predict with models of their own."""
+
+    answer_by: Literal["turns", "all"] = "turns"
+
+    @abstractmethod
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Return what maps an episode to logits, from `message` and the client's private state."""
+
+    def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
+        """Return what the server sends a client beside the episodes."""
+        del server, clients, client
+        return {}
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Predict the episodes that were sent with the client's own model."""
+        del drawn
+        logits = predict_all(self.predictor(down, private), down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
+        """Let the clients predict."""
+        down = partial(self.message, server, clients)
+        return predict_at_clients(
+            self.answer, clients, eval_episodes, key, by=self.answer_by, down=down
+        )
+
+
 def predict_by_model(
     model: ServerModel, eval_episodes: Sequence[EvalEpisode], clients: Clients
 ) -> list[Prediction]:
@@ -212,20 +249,20 @@ def predict_by_model(
 
 
 def predict_at_server(
-    answer: Callable[[EvalEpisode], Tensor],
+    predict: Callable[[EvalEpisode], Tensor],
     eval_episodes: Sequence[EvalEpisode],
     clients: Clients | None = None,
 ) -> list[Prediction]:
-    """Let the server's model answer every question, on as many cores as the clients' fleet has."""
+    """Predict every episode at the server, on as many cores as the fleet of `clients` uses."""
 
     def one(u: int) -> Prediction:
-        found = Prediction(u, None, answer(eval_episodes[u]).detach().cpu())
+        found = Prediction(u, None, predict(eval_episodes[u]).detach().cpu())
         if u % _TIDY == _TIDY - 1:
-            give_back_memory()  # else the answers, which stay, leave holes between what is freed
+            give_back_memory()  # the logits, which stay, leave holes between freed memory
         return found
 
-    asked = range(len(eval_episodes))
-    return [one(u) for u in asked] if clients is None else clients.parallel_map(one, asked)
+    every = range(len(eval_episodes))
+    return [one(u) for u in every] if clients is None else clients.parallel_map(one, every)
 
 
 def predict_from_features(
@@ -234,12 +271,12 @@ def predict_from_features(
     cache: FeatureCache,
     clients: Clients,
 ) -> list[Prediction]:
-    """Let the server's model answer every question, embedding each example once.
+    """Predict every episode at the server, embedding each example once.
 
     Args:
-        embed: from examples to features; a row must not depend on the others.
-        compare: from support features, their labels, query features and the way to logits.
-        gallery: questions that `worth_caching` approves of.
+        embed: maps examples to features; a row must not depend on the other rows.
+        compare: maps support features, support labels, query features and the way to logits.
+        cache: test episodes for which `worth_caching` holds.
         clients: their fleet spreads the work over its cores.
     """
     h = features_of(cache, embed, clients.parallel_map)
@@ -262,18 +299,17 @@ def predict_at_clients(
     by: str = "turns",
     down: Callable[[int], Mapping[str, Tree]] = lambda _: {},
 ) -> list[Prediction]:
-    """Send the questions to where the models are.
+    """Send test episodes to the clients, which hold the models, and return their predictions.
 
     Args:
-        work: client work that takes `{"eval_episodes": {"17": EvalEpisode, ...}}` and uploads
-        "logits",
-            `{"17": logits, ...}`, float32 [queries, way].
+        work: client work that takes `{"questions": {"17": EvalEpisode, ...}}` and uploads
+            `{"logits": {"17": logits, ...}}`, float32 [queries, way].
         clients: the population.
-        questions: the questions, without answers.
+        eval_episodes: the test episodes; if they have owners, each goes to its owner.
         key: of this evaluation.
-        by: "turns" gives question u to client u mod K; "all" gives every question to every client.
-            Questions that have owners go to their owners.
-        down: what a client is sent beside its questions.
+        by: without owners, "turns" gives episode u to client u mod K, and "all" gives every
+            episode to every client.
+        down: what a client is sent beside its episodes.
     """
     check_word("by", by, ("turns", "all"))
     n = len(eval_episodes)
@@ -296,7 +332,7 @@ def predict_at_clients(
     def logits_of(client: int) -> Tree:
         return {str(u): torch.empty(sizes[u], device="meta") for u in asked[client]}
 
-    # Values are for the examiner to judge: logits that are not finite are wrong answers.
+    # The reducer does not bound the values: logits that are not finite count as wrong predictions.
     got = clients.exchange(
         work,
         PerClient(message),
@@ -312,7 +348,7 @@ def predict_at_clients(
 
 
 def predict_all(
-    answer: Callable[[EvalEpisode], Tensor], eval_episodes: Mapping[str, EvalEpisode]
+    predict: Callable[[EvalEpisode], Tensor], eval_episodes: Mapping[str, EvalEpisode]
 ) -> dict[str, Tensor]:
-    """Answer each of the named questions, with float32 logits."""
-    return {u: answer(eval_episode).detach().float() for u, eval_episode in eval_episodes.items()}
+    """Return the float32 logits of each episode, by its name."""
+    return {u: predict(eval_episode).detach().float() for u, eval_episode in eval_episodes.items()}

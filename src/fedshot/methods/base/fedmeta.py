@@ -1,8 +1,8 @@
 """FedMeta: clients send the gradient of their query loss after adapting; the server takes a step.
 
-Nothing is averaged but gradients, all taken at the same initialisation: a round is one step of
-MAML whose tasks are the clients'. With `learned_steps` the inner step sizes are learned, too
-(Meta-SGD). At test the server's initialisation adapts to the support.
+The server averages the gradients, all taken at its initialisation: a round is one MAML step whose
+tasks are the clients. With `learned_steps` the inner step sizes are learned as well (Meta-SGD). At
+test the server's initialisation adapts to the support set.
 
 Source: Chen et al. 2018, Federated Meta-Learning with Fast Convergence and Efficient Communication,
 algorithm 1: theta_u = theta - alpha grad l_S(theta) (ModelTraining: adapt), g_u = grad_theta
@@ -24,7 +24,6 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
@@ -34,7 +33,6 @@ from fedshot.learners.local_training import (
 )
 from fedshot.learners.meta_sgd import MetaSgd
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
@@ -44,7 +42,7 @@ from fedshot.protocol.reducers import Mean
 
 
 class FedMetaState(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
     theta: Tree  # {"body", "head"}; with learned steps {"start": {"body", "head"}, "alpha": ...}
     outer: OptState
@@ -59,17 +57,15 @@ class FedMeta(Method[FedMetaState]):
         model: backbone and head; the head is as wide as the widest episode.
         episode: shape of the training episodes.
         inner: how a model adapts to a support set.
-        learned_steps: learn the inner step sizes, one for each number that adapts (Meta-SGD); they
+        learned_steps: learn the inner step sizes, one for each adapted weight (Meta-SGD); they
             start at inner.lr.
-        episodes: of a visit; their gradients are averaged.
+        episodes: of a local update; their gradients are averaged.
         optimizer: of the server.
     """
 
     name: ClassVar[str] = "fedmeta"
     test_norm: ClassVar[str] = "support"
 
-    model: Model
-    episode: EpisodeSpec
     inner: InnerLoop = InnerLoop()
     learned_steps: bool = False
     episodes: int = 10
@@ -101,11 +97,11 @@ class FedMeta(Method[FedMetaState]):
         return FedMetaState(theta, self.optimizer.init(theta), stats)
 
     def server_model(self, server: FedMetaState) -> ServerModel:
-        """Return the learner with the server's weights."""
+        """Return the initialisation, which adapts to each support set."""
         return ServerModel(self.learner, server.theta, server.stats)
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the episodes of a visit, as one step."""
+        """Draw the episodes of a local update, as one step."""
         return sample_episodes(data, self.episode, 1, self.episodes, key)
 
     @client_work(draw="draw")
