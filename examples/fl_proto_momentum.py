@@ -1,23 +1,22 @@
-"""A method of one's own: FL-Proto with momentum at the server, and a command line that knows it.
+"""A user's method: FL-Proto with momentum at the server, and a command line that knows it.
 
     python examples/fl_proto_momentum.py run --name mine --data digits --split.base 0-4 \
         --split.novel 5-9 --model.backbone mlp --method fl_proto_momentum --method.momentum 0.5
 
-Clients minimise the ProtoNet loss of episodes of their own, as in FL-Proto. The server does not add
-the mean change itself but a running sum of such changes.
+Clients minimise the ProtoNet loss on episodes of their own data, as in FL-Proto. The server adds a
+decaying sum of the mean changes of all rounds, not the last mean change alone.
 
 Source: Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification, 2019 (FedAvgM); the loss is Snell et al. 2017, eqs. (1)-(2).
-Symbols: theta the encoder, v its velocity, beta the momentum, theta_k what client k arrives at.
+Symbols: theta the encoder, v its velocity, beta the momentum, theta_k client k's after its steps.
 Departures: batch norm's running statistics are averaged without momentum.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 from fedshot.cli.main import main
@@ -26,20 +25,18 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.learners.learner import Proto
 from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.methods.registry import register
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_at_server
+from fedshot.protocol.method import Method, ServerModel
 
 
 class Server(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
     theta: Tree  # the encoder
     stats: Tree  # running statistics of batch norm
@@ -48,23 +45,19 @@ class Server(NamedTuple):
 
 @register
 @dataclass(frozen=True)
-class FLProtoMomentum:
+class FLProtoMomentum(Method[Server]):
     """Prototypical networks, averaged over clients, with momentum at the server.
 
     Args:
-        model: backbone; a head plays no part.
+        model: backbone; a head is not used.
         episode: shape of the training episodes.
         momentum: beta, the share of the last step that the next one repeats; 0 is FL-Proto.
-        local_steps: optimiser steps per visit, one episode each.
+        local_steps: optimiser steps of a local update, one episode each.
         optimizer: of the clients.
     """
 
     name: ClassVar[str] = "fl_proto_momentum"
-    transductive: ClassVar[bool] = False  # an answer does not depend on the other queries
-    max_way: ClassVar[int | None] = None  # any number of classes
 
-    model: Model
-    episode: EpisodeSpec
     momentum: float = 0.9
     local_steps: int = 10
     optimizer: Optimizer = Optimizer()
@@ -85,18 +78,13 @@ class FLProtoMomentum:
         theta, stats = self.learner.init(key)
         return Server(theta, stats, tree.zeros_like(theta))
 
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
-
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the local episodes: the only place of data and chance."""
+        """Draw the episodes of a local update."""
         return sample_episodes(data, self.episode, self.local_steps, 1, key)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
-        """Take the local steps from theta; send the changes, weighed by the episodes."""
+        """Take the local steps from theta; send the changes, weighted by the episodes."""
         new = local_sgd(
             self.learner.episode_loss, self.optimizer, down["theta"], down["stats"], drawn
         )
@@ -113,13 +101,9 @@ class FLProtoMomentum:
         velocity = tree.map(lambda v, d: self.momentum * v + d, server.velocity, change)
         return Server(tree.add(server.theta, velocity), new["stats"], velocity), got.metrics
 
-    def evaluate(
-        self, server: Server, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Answer by the nearest prototype, with the server's encoder."""
-        del key
-        answer = partial(self.learner.answer, server.theta, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)
+    def server_model(self, server: Server) -> ServerModel:
+        """Return the model that the server predicts with: prototypes of its encoder."""
+        return ServerModel(self.learner, server.theta, server.stats)
 
 
 if __name__ == "__main__":

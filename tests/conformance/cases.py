@@ -98,8 +98,6 @@ METHODS: dict[str, Method[Any]] = {
         HEADED,
         EPISODE,
         mode="v1",
-        second_head="persistent",
-        discrepancy="js",
         weigh_by="examples",
         moments="kept",
         inner=INNER,
@@ -149,7 +147,6 @@ METHODS: dict[str, Method[Any]] = {
         delay=1,
         local_steps=1,
         batch=10,
-        noise=0.001,
     ),
     "pfedfsl, without zeros": PFedFSL(
         OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=1, l1="proximal", iota=0.3

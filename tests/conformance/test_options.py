@@ -83,7 +83,7 @@ OF: dict[str, dict[str, Any]] = {
     "fedfomo": {"m": 3, "validation_share": 0.4, "epsilon": 0.9, "epsilon_decay": 0.3},
     "fedfsl_mi": {"gamma": 0.7, "epsilon": 0.01},
     "fedfsl_mi_adv": {
-        "gamma": 0.7, "epsilon": 0.01, "eta": 0.7, "lambda_adv": 0.7, "noise": 0.5, "floor": 0.2,
+        "gamma": 0.7, "epsilon": 0.01, "eta": 0.7, "lambda_adv": 0.7, "floor": 0.2,
         "longest": 0.1,
     },
     "fedfsl_prox": {"mu": 3.0},
@@ -96,7 +96,7 @@ OF: dict[str, dict[str, Any]] = {
     "frl_one_shot": {"candidates": 8, "keep": 2, "holdout": 0.6},
     "heur_fedamp": {"sigma": 0.1, "self_weight": 0.1},
     "per_fedavg": {"beta": 0.5, "delta": 0.1, "test_steps": 3},
-    "pfedfsl": {"m": 3, "iota": 0.3, "delay": 5, "temperature": 9.0, "noise": 0.1},
+    "pfedfsl": {"m": 3, "iota": 0.3, "delay": 5, "temperature": 9.0},
     "pfedme": {"inner_steps": 3, "eta": 0.002, "beta": 0.9},
 }  # fmt: skip
 """Values of a method's own options."""
@@ -114,12 +114,9 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
     ("fedavg_probe", "scale"): {"classifier": "cosine"},
     ("fedbabu", "logistic_c"): {"probe": "logistic"},
     ("fedbabu", "ridge_lambda"): {"probe": "ridge"},
-    ("fedfsl_mi", "clip"): FAST,
     ("fedfsl_mi", "epsilon"): FAST,
     ("fedfsl_mi", "mode"): FAST,
-    ("fedfsl_mi_adv", "noise"): {"second_head": "copy"},
     ("frl", "decay"): {"decay_round": 1},
-    ("frl", "head"): {"variant": "linear", **HEAD},
     ("frl", "uploaded"): {"local_steps": 3},
     ("frl", "variant"): HEAD,
     ("frl_finetune", "decay"): {"decay_round": 1},
@@ -135,7 +132,6 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
 """What else an option needs to act, by method and option."""
 
 ELSEWHERE = {
-    ("frl", "one_class"): "test_frl_options.py",  # a client of one class
     ("frl", "positions"): "test_few_round_loss.py",  # a map of several places
     ("frl", "query_classes"): "test_frl_options.py",  # clients that lack classes
     ("frl", "redealt"): "test_frl.py",  # another kind of client

@@ -153,10 +153,7 @@ def adapt(w: Weights, e: Episode, inner: InnerLoop = INNER) -> Weights:
 def p(w: Weights, e: Episode, kind: str = "adapted_query", inner: InnerLoop = INNER) -> Tensor:
     """p(w): softmax over the classes, on the queries after adapting unless said otherwise."""
     v = w if kind == "unadapted_query" else adapt(w, e, inner)
-    out = logits(v, e.query_x)
-    if kind == "adapted_both":
-        out = torch.cat([out, logits(v, e.support_x)])
-    return out.softmax(-1)
+    return logits(v, e.query_x).softmax(-1)
 
 
 def task_loss(w: Weights, e: Episode, inner: InnerLoop = INNER) -> Tensor:
@@ -179,7 +176,7 @@ def divergence(reference: Tensor, mine: Tensor, clip: str = "none", eps: float =
 def regularizer(m: Any, reference: Weights, w: Weights, e: Episode) -> Tensor:
     """The term of eq. (12) for one task, as the options of a method say."""
     told, mine = (p(v, e, m.predictions, m.inner) for v in (reference, w))
-    return m.gamma * divergence(told, mine, m.regularizer.clipping, m.epsilon)
+    return m.gamma * divergence(told, mine, m.clip, m.epsilon)
 
 
 def stepper(opt: Optimizer, leaves: list[Tensor]) -> torch.optim.Optimizer:

@@ -38,10 +38,9 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.models.recurrent import BiLSTM
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import warnings_of
 from fedshot.runs.prepare import PreparedRun
 from oracles.classifying import SPEC, Run, Twin, assert_readout, unequal_clients
-from oracles.f2l import WAY, Client, Oracle, assert_client, begin, beside, close, method
+from oracles.f2l import WAY, Client, Oracle, assert_client, begin, close, method
 from oracles.fedfsl import assert_slopes
 from system.runs import CHOOSING, SMALL, experiment, finished, last_hash, merged
 
@@ -57,7 +56,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "through both, from psi": {"mi_gradient": "both", "mi_from": "psi"},
     "new phi": {"client_phi": "new"},
     "new phi, second order": {"client_phi": "new", "inner": InnerChoice(0.3, 2, order="second")},
-    "T squared": {"kd_squared": True},
     "queries together": {"queries": "query_set"},
     "queries alone": {"queries": "alone"},
     "head only": {"inner": InnerChoice(0.3, 2, adapts="head")},
@@ -244,7 +242,7 @@ def test_second_order_gradients_are_finite_differences(
     e, seed = drawn.steps[0][0], Key(6).tensor()
 
     def loss(by: F2L, psi: Any) -> Tensor:
-        return by.models.second_look(at.phi, at.phi, psi, at.stats, e, seed).loss
+        return by.models.client_loss_after(at.phi, at.phi, psi, at.stats, e, seed).loss
 
     assert_slopes(lambda psi: loss(m, psi), at.psi)
     _, _, second = value_and_grad(lambda psi: (loss(m, psi), None), at.psi)
@@ -330,8 +328,9 @@ def test_a_query_is_answered_whatever_the_others_are(
     queries: Any, alone: bool, tmp_path: Path
 ) -> None:
     m = method(queries=queries)
-    assert m.transductive == (not alone)
-    assert method("conv4", queries=queries, evaluated="server", optimizer=SGD).transductive is False
+    assert m.traits.transductive == (not alone)
+    probed = method("conv4", queries=queries, evaluated="server", optimizer=SGD)
+    assert not probed.traits.transductive
     at, _ = begin(m, tmp_path)
     rng = Key(8).torch()
     s, q = (torch.randn(n, 7, generator=rng, dtype=torch.float64) for n in (6, 5))
@@ -347,24 +346,9 @@ def test_a_query_is_answered_whatever_the_others_are(
     assert same == alone
 
 
-def test_a_fresh_head_at_test_does_not_know_the_learned_one(tmp_path: Path) -> None:
-    m = method(test_head="fresh")
-    at, _ = begin(m, tmp_path)
-    s = torch.randn(6, 7, generator=Key(8).torch(), dtype=torch.float64)
-    asked = EvalEpisode(s, torch.arange(6) % 3, s, torch.arange(3))
-    other = at.psi | {"head": beside(at.psi["head"])}
-
-    def found(psi: Any, fresh: bool) -> Tensor:
-        return m.client_model.answer(psi, asked, fresh_head=fresh)
-
-    assert torch.equal(found(at.psi, True), found(other, True))
-    assert not torch.allclose(found(at.psi, False), found(other, False))
-    assert torch.equal(m._answer(at.psi, asked), found(at.psi, True))
-
-
 def test_a_head_of_prototypes_classifies_by_squared_distances(tmp_path: Path) -> None:
     m = method(head_start="prototypes", inner=InnerChoice(test_steps=0))
-    assert m.max_way is None
+    assert m.traits.max_way is None
     at, _ = begin(m, tmp_path)
     s, q = (torch.randn(n, 7, generator=Key(n).torch(), dtype=torch.float64) for n in (8, 5))
     y = torch.arange(8) % 4  # a way that the head of the model does not have
@@ -416,8 +400,8 @@ def test_the_code_has_other_optimisers_and_no_distillation_for_texts() -> None:
 
 
 def test_a_probe_may_sit_a_test_wider_than_the_head_that_has_no_part_in_it() -> None:
-    assert method().max_test_way == method().max_way == WAY
-    probed = method(evaluated="server")
+    assert method().traits.max_test_way == method().traits.max_way == WAY
+    probed = method(evaluated="server").traits
     assert (probed.max_way, probed.max_test_way) == (WAY, None)
     wide = {
         "split": {"base": ["0-4"], "novel": ["5-9"]},
@@ -536,6 +520,6 @@ def test_a_head_that_adam_learns_from_zero_is_warned_of_and_what_learns_is_not()
         (False, {"mode": "official"}),
         (False, {"episode": replace(SPEC, labels="fixed")}),
     ):
-        assert bool(warnings_of(method(**options))) is told, options
+        assert bool(method(**options).traits.warnings) is told, options
     found = PreparedRun(Config.of(merged(SMALL, {"method": {"name": "f2l"}}))).notices()
     assert any("method.head_start to 'prototypes'" in text for text in found)

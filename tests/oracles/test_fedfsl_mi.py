@@ -32,7 +32,6 @@ from fedshot.nn.losses import clipped_kl, kl
 from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.method import warnings_of
 from fedshot.runs.prepare import PreparedRun
 from oracles.fedfsl import (
     ADAM,
@@ -54,6 +53,7 @@ from oracles.fedfsl import (
 )
 
 CLIPS = ("none", "log", "coef")
+MODES = ("v1", "paper", "strict")  # which have these clips
 EPS = 0.2
 
 
@@ -72,11 +72,11 @@ def client_update(run: Run, start: Weights, k: int, reference: Weights) -> Weigh
 
 
 # ------------------------------------------------------------------------- the objective
-@pytest.mark.parametrize(("opt", "clip"), covering([SGD, ADAM], CLIPS))
+@pytest.mark.parametrize(("opt", "mode"), covering([SGD, ADAM], MODES))
 def test_two_rounds_equal_the_objective_written_out(
-    opt: Optimizer, clip: str, tmp_path: Path
+    opt: Optimizer, mode: str, tmp_path: Path
 ) -> None:
-    m = method(gamma=2.0, clip=clip, epsilon=0.05, optimizer=opt, episodes_per_step=2)
+    m = method(gamma=2.0, mode=mode, epsilon=0.05, optimizer=opt, episodes_per_step=2)
     run = Run(m, tmp_path, 3)
     assert_rounds(2, run, lambda w, k: client_update(run, w, k, w))
     assert run.metrics["mi"] > 1e-5
@@ -93,14 +93,14 @@ def test_predictions_differ_by_kind(tmp_path: Path) -> None:
         kind: tree.digest(Run(method(predictions=kind), tmp_path / kind, 1).round())
         for kind in PREDICTIONS
     }
-    assert len(set(ends.values())) == 3
+    assert len(set(ends.values())) == 2
 
 
-@pytest.mark.parametrize("clip", ["none", "log"])
+@pytest.mark.parametrize("mode", ["v1", "paper"])
 @pytest.mark.parametrize("kind", PREDICTIONS)
-def test_the_gradient_equals_finite_differences(clip: Any, kind: Any, tmp_path: Path) -> None:
-    """Through the inner steps of the client; "coef" is no gradient of a value, by design."""
-    m = method(gamma=2.0, clip=clip, epsilon=0.9, predictions=kind)
+def test_the_gradient_equals_finite_differences(mode: Any, kind: Any, tmp_path: Path) -> None:
+    """Through the inner steps of the client; "strict" has no gradient of a value, by design."""
+    m = method(gamma=2.0, mode=mode, epsilon=0.9, predictions=kind)
     assert_objective(m, tmp_path, 0.02)
 
 
@@ -118,16 +118,16 @@ def test_without_gamma_the_other_reference_changes_nothing_either(tmp_path: Path
 
 
 # ------------------------------------------------------------------------- at w_k = w^t
-@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", PREDICTIONS)
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_the_divergence_from_itself_is_zero_with_a_zero_gradient(
-    clip: Any, kind: Any, order: Any, tmp_path: Path
+    mode: Any, kind: Any, order: Any, tmp_path: Path
 ) -> None:
     """With dropout, too: both models have the same masks."""
     model = Model(Conv4(width=4, dropout=0.2), LinearHead(3), (6, 6, 1), "support", "float64")
     inner = InnerLoop(lr=0.1, steps=2, order=order)
-    m = method(model=model, inner=inner, gamma=50.0, clip=clip, predictions=kind)
+    m = method(model=model, inner=inner, gamma=50.0, mode=mode, predictions=kind)
     run = Run(m, tmp_path, 1)
     (e, seed), w = run.episode(), run.server.w
 
@@ -145,13 +145,13 @@ def test_the_divergence_from_itself_is_zero_with_a_zero_gradient(
     torch.testing.assert_close(grad, want, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-def test_the_divergence_has_no_part_in_the_first_local_step(clip: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_the_divergence_has_no_part_in_the_first_local_step(mode: Any, tmp_path: Path) -> None:
     def after(steps: int, kind: Any, **more: Any) -> Any:
         folder = tmp_path / f"{kind.name}{steps}"
         return Run(kind(**options(local_steps=steps) | more), folder, 2).round().w
 
-    more = {"gamma": 50.0, "clip": clip}
+    more = {"gamma": 50.0, "mode": mode}
     torch.testing.assert_close(
         after(1, FedFSLMI, **more), after(1, FedFSLNaive), rtol=1e-12, atol=1e-13
     )
@@ -227,18 +227,16 @@ def test_log_pushes_apart_where_some_classes_of_a_row_lie_outside_the_band() -> 
 
 def test_log_is_warned_of_where_it_is_used() -> None:
     for told, chosen in (
-        (True, {"clip": "log"}),
         (True, {"mode": "paper"}),
-        (False, {"mode": "paper", "clip": "coef"}),
         (False, {"mode": "paper", "gamma": 0.0}),
         (False, {}),
     ):
-        assert bool(warnings_of(method(**chosen))) is told
-    adv = {"clip": "log", "mi_in_stages": False}
-    assert not warnings_of(FedFSLMIAdv(**options(**adv)))
-    assert warnings_of(FedFSLMIAdv(**options(mode="paper")))
-    config = Config.of({"method": {"name": "fedfsl_mi", "clip": "log"}})
-    (text,) = (told for told in PreparedRun(config).notices() if "clip" in told)
+        assert bool(method(**chosen).traits.warnings) is told
+    adv = {"mode": "paper", "mi_in_stages": False}
+    assert not FedFSLMIAdv(**options(**adv)).traits.warnings
+    assert FedFSLMIAdv(**options(mode="paper")).traits.warnings
+    config = Config.of({"method": {"name": "fedfsl_mi", "mode": "paper"}})
+    (text,) = (told for told in PreparedRun(config).notices() if "clips" in told)
     assert "away from the reference" in text
 
 
@@ -289,11 +287,8 @@ def test_extreme_logits_give_finite_gradients() -> None:
         assert bool(gradient(z, -z, clip).isfinite().all())
 
 
-def test_the_mode_decides_the_clip_where_none_is_said() -> None:
-    assert [method(mode=mode).regularizer.clipping for mode in ("strict", "paper", "v1")] == [
-        "coef", "log", "none",
-    ]  # fmt: skip
-    assert method(mode="v1", clip="log").regularizer.clipping == "log"
+def test_the_mode_decides_the_clip() -> None:
+    assert tuple(method(mode=mode).clip for mode in MODES) == CLIPS
 
 
 # ------------------------------------------------------------------------- the other clients
@@ -413,7 +408,6 @@ def test_one_client_has_no_others(tmp_path: Path) -> None:
     [
         ({"gamma": -0.1}, r"gamma is -0\.1; expected a finite number from 0"),
         ({"epsilon": 1.0}, r"epsilon is 1\.0; expected a number between 0 and 1"),
-        ({"clip": "logs"}, r"clip is 'logs'\. Did you mean 'log'"),
         ({"mode": "strictly"}, r"mode is 'strictly'\. Did you mean 'strict'"),
         ({"reference": "globe"}, r"reference is 'globe'\. Did you mean 'global'"),
         ({"predictions": "query"}, r"predictions is 'query'\."),

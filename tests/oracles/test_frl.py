@@ -22,8 +22,8 @@ from fedshot.learners.learner import Proto
 from fedshot.methods.frl.client_share import EpisodeShare, shares_of
 from fedshot.methods.frl.frl import FRL
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import GroupNorms
-from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, fresh_head, pieces
+from fedshot.methods.frl.group_predictions import GroupNorms
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, pieces
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.mode import Mode
@@ -123,7 +123,7 @@ def test_global_prototypes_are_the_means_over_all_supports(tmp_path: Path) -> No
         m = small(method(variant="proto", mode=mode), refresh=False)
         run = Run(m, tmp_path / mode)
         shares = run.shares()
-        told = m.learn(Group.of_shares(shares), run.server, 3, 1, run.key).told
+        told = m.learn(Group.of_shares(shares), run.server.phi, 3, 1, run.key).prototypes
         assert told is not None
         x = torch.cat([s.support_x for s in shares])
         y = torch.cat([s.support_y for s in shares])
@@ -149,9 +149,9 @@ def test_the_unweighted_mean_counts_every_client_alike() -> None:
     local = FewRoundLearner(FLAT, "proto", prototypes="unweighted")
     own = Prototypes(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), torch.tensor([True, False]))
     other = Prototypes(torch.tensor([[5.0, 5.0], [2.0, 2.0]]), torch.tensor([True, True]))
-    one, n_one = local.tell(own, torch.tensor([9.0, 0.0]))
-    two, n_two = local.tell(other, torch.tensor([1.0, 4.0]))
-    told, _ = local.join(one + two, n_one + n_two)
+    one, n_one = local.summands(own, torch.tensor([9.0, 0.0]))
+    two, n_two = local.summands(other, torch.tensor([1.0, 4.0]))
+    told, _ = local.global_prototypes(one + two, n_one + n_two)
     assert told.means.tolist() == [[3.0, 4.0], [2.0, 2.0]]
     assert told.held.tolist() == [True, True]
 
@@ -173,11 +173,6 @@ def test_a_client_with_one_class_has_no_local_gradient_and_takes_part(
     assert moved == (variant == "gpal")
     meta = m.meta_gradient({"theta": run.server.phi, "prototypes": told}, {}, lonely)
     assert any(bool(leaf.any()) for leaf in tree.leaves(meta.up["gradient"]))
-    skipped = replace(m, one_class="skip").meta_gradient(
-        {"theta": run.server.phi, "prototypes": told}, {}, lonely
-    )
-    assert not any(bool(leaf.any()) for leaf in tree.leaves(skipped.up["gradient"]))
-    assert float(skipped.weight) < 1e-4
 
 
 def one_class(share: EpisodeShare) -> EpisodeShare:
@@ -203,8 +198,8 @@ def test_a_full_batch_step_of_a_head_is_the_step_on_the_pooled_supports(tmp_path
         support_x=torch.cat([s.support_x for s in apart]),
         support_y=torch.cat([s.support_y for s in apart]),
     )
-    there = m.learn(Group.of_shares(apart), run.server, 3, 1, run.key).theta
-    alone = m.learn(Group.of_shares([whole]), run.server, 3, 1, run.key).theta
+    there = m.learn(Group.of_shares(apart), run.server.phi, 3, 1, run.key).theta
+    alone = m.learn(Group.of_shares([whole]), run.server.phi, 3, 1, run.key).theta
     close(there, flat(alone), 1e-9)
 
 
@@ -228,9 +223,9 @@ def test_losses_are_the_sums_of_the_paper(loss: Any) -> None:
         g.shape[-1] * local.aux_loss(g, y, told()), l_aux(g, y, p, literal=loss == "literal")
     )
     f = g.mean(-1)
-    own, counts = local.prototypes_of(f, y, 3)
+    own, _ = local.prototypes_of(f, y, 3)
     want = l_local(f, y, means(f, y), literal=loss == "literal")
-    torch.testing.assert_close(local.local_loss(f, y, own, counts), want)
+    torch.testing.assert_close(local.local_loss(f, y, own), want)
 
 
 def test_gpal_over_positions_is_a_mean_or_of_the_pool() -> None:
@@ -251,77 +246,12 @@ def test_the_literal_loss_has_no_bound() -> None:
         f = torch.tensor([[far], [far], [-far], [-far]], dtype=torch.float64)
         y = torch.tensor([0, 0, 1, 1])
         local = FewRoundLearner(FLAT, "proto", loss="literal")
-        values.append(float(local.local_loss(f, y, *local.prototypes_of(f, y, 2))))
+        values.append(float(local.local_loss(f, y, local.prototypes_of(f, y, 2)[0])))
     assert values == pytest.approx([-4.0, -400.0, -40000.0])
     f, y = torch.randn(4, 3, generator=Key(0).torch()).double(), torch.zeros(4, dtype=torch.int64)
     local = FewRoundLearner(FLAT, "proto", loss="literal")
-    alone = local.local_loss(f, y, *local.prototypes_of(f, y, 2))
+    alone = local.local_loss(f, y, local.prototypes_of(f, y, 2)[0])
     torch.testing.assert_close(alone, (f - f.mean(0)).square().sum(-1).mean())
-
-
-def test_a_sample_left_out_of_its_prototype_is_left_out() -> None:
-    g, y = features()
-    f, local = g.mean(-1), FewRoundLearner(FLAT, "proto", own_sample="left_out")
-    each = []
-    for j in range(len(y)):
-        rest = torch.arange(len(y)) != j
-        p = means(f, y) | {int(y[j]): f[rest & (y == y[j])].mean(0)}
-        each.append(l_local(f[j : j + 1], y[j : j + 1], p))
-    own, counts = local.prototypes_of(f, y, 3)
-    torch.testing.assert_close(local.local_loss(f, y, own, counts), torch.stack(each).mean())
-
-
-def test_a_sample_left_out_meets_a_fixed_prototype_where_gradients_stop_there() -> None:
-    """Singletons stay in their prototype; the mean distance is the plain one over d."""
-    g, y = features()
-    y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
-    for through in (True, False):
-        f = g.mean(-1).requires_grad_()
-        local = FewRoundLearner(FLAT, "proto", own_sample="left_out", through_prototypes=through)
-        found = local.local_loss(f, y, *local.prototypes_of(f, y, 3))
-        w = g.mean(-1).requires_grad_()
-        each = []
-        for j in range(len(y)):
-            rest = (torch.arange(len(y)) != j) & (y == y[j])
-            p = means(w, y) | ({int(y[j]): w[rest].mean(0)} if rest.any() else {})
-            p = p if through else {c: row.detach() for c, row in p.items()}
-            each.append(l_local(w[j : j + 1], y[j : j + 1], p))
-        want = torch.stack(each).mean()
-        torch.testing.assert_close(found, want)
-        torch.testing.assert_close(
-            torch.autograd.grad(found, f)[0], torch.autograd.grad(want, w)[0]
-        )
-    w, local = g.mean(-1), replace(local, distance="mean")
-    scaled = replace(local, distance="plain")
-    torch.testing.assert_close(
-        local.local_loss(w, y, *local.prototypes_of(w, y, 3)),
-        scaled.local_loss(w / 2, y, *scaled.prototypes_of(w / 2, y, 3)),  # d is 4
-    )
-
-
-def test_gradients_pass_through_the_clients_prototypes_or_not() -> None:
-    g, y = features()
-    grads = []
-    for through in (True, False):
-        f = g.mean(-1).requires_grad_()
-        local = FewRoundLearner(FLAT, "proto", through_prototypes=through)
-        own, counts = local.prototypes_of(f, y, 3)
-        grads.append(torch.autograd.grad(local.local_loss(f, y, own, counts), f)[0])
-    f = g.mean(-1).requires_grad_()
-    fixed = {c: p.detach() for c, p in means(f, y).items()}
-    want = torch.autograd.grad(l_local(f, y, fixed), f)[0]
-    torch.testing.assert_close(grads[1], want)
-    assert not torch.allclose(grads[0], want)
-
-
-def test_distances_may_be_means_or_of_unit_features() -> None:
-    g, _ = features()
-    plain, mean, unit = (
-        FewRoundLearner(FLAT, "proto", distance=kind) for kind in ("plain", "mean", "unit")
-    )
-    f = plain.rows(g)
-    torch.testing.assert_close(mean.logits(f, told()), plain.logits(f, told()) / 4)
-    torch.testing.assert_close(unit.rows(g).norm(dim=1), torch.ones(8).double())
 
 
 def test_a_class_whose_clients_were_lost_does_not_count() -> None:
@@ -348,39 +278,12 @@ def test_the_step_is_slower_after_so_many_communication_rounds(tmp_path: Path) -
     quick, _ = m.optimizer.update(g, run.server.outer, run.server.phi)
     for exchanges, factor in ((0, 1.0), (7, 1.0), (8, 0.1), (100, 0.1)):
         server = run.server._replace(exchanges=torch.tensor(exchanges))
-        phi, _ = m._step(server, g)
+        phi = m.step(server, g, {}, 0).phi
         want = tree.map(lambda w, q, f=factor: w + f * (q - w), server.phi, quick)
         close(phi, flat(want), 1e-9)
-    never = replace(m, decay_round=0)._step(run.server._replace(exchanges=torch.tensor(10**6)), g)
-    close(never[0], flat(quick), 1e-12)
+    late = run.server._replace(exchanges=torch.tensor(10**6))
+    close(replace(m, decay_round=0).step(late, g, {}, 0).phi, flat(quick), 1e-12)
     assert int(run.play().exchanges) == 4
-
-
-def test_local_adam_steps_are_averaged(tmp_path: Path) -> None:
-    m = small(method(meta_step="local", optimizer=Optimizer("adam", 0.01), inner_rounds=1))
-    run = Run(m, tmp_path)
-    phi, shares = run.server.phi, run.shares()
-    learnt = m.learn(Group.of_shares(shares), run.server, 3, 1, run.key)
-    down = {"theta": learnt.theta, "prototypes": learnt.told}
-    server = replace(m, meta_step="server")
-    n = [len(s.support_y) + len(s.query_y) for s in shares]
-    want = flat(phi)
-    for s, size in zip(shares, n, strict=True):
-        g = flat(server.meta_gradient(down, {}, s).up["gradient"])
-        for name, w in flat(phi).items():
-            here = torch.nn.Parameter(w.clone())
-            here.grad = g[name]
-            torch.optim.Adam([here], lr=0.01).step()
-            want[name] += size / sum(n) * (here.detach() - w)
-    close(run.play().phi, want)
-    assert not torch.allclose(
-        flat(server.round(run.server, Group.of_shares(shares), run.key)[0].phi)[
-            "body/linear1/bias"
-        ],
-        want["body/linear1/bias"],
-    )
-    with pytest.raises(ConfigError, match="clients take their step without knowing"):
-        replace(m, optimizer=Optimizer("adam", 0.01, weight_decay=0.1))
 
 
 @pytest.mark.parametrize(
@@ -403,12 +306,12 @@ def test_the_exact_gradient_through_the_rounds_is_that_of_differences(
     group = Group.of_shares(run.shares())
 
     def loss(phi: Any) -> Tensor:
-        learnt = m.learn(group, run.server._replace(phi=phi), 3, m.inner_rounds, run.key)
+        learnt = m.learn(group, phi, 3, m.inner_rounds, run.key)
         points = {"theta": learnt.theta}
-        if learnt.told is not None:
-            points |= {"means": learnt.told.means}
+        if learnt.prototypes is not None:
+            points |= {"means": learnt.prototypes.means}
         n = [len(s.support_y) + len(s.query_y) for s in run.shares()]
-        each = [m.query_loss(points, learnt.told, {}, s)[0] for s in run.shares()]
+        each = [m.query_loss(points, learnt.prototypes, {}, s)[0] for s in run.shares()]
         return sum(w * value for w, value in zip(n, each, strict=True)) / sum(n)  # type: ignore[return-value]
 
     exact = tree.sub(run.server.phi, run.play().phi)
@@ -442,11 +345,10 @@ def test_the_way_back_has_the_dropout_masks_of_the_way_there(
     n = [len(s.support_y) + len(s.query_y) for s in shares]
 
     def loss(phi: Any) -> Tensor:
-        server, group = run.server._replace(phi=phi), Group.of_data(data)
-        learnt = m.learn(group, server, 3, m.inner_rounds, run.key)
+        learnt = m.learn(Group.of_data(data), phi, 3, m.inner_rounds, run.key)
         points = {"theta": learnt.theta}
-        points |= {} if learnt.told is None else {"means": learnt.told.means}
-        each = [m.query_loss(points, learnt.told, {}, s)[0] for s in shares]
+        points |= {} if learnt.prototypes is None else {"means": learnt.prototypes.means}
+        each = [m.query_loss(points, learnt.prototypes, {}, s)[0] for s in shares]
         return sum(w * value for w, value in zip(n, each, strict=True)) / sum(n)  # type: ignore[return-value]
 
     found = tree.sub(run.server.phi, run.play().phi)
@@ -620,7 +522,7 @@ def test_a_query_is_answered_by_itself_unless_transductive(tmp_path: Path) -> No
         (whole,) = m.evaluate(run.server, run.clients, [eval_episode], Key(5))
         (part,) = m.evaluate(run.server, run.clients, [fewer], Key(5))
         assert torch.allclose(whole.logits[order], part.logits, atol=1e-6) == alike
-        assert m.transductive == (not alike)
+        assert m.traits.transductive == (not alike)
     assert FRL.norm_policy({"mode": "official"}) == "transductive"
 
 
@@ -692,36 +594,6 @@ def test_a_group_that_diverges_answers_with_nan(tmp_path: Path) -> None:
     assert all(not answer.logits.isfinite().any() for answer in answers)
 
 
-def test_fresh_heads_differ_between_episodes_and_questions(tmp_path: Path) -> None:
-    m = small(method(variant="linear", head="fresh", inner_rounds=1))
-    run = Run(m, tmp_path)
-    heads = [tree.digest(m.start(run.server.phi, Key(1).at(t))["head"]) for t in range(2)]
-    assert len({*heads, tree.digest(run.server.phi["head"])}) == 3
-
-
-def test_rounds_start_from_the_fresh_head_in_training_and_at_test(tmp_path: Path) -> None:
-    """Whatever head the start has: its own plays no part, and its step is along the episode's."""
-    m = small(method(variant="linear", head="fresh", inner_rounds=1, inner_lr=0.1))
-    run, episodic_test = Run(m, tmp_path), group_exam(FLAT)
-    body, shares = run.server.phi["body"], run.shares()
-    learnt, learnt_too = replace(m, head="learned"), run.server
-    theta = {"body": body, "head": fresh_head(FLAT, run.server.phi, run.key)}
-    there = learnt.round(learnt_too._replace(phi=theta), Group.of_shares(shares), run.key)[0]
-    moved = tree.sub(run.play().phi, run.server.phi)
-    close(moved, flat(tree.sub(there.phi, theta)), 1e-7)
-    for u, answer in enumerate(
-        m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
-    ):
-        key = Key(5).at("question", u)
-        theta = {"body": body, "head": fresh_head(FLAT, run.server.phi, key)}
-        w, _ = adapt(
-            learnt, flat(theta), shares_of(episodic_test.eval_episodes[u]), 1, False, False
-        )
-        h = net(w, episodic_test.eval_episodes[u].query_x).flatten(1)
-        want = torch.nn.functional.linear(h, w["head/weight"], w["head/bias"])
-        torch.testing.assert_close(answer.logits, want.float(), rtol=1e-5, atol=1e-6)
-
-
 # ------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("options", "text"),
@@ -732,7 +604,6 @@ def test_rounds_start_from_the_fresh_head_in_training_and_at_test(tmp_path: Path
         ({"local_steps": 0}, "local_steps is 0"),
         ({"variant": "cosine"}, "variant is 'cosine'"),
         ({"mode": "fast"}, "mode is 'fast'"),
-        ({"order": "exact", "meta_step": "local"}, "order is 'exact' with meta_step 'local'"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:

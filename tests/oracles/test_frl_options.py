@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,14 @@ import torch
 from torch import Tensor
 
 from fedshot.config.load import Config
-from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.seeds import Key
 from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, pieces
-from fedshot.nn.gradients import value_and_grad
+from fedshot.methods.frl.local_steps import Prototypes, pieces
 from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.resnet import ResNet12
-from fedshot.protocol.reducers import LIGHTEST
 from fedshot.runs.experiment import check_belongs
 from oracles.frl import (
     CONV,
@@ -40,7 +36,7 @@ from oracles.frl import (
     method,
     net,
 )
-from oracles.test_frl import close, features, one_class, told
+from oracles.test_frl import close, features, told
 
 
 def stepped(w: Weights, loss: Tensor, lr: float) -> Weights:
@@ -197,39 +193,6 @@ def test_as_printed_prototypes_are_those_of_the_last_repetition() -> None:
     assert method(FLAT).local.uploaded == "before"
 
 
-@pytest.mark.parametrize("order", ["first", "exact"])
-def test_a_client_with_one_class_is_left_out_of_the_last_step(order: Any, tmp_path: Path) -> None:
-    """Of the gradient, of that by the prototypes, and of the statistics."""
-    model = FLAT if order == "exact" else replace(CONV, norm_policy="running")
-    m = method(model, variant="proto", inner_rounds=0, order=order)
-    run = Run(m, tmp_path)
-    shares = run.shares()
-    shares[2] = one_class(shares[2])
-    theta, stats = run.server.phi, run.server.stats
-    known = Prototypes(
-        torch.randn(3, m.local.d, generator=Key(0).torch()).double(), torch.ones(3) > 0
-    )
-    down = {"theta": theta, "prototypes": known, **({"stats": stats} if stats else {})}
-    skips = replace(m, one_class="skip")
-    replies = [skips.meta_gradient(down, {}, s) for s in shares]
-    assert not any(bool(part.any()) for part in tree.leaves(dict(replies[2].up)))
-    names = {"gradient", "stats"} if stats else {"gradient", "of_told"}
-    for one, s in zip(replies[:2], shares, strict=False):
-        same = m.meta_gradient(down, {}, s)
-        assert one.up.keys() == same.up.keys() == names
-        assert tree.digest(dict(one.up)) == tree.digest(dict(same.up))
-    server, _ = skips.round(run.server, Group.of_shares(shares), run.key)
-    if order == "first":  # through a round
-        told_to = m.learn(Group.of_shares(shares), run.server, 3, 0, run.key).told
-        down = down | {"prototypes": told_to}
-        parts = [flat(m.meta_gradient(down, {}, s).up["gradient"]) for s in shares[:2]]
-        n = [len(s.support_y) + len(s.query_y) for s in shares[:2]]
-        lost = sum(n) / (sum(n) + LIGHTEST)
-        g = weighed(parts, [float(size) for size in n])
-        phi = flat(theta)
-        close(server.phi, {name: phi[name] - m.optimizer.lr * lost * g[name] for name in phi})
-
-
 def test_equal_weights_are_of_models_and_of_gradients(tmp_path: Path) -> None:
     m = method(FLAT, variant="linear", inner_rounds=1, inner_lr=0.1, weights="equal")
     run = Run(m, tmp_path)
@@ -252,21 +215,6 @@ def test_equal_weights_are_of_models_and_of_gradients(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------- positions
-@pytest.mark.parametrize("distance", ["mean", "unit"])
-def test_positions_meet_the_prototypes_by_the_distance_asked_for(distance: Any) -> None:
-    g, y = features()
-    local, p = FewRoundLearner(FLAT, "gpal", distance=distance), dict(enumerate(told().means))
-    each = []
-    for j, c in enumerate(y.tolist()):
-        for i in range(g.shape[-1]):
-            row = g[j, :, i]
-            row = row / row.norm() if distance == "unit" else row
-            d = torch.stack([(row - p[k]).square().sum() for k in range(3)])
-            d = d / len(row) if distance == "mean" else d
-            each.append(d[c] + (-d).logsumexp(0))
-    torch.testing.assert_close(local.aux_loss(g, y, told()), torch.stack(each).mean())
-
-
 def test_gamma_weighs_a_map_and_not_its_positions_in_every_mode() -> None:
     """Every position holds the same, so that a map weighs what each of its positions does."""
     y = features()[1]
@@ -319,35 +267,6 @@ def test_the_global_loss_of_queries_is_no_sum_over_positions(tmp_path: Path) -> 
     f = rows(flat(phi), share.query_x)
     by_all = l_local(f, share.query_y, dict(enumerate(own)))
     torch.testing.assert_close(loss - alone, 0.2 * by_all)
-
-
-def test_no_gradient_passes_a_clients_own_prototypes_where_none_is_asked_for(
-    tmp_path: Path,
-) -> None:
-    """In the last step, too: with prototypes that stay put the slope is another one."""
-    found = {}
-    for through in (True, False):
-        m = method(FLAT, query_prototypes="local", through_prototypes=through)
-        run = Run(m, tmp_path / str(through))
-        share, phi = run.shares()[0], run.server.phi
-        told = Prototypes(torch.zeros(3, 5).double(), torch.ones(3) > 0)
-
-        def loss(phi: Any, m: Any = m, share: Any = share, told: Any = told) -> Any:
-            at = {"theta": phi, "means": told.means}
-            return m.query_loss(at, told, {}, share)
-
-        value, _, grad = value_and_grad(loss, phi)
-        w = leaf(flat(phi))
-        y = share.support_y
-        own = means(net(w, share.support_x).flatten(1), y)
-        fixed = own if through else {c: mean.detach() for c, mean in own.items()}
-        want = l_local(net(w, share.query_x).flatten(1), share.query_y, fixed)
-        # The global prototypes all lie at 0: they add 0.2 log 3, and no slope.
-        torch.testing.assert_close(float(value), float(want.detach()) + 0.2 * math.log(3))
-        found[through] = flat(grad)
-        for name, slope in gradient(want, w).items():
-            torch.testing.assert_close(found[through][name], slope, rtol=1e-8, atol=1e-10)
-    assert any(not torch.allclose(found[True][n], found[False][n]) for n in found[True])
 
 
 def test_gpal_over_positions_asks_for_a_map() -> None:

@@ -250,7 +250,7 @@ def test_per_fedavg_adapts_to_training_samples_and_never_to_scored_ones(tmp_path
         want = logits(adapted, pixels(q.query_x))[:, columns]
         torch.testing.assert_close(answer.logits, want, rtol=1e-9, atol=1e-9)
         fewer = q._replace(query_x=q.query_x[:1])
-        alone = group.method.answer(group.server.theta, group.server.stats, fewer)
+        alone = group.method.logits(group.server.theta, group.server.stats, fewer)
         torch.testing.assert_close(alone, answer.logits[:1], rtol=1e-12, atol=1e-12)
 
 

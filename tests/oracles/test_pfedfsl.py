@@ -246,8 +246,6 @@ def test_the_highest_affinities_are_chosen_and_random_choice_ignores_them() -> N
     [
         ("difference", [0.2, -0.1]),
         ("positive", [0.2, 0.0]),
-        ("wins", [0.5, 0.0]),
-        ("sign", [1.0, -1.0]),
     ],
 )
 def test_what_is_added_to_the_affinities(rule: Any, expected: list[float]) -> None:
@@ -498,21 +496,6 @@ def test_own_first_models_differ_and_common_ones_do_not() -> None:
         assert len(digests) == n
 
 
-def test_noise_is_added_to_what_is_sent_and_nothing_else(tmp_path: Path) -> None:
-    running = replace(CONV, norm_policy="running")
-    quiet, loud = (Group(method(noise=s, model=running), tmp_path / str(s)) for s in (0.0, 0.5))
-    quiet.round()
-    loud.round()
-    for k in range(4):
-        one, other = quiet.spy.seen[k], loud.spy.seen[k]
-        assert torch.equal(one.up["weights"], other.up["weights"])
-        assert tree.digest(one.up["model"]["stats"]) == tree.digest(other.up["model"]["stats"])
-    gaps = [(loud.banked(k)[n] - w).flatten() for k in range(4) for n, w in quiet.banked(k).items()]
-    gap = torch.cat(gaps)
-    assert float(gap.std()) == pytest.approx(0.5, rel=0.1)
-    assert float(gap.mean()) == pytest.approx(0, abs=0.05)
-
-
 def test_a_cohort_changes_its_own_rows_alone(tmp_path: Path) -> None:
     group = Group(method(), tmp_path)
     group.round()
@@ -587,7 +570,6 @@ def test_a_packed_upload_that_is_none_is_refused(trouble: Any, tmp_path: Path) -
         ({"m": 4}, "m is 4; of 4 clients a client has 3 others"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"l1": "proximal", "optimizer": Optimizer("adam")}, "Set it to 'sgd'"),
-        ({"l1": "proximal", "noise": 0.1}, "noise would fill the zeros"),
         ({"own_sample": "sometimes"}, "own_sample is 'sometimes'"),
         ({"iota": -1.0}, "iota is -1.0"),
     ],

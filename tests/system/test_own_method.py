@@ -26,14 +26,13 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError, MethodError
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.fleets.client_checks import WorkChecks
 from fedshot.methods import user_methods
 from fedshot.methods.base.fl_proto import FLProto
 from fedshot.methods.registry import METHODS, register
-from fedshot.nn.models.model import Model
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import ClientWork, Reply, client_work
+from fedshot.protocol.method import Method
 from fedshot.recipes.index import load
 from fedshot.recipes.reading import joined
 from fedshot.recipes.results import CellResult, identity, outdated
@@ -223,7 +222,7 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
         ("no tensors", "an up that is no tree: theta is a float"),
         ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
         ("no private state", "a private state of another form"),
-        ("state alone", r"Faulty\.round returned a FLProtoState; expected the server's new state"),
+        ("state alone", r"Faulty\.round returned a ModelState; expected the server's new state"),
     ],
 )
 def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
@@ -257,15 +256,13 @@ def test_a_generator_that_another_thread_moves_once_is_no_fault(tmp_path: Path) 
     assert len(calls) > 1
 
 
-class Bare:
+class Bare(Method[Any]):
     name: ClassVar[str] = "bare"
 
 
 @dataclass(frozen=True)
-class Short:
+class Short(Method[Any]):
     name: ClassVar[str] = "short"
-    model: Model
-    episode: EpisodeSpec
 
 
 @dataclass(frozen=True)
@@ -276,10 +273,15 @@ class Namesake(FLProto):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (Bare, "a dataclass with the fields"),
-        (Short, "Short has no init, init_client, round, evaluate, transductive, max_way"),
-        (Namesake, "there is a method 'fl_proto' already"),
-        (type("Nameless", (), {}), "Nameless.name is None"),
+        (Bare, "Bare is not a dataclass"),
+        (Short, "Short has no init, round, server_model or evaluate"),
+        (
+            Namesake,
+            r"the name 'fl_proto': FLProto \(.*base/fl_proto\.py, line \d+\) and Namesake \(.*"
+            r"test_own_method\.py, line \d+\)",
+        ),
+        (type("Nameless", (Method,), {}), "Nameless.name is ''"),
+        (type("Stray", (), {}), "Stray does not inherit from fedshot.protocol.Method"),
     ],
 )
 def test_what_is_no_method_is_refused(method: type[Any], words: str) -> None:

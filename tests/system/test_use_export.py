@@ -18,6 +18,7 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.seeds import Key
 from fedshot.learners.learner import EvalEpisode, episode_features
+from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.methods.registry import METHODS
 from fedshot.nn.models.backbones import BACKBONES
 from fedshot.nn.models.mode import Mode
@@ -173,7 +174,7 @@ def test_every_methods_encoder_is_found(name: str, tmp_path: Path) -> None:
     method = {"method": {"name": name, **short, **inner}}
     head: dict[str, Any] = {"model": {"head": {"name": "linear", "way": 5}}}
     two = {"run": {"cohort": 2}, "test": {"episodes": 2}}
-    own = OWN if getattr(METHODS[name], "knows_base_alone", False) else {}
+    own = OWN if issubclass(METHODS[name], AmongBaseClasses) else {}
     made = finished(tmp_path / "run", merged(method, head, own), CONV, SHORT, two)
     run = TrainedRun(tmp_path / "run")
     client = None

@@ -453,6 +453,10 @@ def test_a_value_that_older_versions_took_is_refused_with_what_to_set() -> None:
     with pytest.raises(ConfigError, match=r"'sum', which .* to 'mean', and multiply method\.gamma"):
         Config.of({"method": method})
     assert Config.of({"method": method | {"positions": "mean"}})
+    with pytest.raises(ConfigError, match=r"affinity is 'sign', which pfedfsl no longer has"):
+        Config.of({"method": {"name": "pfedfsl", "affinity": "sign"}})
+    with pytest.raises(ConfigError, match=r"method\.noise is 0\.1, and pfedfsl no longer has"):
+        Config.of({"method": {"name": "pfedfsl", "noise": 0.1}})
 
 
 def test_settings_replaced_without_their_parts_are_refused() -> None:

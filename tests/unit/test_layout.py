@@ -103,3 +103,18 @@ def test_retired_words_do_not_come_back(room: str) -> None:
                 words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", token.string)
                 found |= {token.string for word in words if word.lower() in RETIRED}
     assert found == set()
+
+
+def test_what_a_method_can_do_is_read_as_its_traits() -> None:
+    """Only an exchange looks anything up in a method by name: the client work it asks for."""
+    allowed = {"protocol/exchange.py": 1}
+    found: dict[str, int] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) in ("getattr", "hasattr")
+                and re.search(r"\bmethod\b|_method\b|METHODS", ast.unparse(node.args[0]))
+            ):
+                found[named(path)] = found.get(named(path), 0) + 1
+    assert found == allowed

@@ -18,6 +18,7 @@ from fedshot.config.settings import parse
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
 from fedshot.core.text import long_names
+from fedshot.protocol.method import TEST_ROUNDS
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
@@ -116,13 +117,12 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def _for_rounds(method: Any, text: str) -> Any:
     """Return the method with another number of rounds at test."""
-    known = [field.name for field in fields(method)]
-    if "test_rounds" not in known:
+    if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
             f"--rounds is {text}, and {method.name} learns in no rounds at test. Leave it out."
         )
     value = parse(text, lambda _: False, origin="the value of --rounds")
-    return replace(method, test_rounds=validated(Option("--rounds", int), value))
+    return replace(method, **{TEST_ROUNDS: validated(Option("--rounds", int), value)})
 
 
 def methods(options: argparse.Namespace) -> int:

@@ -48,6 +48,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.registry import SOURCES, Source
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
+from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.model import Model
 from fedshot.protocol.method import Method
@@ -130,9 +131,8 @@ class Config:
     @property
     def changed_meaning(self) -> str:
         """Return what these settings meant otherwise in older runs, "" for nothing."""
-        method = METHODS[self.settings["method"]["name"]]
-        told: Callable[[Settings], str] | None = getattr(method, "changed_meaning", None)
-        return told(self.settings) if told else ""
+        meant: str = METHODS[self.settings["method"]["name"]].changed_meaning(self.settings)
+        return meant
 
     def with_threads(self, threads: int) -> Config:
         """Return the configuration with the number of intra-op threads said."""
@@ -290,16 +290,16 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         if tree.get(section, {}) is None:  # `run:` with nothing below it
             del tree[section]
     names = {place: _take_kind(tree, place) for place in KINDS}
-    retired: Callable[[Settings], str] | None = getattr(METHODS[names["method"]], "retired", None)
-    if retired and (told := retired(trees.at(tree, "method"))):
-        raise ConfigError(told)
+    if reason := METHODS[names["method"]].retired(trees.at(tree, "method")):
+        raise ConfigError(reason)
+    tree["method"] = without_removed(names["method"], trees.at(tree, "method"))
     settle(tree, names)
     chosen = [(place, KINDS[place][0][name]) for place, name in names.items() if name != NO_HEAD]
     parser = _parser(tuple(chosen))
     try:
         found = parser.parse_object(tree)
         if found.model.norm_policy == "method":
-            found.model.norm_policy = _norm_policy(names["method"], vars(found.method))
+            found.model.norm_policy = METHODS[names["method"]].norm_policy(vars(found.method))
         with with_option_path(_plain_values(found)):
             made = parser.instantiate(found)
     except ArgumentError as error:
@@ -345,12 +345,6 @@ class _Maker:
         with with_option_path(settings):
             made: Method[Any] = cls(model=model, episode=self.episode, **known, **self.chosen)
         return made
-
-
-def _norm_policy(name: str, chosen: Mapping[str, Any]) -> str:
-    """Return the batch-norm policy that a method prefers; "running" where it has no say."""
-    prefers: Callable[[Mapping[str, Any]], str] | None = getattr(METHODS[name], "norm_policy", None)
-    return prefers(chosen) if prefers else "running"
 
 
 def _take_kind(tree: Settings, place: str) -> str:

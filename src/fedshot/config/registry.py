@@ -18,6 +18,7 @@ from fedshot.data.partitions.registry import PARTITIONS
 from fedshot.data.sources.registry import SOURCES
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
+from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models.backbones import BACKBONES
 
@@ -164,7 +165,9 @@ def every_difference(
     old: Settings, new: Settings, *, except_for: Collection[str] = ()
 ) -> str | None:
     """Say which settings differ as `difference` does, those that only watch included."""
-    return trees.difference(old, new, except_for=except_for, later=defaults(new))
+    removed = REMOVED.get(str(trees.at(new, "method.name")), {})
+    later = defaults(new) | {f"method.{option}": value for option, value in removed.items()}
+    return trees.difference(old, new, except_for=except_for, later=later)
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:

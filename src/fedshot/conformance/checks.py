@@ -132,9 +132,9 @@ def runs_through(runs: Runs) -> None:
 def is_made_of_hyper_parameters(runs: Runs) -> None:
     """Frozen and comparable, so that a run cannot leave anything behind in it."""
     method = runs.method
-    options = getattr(type(method), "__dataclass_params__", None)
+    options: Any = vars(type(method)).get("__dataclass_params__")
     require(options is not None and options.frozen, "it is no frozen dataclass")
-    copy = dataclasses.replace(method)  # type: ignore[type-var]
+    copy = dataclasses.replace(method)
     require(method == copy, "a copy of it with the same options is not equal to it")
     require(bool(inspect.getdoc(type(method))), "its class has no docstring")
 
@@ -334,7 +334,7 @@ def threads_equal_a_loop(runs: Runs) -> None:
 def stacked_clients_equal_a_loop(runs: Runs) -> None:
     """In float64: in float32 what is regrouped drifts apart."""
     method: Any = runs.method
-    if not method.model.backbone.vmappable or getattr(method, "packs", False):
+    if not method.model.backbone.vmappable or method.traits.unstackable:
         return  # a run on that fleet is refused at its start
     double = dataclasses.replace(method, model=dataclasses.replace(method.model, dtype="float64"))
     stacked = Runs(double, VECTORISED, runs._folder)
@@ -363,7 +363,7 @@ def questions_are_answered_and_nothing_is_learnt(runs: Runs) -> None:
 
 def queries_are_answered_one_by_one(runs: Runs) -> None:
     """Unless the method is marked transductive."""
-    if runs.method.transductive:
+    if runs.method.traits.transductive:
         return
     fewer = episodic_test()
     fewer.eval_episodes = [q._replace(query_x=q.query_x[:4]) for q in fewer.eval_episodes]  # type: ignore[assignment]

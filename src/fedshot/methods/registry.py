@@ -1,6 +1,6 @@
 """The methods, by the names they have in configurations and tables."""
 
-from dataclasses import fields, is_dataclass
+import inspect
 from typing import Any, TypeVar
 
 from fedshot.core.errors import ConfigError
@@ -30,6 +30,7 @@ from fedshot.methods.personal.heur_fedamp import HeurFedAMP
 from fedshot.methods.personal.per_fedavg import PerFedAvg
 from fedshot.methods.personal.pfedfsl import PFedFSL
 from fedshot.methods.personal.pfedme import PFedMe
+from fedshot.protocol.method import Method
 
 METHODS: dict[str, type[Any]] = {
     method.name: method
@@ -65,8 +66,6 @@ METHODS: dict[str, type[Any]] = {
 
 M = TypeVar("M", bound=type[Any])
 
-_OWES = ("init", "init_client", "round", "evaluate", "transductive", "max_way")
-
 
 def register(method: M) -> M:
     """Let configurations name a method of your own, in this process; a class decorator.
@@ -74,55 +73,37 @@ def register(method: M) -> M:
     Raises ConfigError where the class lacks what a `fedshot.protocol.method.Method` has, or where
     another method has its name.
     """
-    name = getattr(method, "name", None)
-    if not isinstance(name, str) or not name.isidentifier():
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise ConfigError(
+            f"{method.__name__} does not inherit from fedshot.protocol.Method. Write "
+            f"`class {method.__name__}(Method[State])`, with the type of the server's state."
+        )
+    name = method.name
+    if not name.isidentifier():
         raise ConfigError(
             f"{method.__name__}.name is {name!r}; expected a ClassVar of letters, digits and '_', "
             "such as 'my_method', by which configurations choose it."
         )
-    given = {field.name for field in fields(method)} if is_dataclass(method) else set()
-    if not {"model", "episode"} <= given:
+    if "__dataclass_params__" not in vars(method):
         raise ConfigError(
-            f"{method.__name__} is to be a dataclass with the fields `model: Model` and "
-            "`episode: EpisodeSpec`; put @dataclass(frozen=True) below @register."
+            f"{method.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register."
         )
-    if missing := [owed for owed in _OWES if not hasattr(method, owed)]:
-        raise ConfigError(f"{method.__name__} has no {', '.join(missing)}; a method has all of it.")
+    missing = sorted(method.__abstractmethods__)
+    if method.server_model is Method.server_model and method.evaluate is Method.evaluate:
+        missing.append("server_model or evaluate")
+    if missing:
+        raise ConfigError(f"{method.__name__} has no {', '.join(missing)}; a method needs them.")
     if METHODS.setdefault(name, method) is not method:
         raise ConfigError(
-            f"there is a method {name!r} already, {METHODS[name].__qualname__}; choose another "
-            f"`name` for {method.__qualname__}."
+            f"two methods have the name {name!r}: {_place(METHODS[name])} and {_place(method)}. "
+            "Choose another `name` for one of them."
         )
     return method
 
 
-__all__ = [
-    "F2L",
-    "FRL",
-    "METHODS",
-    "Ditto",
-    "FLProto",
-    "FRLFedAvg",
-    "FRLFinetune",
-    "FRLFrozen",
-    "FRLOneShot",
-    "FRLPersonal",
-    "FSLLocal",
-    "FedAvg",
-    "FedAvgProbe",
-    "FedBABU",
-    "FedFSLMI",
-    "FedFSLMIAdv",
-    "FedFSLNaive",
-    "FedFSLProx",
-    "FedFomo",
-    "FedMeta",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "HeurFedAMP",
-    "PFedFSL",
-    "PFedMe",
-    "PerFedAvg",
-    "register",
-]
+def _place(method: type[Any]) -> str:
+    try:
+        file, line = inspect.getsourcefile(method), inspect.getsourcelines(method)[1]
+    except (OSError, TypeError):  # in a notebook, say
+        return f"{method.__module__}.{method.__qualname__}"
+    return f"{method.__qualname__} ({file}, line {line})"

@@ -71,18 +71,6 @@ def floored_kl(p_logits: Tensor, q_logits: Tensor, floor: float) -> Tensor:
     return (log_p.exp() * (log_p.clamp_min(least) - log_q.clamp_min(least))).sum(-1).mean()
 
 
-def jensen_shannon(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Return the mean over rows of KL(p || m)/2 + KL(q || m)/2, m = (p + q)/2; at most log 2."""
-    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
-    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
-    return 0.5 * (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(-1).mean()
-
-
-def mean_gap(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Return the mean over rows and classes of |p - q|: Saito et al. 2018 (MCD)."""
-    return (p_logits.softmax(-1) - q_logits.softmax(-1)).abs().mean()
-
-
 def proximal(params: Tree, reference: Tree) -> Tensor:
     """Return 1/2 ||w - w0||^2 over all leaves; its gradient is w - w0."""
     return 0.5 * torch.stack([d.square().sum() for d in leaves(sub(params, reference))]).sum()

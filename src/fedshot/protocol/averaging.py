@@ -51,11 +51,12 @@ def local_reply(
     down: Tree,
     private: Tree,
     drawn: WeightedSteps[E],
+    weight: int | None = None,
 ) -> Reply:
-    """Take the local steps from "theta" and "stats"; answer with the changes, weighed by n_k."""
+    """Take local steps from "theta" and "stats"; send the changes with weight n_k, or `weight`."""
     new = local_sgd(episode_loss, optimizer, down["theta"], down["stats"], drawn)
     up = changes({"theta": new.params, "stats": new.stats}, down)
-    return Reply(up, private, drawn.n, new.metrics)
+    return Reply(up, private, drawn.n if weight is None else weight, new.metrics)
 
 
 def average(

@@ -71,20 +71,28 @@ class ClientWork:
         return cls(owner, name)
 
     @property
+    def exists(self) -> bool:
+        """Whether the method has client work of this name, which a message may ask for."""
+        return not self.name.startswith("_") and hasattr(self._of(self.name), "draw")
+
+    @property
     def draw_name(self) -> str | None:
-        """The function that draws for the work; None where nothing is drawn."""
-        name: str | None = getattr(self.method, self.name).draw
+        """The function that draws for the work; None if nothing is drawn."""
+        name: str | None = self._of(self.name).draw
         return name
 
     def draw(self, data: Any, key: Key) -> Tree:
         """Draw what the work needs from a client's data."""
         name = self.draw_name
-        return {} if name is None else getattr(self.method, name)(data, key)
+        return {} if name is None else self._of(name)(data, key)
 
     def __call__(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Run the work."""
-        reply: Reply = getattr(self.method, self.name)(down, private, drawn)
+        reply: Reply = self._of(self.name)(down, private, drawn)
         return reply
+
+    def _of(self, name: str) -> Any:
+        return getattr(self.method, name, None)
 
 
 @dataclass(frozen=True)

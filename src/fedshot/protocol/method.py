@@ -1,10 +1,10 @@
-"""What a method is, and how test questions reach the models."""
+"""What a federated method is: its traits and functions, and the prediction of test episodes."""
 
-from __future__ import annotations
-
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,104 +13,256 @@ from fedshot.core.errors import check_word
 from fedshot.core.machine import give_back_memory
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.feature_cache import FeatureCache, features_of
-from fedshot.learners.learner import EvalEpisode
+from fedshot.data.episodes.episode import ClientData
+from fedshot.data.episodes.group_sampler import GroupSampler
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.learners.feature_cache import FeatureCache, features_of, worth_caching
+from fedshot.learners.learner import EvalEpisode, Learner, Proto
+from fedshot.learners.local_training import check_budget, sample_episodes
+from fedshot.nn.models.model import Model
+from fedshot.nn.prototypes import nearest_prototypes
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import PerClient, Reply
+from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.reducers import Gather
 
 S = TypeVar("S", bound=Tree)
-DIAGNOSTIC = "diagnostic"  # in the metadata of an option that `diagnostic` makes
-_TIDY = 32  # questions after which memory is given back
+DIAGNOSTIC = "diagnostic"  # key in the metadata of an option that `diagnostic` makes
+_TIDY = 32  # episodes after which memory is given back
+
+# Names that mean the same in every method that has an option of this name.
+BATCH_OPTIONS = ("batch", "inner_batch")  # examples of a local step; null for all
+STEP_OPTIONS = ("local_steps", "prepare_steps")  # local steps between two uploads
+PHASE_OPTIONS = ("classify_rounds",)  # rounds after which training goes on in another way
+TEST_ROUNDS = "test_rounds"  # rounds that a group of clients trains for at test
 
 
 def diagnostic(default: Any) -> Any:
-    """Return a dataclass's field that tells more of a training and changes nothing of it.
+    """Return a dataclass field for a diagnostic option, which does not affect training.
 
-    Two configurations that differ in it alone are those of one training.
+    A run may be resumed with another value of it.
     """
     return field(default=default, metadata={DIAGNOSTIC: True})
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What a method can do and what it needs, under its options.
+
+    Args:
+        max_way: most classes of a training episode; None for any number.
+        any_test_way: test episodes may have any number of classes, whatever `max_way` says.
+        transductive: the prediction for a query may depend on the other queries.
+        adapts: gradient steps adapt the model to the support set at test.
+        adds_examples: predictions are built from the support examples one at a time, so that more
+            examples can be added later.
+        base_classes_only: the method predicts base classes alone, and cannot be tested on others.
+        redealt: the partition deals the images of every training episode to all clients anew.
+        trains_on_pool: under partition "redealt", clients draw batches from the whole pool.
+        unstackable: why the uploads of several clients cannot be stacked; "" if they can.
+        warnings: what a run tells the user before round 1.
+    """
+
+    max_way: int | None = None
+    any_test_way: bool = False
+    transductive: bool = False
+    adapts: bool = False
+    adds_examples: bool = False
+    base_classes_only: bool = False
+    redealt: bool = False
+    trains_on_pool: bool = False
+    unstackable: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def max_test_way(self) -> int | None:
+        """Most classes of a test episode; None for any number."""
+        return None if self.any_test_way else self.max_way
+
+
 class Prediction(NamedTuple):
-    """The logits of one model for the queries of one question."""
+    """The logits of one model for the queries of one test episode."""
 
     eval_episode: int
-    client: int | None  # None: the server's model
+    client: int | None  # None for the server's model
     logits: Tensor  # [queries, way]
 
 
-class Method(Protocol[S]):
-    """A federated method: a frozen dataclass of hyper-parameters with these functions.
+class ModelState(NamedTuple):
+    """The state of a server that trains one model and remembers nothing else."""
 
-    `S` is what the server remembers: a tree, usually a named tuple. What a client remembers is a
-    tree that stays with the client. `name` is the method's in configurations and tables.
+    theta: Tree  # the learner's parameters
+    stats: Tree  # running statistics of batch norm
+
+
+class ServerModel(NamedTuple):
+    """A model that the server predicts with."""
+
+    learner: Learner
+    params: Tree
+    stats: Tree  # running statistics of batch norm
+
+
+@dataclass(frozen=True)
+class Method(ABC, Generic[S]):
+    """A federated method: a frozen dataclass of options with these functions.
+
+    `S` is the server's state: a tree, usually a named tuple. A client's private state is a tree
+    that stays with the client. A method has either `server_model` or an `evaluate` of its own.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""  # in configurations and tables
+    test_norm: ClassVar[str] = "running"  # what model.norm_policy "method" stands for
 
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query may depend on the other queries."""
-        ...
+    model: Model
+    episode: EpisodeSpec
 
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have, in training and at test; None for any number.
+    @classmethod
+    def norm_policy(cls, options: Mapping[str, Any]) -> str:
+        """Return what model.norm_policy "method" stands for under these options."""
+        del options
+        return cls.test_norm
 
-        A method that trains a head and tests without it may have a `max_test_way` beside it.
+    @staticmethod
+    def retired(method: Mapping[str, Any]) -> str:
+        """Return why an option that is set is no longer accepted and what to set, or "".
+
+        Args:
+            method: the options of the method that are set.
         """
-        ...
+        del method
+        return ""
 
+    @staticmethod
+    def changed_meaning(settings: Mapping[str, Any]) -> str:
+        """Return which settings of a run of an older version mean something else today, or "".
+
+        Args:
+            settings: all settings of the run.
+        """
+        del settings
+        return ""
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs; `replace(super().traits, ...)` to say more."""
+        return Traits(transductive=self.model.norm_policy == "transductive")
+
+    @property
+    def training(self) -> object:
+        """All options that training depends on; None if runs never share their training."""
+        return None
+
+    def check_group(self, group: GroupSampler) -> None:
+        """Raise ConfigError if the method cannot be tested on such groups of clients."""
+
+    @abstractmethod
     def init(self, key: Key) -> S:
         """Return the server's state before round 1."""
-        ...
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a client's private state before its first round; `{}` for none."""
-        ...
+        """Return a client's private state before its first round."""
+        del client, key
+        return {}
 
+    @abstractmethod
     def round(self, server: S, clients: Clients, key: Key) -> tuple[S, Mapping[str, float]]:
-        """Return the server's state one round later, and what there is to report of the round."""
-        ...
+        """Return the server's state after one more round, and the metrics of the round."""
+
+    def server_model(self, server: S) -> ServerModel | None:
+        """Return the model that the server predicts with; None if the clients' models predict."""
+        del server
+        return None
 
     def evaluate(
         self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Answer test questions. Nothing that is learnt here is kept."""
-        ...
+        """Predict the queries of test episodes. Nothing that is learned here is kept."""
+        del key
+        model = self.server_model(server)
+        assert model is not None, "a method has `server_model` or `evaluate`"
+        return predict_by_model(model, eval_episodes, clients)
 
 
-def widest_test(method: Method[Any]) -> int | None:
-    """Return the most classes that a test of the method may ask about; None for any number."""
-    widest: int | None = getattr(method, "max_test_way", method.max_way)
-    return widest
+class EpisodicMethod(Method[S]):
+    """A method whose clients take local steps on episodes that they draw from their data."""
+
+    local_steps: int
+    episodes_per_step: int
+
+    def __post_init__(self) -> None:
+        check_budget(self.local_steps, self.episodes_per_step)
+
+    @property
+    def n_episodes(self) -> int:
+        """Episodes of one local update, |B_k|."""
+        return self.local_steps * self.episodes_per_step
+
+    def draw(self, data: ClientData, key: Key) -> Tree:
+        """Draw the episodes of a local update."""
+        return sample_episodes(data, self.episode, self.local_steps, self.episodes_per_step, key)
 
 
-def warnings_of(method: Method[Any]) -> tuple[str, ...]:
-    """Return what a person should know of a method's options before round 1; () for nothing.
+class ClientModels(Method[S]):
+    """A method whose clients predict with models of their own."""
 
-    A method that has something to say says it in its `warnings`.
-    """
-    said: tuple[str, ...] = getattr(method, "warnings", ())
-    return said
+    answer_by: Literal["turns", "all"] = "turns"
+
+    @abstractmethod
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Return what maps an episode to logits, from `message` and the client's private state."""
+
+    def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
+        """Return what the server sends a client beside the episodes."""
+        del server, clients, client
+        return {}
+
+    @client_work()
+    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+        """Predict the episodes that were sent with the client's own model."""
+        del drawn
+        logits = predict_all(self.predictor(down, private), down["questions"])
+        return Reply({"logits": logits}, private, len(logits))
+
+    def evaluate(
+        self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
+        """Let the clients predict."""
+        down = partial(self.message, server, clients)
+        return predict_at_clients(
+            self.answer, clients, eval_episodes, key, by=self.answer_by, down=down
+        )
+
+
+def predict_by_model(
+    model: ServerModel, eval_episodes: Sequence[EvalEpisode], clients: Clients
+) -> list[Prediction]:
+    """Predict every episode with one model; prototypes embed each example once where they can."""
+    learner, params, stats = model
+    if (
+        isinstance(learner, Proto)
+        and learner.model.norm_policy == "running"
+        and worth_caching(eval_episodes)
+    ):
+        embed = partial(learner.embed, params, stats)
+        return predict_from_features(embed, nearest_prototypes, eval_episodes, clients)
+    return predict_at_server(partial(learner.answer, params, stats), eval_episodes, clients)
 
 
 def predict_at_server(
-    answer: Callable[[EvalEpisode], Tensor],
+    predict: Callable[[EvalEpisode], Tensor],
     eval_episodes: Sequence[EvalEpisode],
     clients: Clients | None = None,
 ) -> list[Prediction]:
-    """Let the server's model answer every question, on as many cores as the clients' fleet has."""
+    """Predict every episode at the server, on as many cores as the fleet of `clients` uses."""
 
     def one(u: int) -> Prediction:
-        found = Prediction(u, None, answer(eval_episodes[u]).detach().cpu())
+        found = Prediction(u, None, predict(eval_episodes[u]).detach().cpu())
         if u % _TIDY == _TIDY - 1:
-            give_back_memory()  # else the answers, which stay, leave holes between what is freed
+            give_back_memory()  # the logits, which stay, leave holes between freed memory
         return found
 
-    asked = range(len(eval_episodes))
-    return [one(u) for u in asked] if clients is None else clients.parallel_map(one, asked)
+    every = range(len(eval_episodes))
+    return [one(u) for u in every] if clients is None else clients.parallel_map(one, every)
 
 
 def predict_from_features(
@@ -119,12 +271,12 @@ def predict_from_features(
     cache: FeatureCache,
     clients: Clients,
 ) -> list[Prediction]:
-    """Let the server's model answer every question, embedding each example once.
+    """Predict every episode at the server, embedding each example once.
 
     Args:
-        embed: from examples to features; a row must not depend on the others.
-        compare: from support features, their labels, query features and the way to logits.
-        gallery: questions that `worth_caching` approves of.
+        embed: maps examples to features; a row must not depend on the other rows.
+        compare: maps support features, support labels, query features and the way to logits.
+        cache: test episodes for which `worth_caching` holds.
         clients: their fleet spreads the work over its cores.
     """
     h = features_of(cache, embed, clients.parallel_map)
@@ -147,18 +299,17 @@ def predict_at_clients(
     by: str = "turns",
     down: Callable[[int], Mapping[str, Tree]] = lambda _: {},
 ) -> list[Prediction]:
-    """Send the questions to where the models are.
+    """Send test episodes to the clients, which hold the models, and return their predictions.
 
     Args:
-        work: client work that takes `{"eval_episodes": {"17": EvalEpisode, ...}}` and uploads
-        "logits",
-            `{"17": logits, ...}`, float32 [queries, way].
+        work: client work that takes `{"questions": {"17": EvalEpisode, ...}}` and uploads
+            `{"logits": {"17": logits, ...}}`, float32 [queries, way].
         clients: the population.
-        questions: the questions, without answers.
+        eval_episodes: the test episodes; if they have owners, each goes to its owner.
         key: of this evaluation.
-        by: "turns" gives question u to client u mod K; "all" gives every question to every client.
-            Questions that have owners go to their owners.
-        down: what a client is sent beside its questions.
+        by: without owners, "turns" gives episode u to client u mod K, and "all" gives every
+            episode to every client.
+        down: what a client is sent beside its episodes.
     """
     check_word("by", by, ("turns", "all"))
     n = len(eval_episodes)
@@ -181,7 +332,7 @@ def predict_at_clients(
     def logits_of(client: int) -> Tree:
         return {str(u): torch.empty(sizes[u], device="meta") for u in asked[client]}
 
-    # Values are for the examiner to judge: logits that are not finite are wrong answers.
+    # The reducer does not bound the values: logits that are not finite count as wrong predictions.
     got = clients.exchange(
         work,
         PerClient(message),
@@ -197,7 +348,7 @@ def predict_at_clients(
 
 
 def predict_all(
-    answer: Callable[[EvalEpisode], Tensor], eval_episodes: Mapping[str, EvalEpisode]
+    predict: Callable[[EvalEpisode], Tensor], eval_episodes: Mapping[str, EvalEpisode]
 ) -> dict[str, Tensor]:
-    """Answer each of the named questions, with float32 logits."""
-    return {u: answer(eval_episode).detach().float() for u, eval_episode in eval_episodes.items()}
+    """Return the float32 logits of each episode, by its name."""
+    return {u: predict(eval_episode).detach().float() for u, eval_episode in eval_episodes.items()}

@@ -34,12 +34,13 @@ def plane(run: Experiment, marks: Sequence[float]) -> dict[str, Any]:
 
     `marks` are its accuracies in the episodes of the test.
     """
-    learner = getattr(run.method, "learner", None)
-    if not isinstance(learner, Maml) or learner.model.out_features != 2:
+    method, found = run.method, run.method.server_model(run.server)
+    if found is None or not isinstance(learner := found.learner, Maml):
         return {}
-    if not isinstance(learner.model.head, LinearHead) or not hasattr(run.server, "w"):
+    if learner.model.out_features != 2 or not isinstance(learner.model.head, LinearHead):
         return {}
-    episodic_test, server = run.setting.test, run.chosen()
+    episodic_test, chosen = run.setting.test, method.server_model(run.chosen())
+    assert chosen is not None
     u = int(np.argsort(marks, kind="stable")[len(marks) // 2])
     asked, rows = episodic_test.eval_episodes[u], []
     for number in asked.classes.tolist():
@@ -48,7 +49,7 @@ def plane(run: Experiment, marks: Sequence[float]) -> dict[str, Any]:
     seen = examples(run.setting.dataset, np.concatenate(rows))
     both = torch.cat([asked.support_x, seen])
     eval_episode = EvalEpisode(asked.support_x, asked.support_y, both, asked.classes)
-    adapted, h = learner.read(server.w, server.stats, eval_episode)
+    adapted, h = learner.read(chosen.params, chosen.stats, eval_episode)
     n, way = len(asked.support_y), len(asked.classes)
     names = [episodic_test.class_names[number] for number in asked.classes.tolist()]
     return {

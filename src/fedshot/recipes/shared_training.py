@@ -40,7 +40,7 @@ class _Held(TypedDict):
 
 def trained_alike(run: Experiment, lead: Experiment) -> bool:
     """Whether a run would train what another trains, and chooses its round as a follower can."""
-    first, second = (getattr(one.method, "training", None) for one in (run, lead))
+    first, second = (one.method.training for one in (run, lead))
     return (
         first is not None
         and first == second
@@ -83,7 +83,7 @@ def _besides(run: Experiment) -> dict[str, Any]:
     """Return the settings, by place, that the rounds depend on beside the method's `training`."""
     settings = run.config.settings
     no_part = ["name", *ROW_MAY_SET, "test"]
-    if settings["partition"]["name"] == "redealt" and getattr(run.method, "trains_on_pool", False):
+    if settings["partition"]["name"] == "redealt" and run.method.traits.trains_on_pool:
         no_part += ["partition.by", "partition.per_client", "partition.shards"]
     own = tuple(f"{place}." for place in no_part)
     found = {k: v for k, v in trees.flat(settings) if not f"{k}.".startswith(own)}

@@ -26,6 +26,7 @@ from fedshot.core.locks import locked
 from fedshot.core.records import Finite, Whole
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
+from fedshot.protocol.method import PHASE_OPTIONS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Cell
@@ -89,8 +90,9 @@ def key(cell: Cell) -> str:
     tree = {name: part for name, part in cell.settings().items() if name not in _FREE}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
     method = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
-    if "classify_rounds" in method:  # of all rounds, whose number does not count either
-        method["classify_rounds"] = bool(method["classify_rounds"])
+    for option in PHASE_OPTIONS:  # of all rounds, whose number does not count either
+        if option in method:
+            method[option] = bool(method[option])
     tree["method"] = method
     dealt = cell.settings().get("partition", {})
     if own := {name: dealt[name] for name in ("way", "shot") if name in dealt}:

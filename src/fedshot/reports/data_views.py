@@ -126,9 +126,9 @@ def _chosen(setting: PreparedRun, folder: Path) -> Tree:
 def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
     if setting.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
-    model = getattr(setting.method, "model", None)
+    model = setting.method.model
     body = _body(server)
-    if model is None or body is None:
+    if body is None:
         return "the server has no single encoder: models stay with, or belong to, the clients"
     params, stats = model.init(Key(0))
     if (found := tree.difference(params["body"], body)) is not None:

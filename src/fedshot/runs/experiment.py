@@ -482,7 +482,7 @@ class Experiment:
         device = self.config.run.device
         server = tree.to(server, torch.device(device))
         answers = self.method.evaluate(server, clients, episodic_test.eval_episodes.on(device), key)
-        return score(answers, episodic_test, transductive=self.method.transductive)
+        return score(answers, episodic_test, transductive=self.method.traits.transductive)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.setting.clients

@@ -5,7 +5,6 @@ Everything that cannot work is refused here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -22,7 +21,6 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import Tasks
-from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.row_split import Rows
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
@@ -32,7 +30,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
-from fedshot.protocol.method import Method, warnings_of, widest_test
+from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import Facts
 
 _BIG = 4 * 10**11  # FLOPs of a step that is given all cores: a second and more on one of them
@@ -216,13 +214,13 @@ class PreparedRun(FederatedDataset):
                 f"backbone {kind!r} cannot be stacked: its torch kernel takes the weights of one "
                 "model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
             )
-        if config.run.fleet == "vectorised" and getattr(self.method, "packs", False):
+        traits = self.method.traits
+        if config.run.fleet == "vectorised" and traits.unstackable:
             raise ConfigError(
-                "run.fleet is 'vectorised', and with method.l1 'proximal' uploads without their "
-                "zeros differ in size from client to client, which cannot be stacked. Set "
-                "run.fleet to 'threads', or method.l1 to 'subgradient'."
+                "run.fleet is 'vectorised', which stacks the uploads of several clients, and "
+                f"{traits.unstackable}, or run.fleet to 'threads'."
             )
-        if self._asks_for_novel() and getattr(self.method, "knows_base_alone", False):
+        if self._asks_for_novel() and traits.base_classes_only:
             raise ConfigError(
                 f"method {config.settings['method']['name']!r}{self._by_labels()} tells apart "
                 "classes that it has trained on, and the split has novel ones to test on. Name "
@@ -230,7 +228,7 @@ class PreparedRun(FederatedDataset):
                 "'clusters'; or hold users back in place of classes, by split.users, who have no "
                 "class of their own."
             )
-        self._check_way("episode.way", config.episode.max_way, self.method.max_way)
+        self._check_way("episode.way", config.episode.max_way, traits.max_way)
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()
@@ -242,14 +240,14 @@ class PreparedRun(FederatedDataset):
                 self.validation = self._own_class_test("validation", self.deal.validation)
             return
         self._check_test_way("test.way", config.test.spec.max_way)
-        self._check_group(config.test)
+        self.method.check_group(config.test.group)
         if len(self.rows.validation):
             self.validation = self._test("validation")
         self.test = self._test("novel")
 
     def notices(self) -> list[str]:
         """Return what a person should know before round 1, of the method's options, too."""
-        return [*super().notices(), *warnings_of(self.method)]
+        return [*super().notices(), *self.method.traits.warnings]
 
     def _asks_for_novel(self) -> bool:
         """Whether a test asks for classes that nobody trains on; of held-out users, it may not."""
@@ -268,14 +266,8 @@ class PreparedRun(FederatedDataset):
                 )
             return self.test
         self._check_test_way("way", options.spec.max_way)
-        self._check_group(options)
+        self.method.check_group(options.group)
         return self._novel_class_test(options)
-
-    def _check_group(self, options: TestOptions) -> None:
-        """Raise ConfigError where the method refuses how a question is dealt to clients."""
-        check: Callable[[GroupSampler], None] | None = getattr(self.method, "check_group", None)
-        if check is not None:
-            check(options.group)
 
     def _novel_class_test(self, options: TestOptions) -> EpisodicTest:
         key = Key(options.seed).at("exam", "novel")
@@ -330,7 +322,7 @@ class PreparedRun(FederatedDataset):
 
     def _check_test_way(self, option: str, way: int) -> None:
         """Refuse what a head at test cannot tell apart; a method may train one and test without."""
-        self._check_way(option, way, widest_test(self.method))
+        self._check_way(option, way, self.method.traits.max_test_way)
 
     def _check_way(self, option: str, way: int, widest: int | None) -> None:
         if widest is not None and way > widest:
@@ -344,14 +336,14 @@ class PreparedRun(FederatedDataset):
 
     def _check_global_labels(self) -> None:
         """Refuse global labels to a method without an output for each class, or with too few."""
-        if not getattr(self.method, "knows_base_alone", False):
+        if not self.method.traits.base_classes_only:
             raise ConfigError(
                 "episode.labels is 'global', and method "
                 f"{self.config.settings['method']['name']!r} has no output for each class of the "
                 "dataset; FedFSL's methods, fedmeta, and fsl_local with MAML can have them. Set "
                 "episode.labels to 'shuffled' or 'fixed'."
             )
-        most, width = max(self.base_classes), self.method.max_way
+        most, width = max(self.base_classes), self.method.traits.max_way
         if width is not None and width <= most:
             raise ConfigError(
                 f"episode.labels is 'global', model.head.way is {width}, and the base classes have "
@@ -374,7 +366,7 @@ class PreparedRun(FederatedDataset):
                 f"run.cohort is {run.cohort}; {len(self.clients)} clients take part. Lower it, or "
                 "leave it out for all of them."
             )
-        if run.cohort is not None and run.cohort < n and getattr(self.method, "redealt", False):
+        if run.cohort is not None and run.cohort < n and self.method.traits.redealt:
             raise ConfigError(
                 f"run.cohort is {run.cohort}, and partition 'redealt' deals the images of every "
                 f"episode to {n} clients: those of the clients that are not asked would be lost. "

@@ -222,7 +222,7 @@ def _limits(run: TrainedRun) -> list[str]:
         "- Features hold something of the images they are made of. Federated averaging alone is no "
         "differential privacy: what clients trained on may be inferred in part.",
     ]
-    if run.method.name.startswith(("fedfsl", "fedmeta")) or run.method.max_way is not None:
+    if run.method.traits.adapts:
         lines.append(
             "- The method adapts by gradient steps at test, which this file does not do: class "
             "means of its features answer otherwise than the run did."

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError
 from fedshot.data.dataset import check_spellings
-from fedshot.protocol.method import widest_test
 from fedshot.use.asked import Asked
 from fedshot.use.calibration import Calibration, CalibrationWarning, calibration_of
 from fedshot.use.inputs import Inputs, joined
@@ -112,7 +111,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 it the first examples may be of one class; answers need two.
         """
         run = self._open()
-        if not getattr(run.method, "adds_examples", False):
+        if not run.method.traits.adds_examples:
             raise ConfigError(
                 f"{run.method.name}, as this run has it, adapts to all examples at once, so none "
                 "can be added later. Call fit with all of them."
@@ -213,7 +212,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise
 
     def _learn(self, run: TrainedRun, x: Tensor, labels: Labels, *, begun: bool = False) -> None:
-        if getattr(run.method, "knows_base_alone", False):
+        if run.method.traits.base_classes_only:
             raise ConfigError(
                 f"{run.method.name} tells apart the {len(run.facts.base)} classes that it was "
                 "trained on, and has no answer about others, whatever the examples. Choose a run "
@@ -233,7 +232,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 f"the examples are all of one class, {classes.tolist()[0]!r}; expected two classes "
                 "at least. To tell one class from everything else, add examples of other things."
             )
-        widest = widest_test(run.method)
+        widest = run.method.traits.max_test_way
         if widest is not None and len(classes) > widest:
             raise InputError(
                 f"the examples are of {len(classes)} classes, and the head of this run tells "
@@ -337,7 +336,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             query,
             classes,
             run.config.run.device,
-            whole=run.method.transductive,
+            whole=run.method.traits.transductive,
         )
 
     def _examples(self, X: Any, *, fitting: bool = True) -> Tensor:  # noqa: N803

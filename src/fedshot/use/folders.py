@@ -158,7 +158,7 @@ def replies(
     block: list[_Found] = []
     for found in examples:
         block.append(found)
-        if method.transductive:
+        if method.traits.transductive:
             if len(block) > WHOLE:
                 raise DataError(
                     f"{folder} holds more than {WHOLE} files, and {method.name} answers each "

@@ -23,7 +23,7 @@ from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.nn.losses import cross_entropy
-from fedshot.protocol.method import Prediction, widest_test
+from fedshot.protocol.method import Prediction
 from fedshot.use.calibration import Calibration
 from fedshot.use.confidence import (
     Marked,
@@ -82,7 +82,7 @@ def measure(
             f"way is {way}, and there are {len(classes)} validation classes; expected 2 to "
             f"{len(classes)}. Pass --way."
         )
-    widest = widest_test(run.method)
+    widest = run.method.traits.max_test_way
     if widest is not None and way > widest:
         raise ConfigError(f"way is {way}; the head of this run tells {widest} apart.")
     if client is not None:

@@ -147,7 +147,7 @@ class ClientRuntime:
     def serve(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
         """Run the named work at the clients that have a message."""
         name, phase = str(work["name"]), str(work["phase"])
-        if not hasattr(getattr(self._method, name, None), "draw") or name.startswith("_"):
+        if not ClientWork(self._method, name).exists:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
             raise CodecError(f"phase {phase[:20]!r} is not known here")

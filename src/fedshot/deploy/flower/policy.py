@@ -31,11 +31,10 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import short
+from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
 
 _MB = 1 << 20
-_OPTIONS = {  # of methods, which a line bounds
-    "min_batch": ("batch", "inner_batch"), "min_local_steps": ("local_steps", "prepare_steps"),
-}  # fmt: skip
+_OPTIONS = {"min_batch": BATCH_OPTIONS, "min_local_steps": STEP_OPTIONS}  # that a line bounds
 _GRADIENT = "gradient"  # the part in which methods upload the gradient of a single step
 
 

@@ -1,8 +1,8 @@
 """FedMeta: clients send the gradient of their query loss after adapting; the server takes a step.
 
-Nothing is averaged but gradients, all taken at the same initialisation: a round is one step of
-MAML whose tasks are the clients'. With `learned_steps` the inner step sizes are learned, too
-(Meta-SGD). At test the server's initialisation adapts to the support.
+The server averages the gradients, all taken at its initialisation: a round is one MAML step whose
+tasks are the clients. With `learned_steps` the inner step sizes are learned as well (Meta-SGD). At
+test the server's initialisation adapts to the support set.
 
 Source: Chen et al. 2018, Federated Meta-Learning with Fast Convergence and Efficient Communication,
 algorithm 1: theta_u = theta - alpha grad l_S(theta) (ModelTraining: adapt), g_u = grad_theta
@@ -16,17 +16,15 @@ inner.lr everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
     mean_gradient,
@@ -35,17 +33,16 @@ from fedshot.learners.local_training import (
 )
 from fedshot.learners.meta_sgd import MetaSgd
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_at_server
+from fedshot.protocol.method import Method, ServerModel, Traits
 from fedshot.protocol.reducers import Mean
 
 
 class FedMetaState(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
     theta: Tree  # {"body", "head"}; with learned steps {"start": {"body", "head"}, "alpha": ...}
     outer: OptState
@@ -53,23 +50,22 @@ class FedMetaState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedMeta:
+class FedMeta(Method[FedMetaState]):
     """MAML by averaged gradients, one outer step a round.
 
     Args:
         model: backbone and head; the head is as wide as the widest episode.
         episode: shape of the training episodes.
         inner: how a model adapts to a support set.
-        learned_steps: learn the inner step sizes, one for each number that adapts (Meta-SGD); they
+        learned_steps: learn the inner step sizes, one for each adapted weight (Meta-SGD); they
             start at inner.lr.
-        episodes: of a visit; their gradients are averaged.
+        episodes: of a local update; their gradients are averaged.
         optimizer: of the server.
     """
 
     name: ClassVar[str] = "fedmeta"
+    test_norm: ClassVar[str] = "support"
 
-    model: Model
-    episode: EpisodeSpec
     inner: InnerLoop = InnerLoop()
     learned_steps: bool = False
     episodes: int = 10
@@ -79,12 +75,6 @@ class FedMeta:
         if self.episodes < 1:
             raise ConfigError(f"episodes is {self.episodes}; expected a whole number from 1.")
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits MAML: the support's."""
-        del options
-        return "support"
-
     @property
     def learner(self) -> Maml | MetaSgd:
         """What the clients differentiate."""
@@ -92,32 +82,26 @@ class FedMeta:
         return kind(self.model, self.inner, self.episode.labels)
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def knows_base_alone(self) -> bool:
-        """Whether its head has an output for each class of the dataset, and none for others."""
-        return self.episode.labels == "global"
-
-    @property
-    def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
-        return self.learner.max_way
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+        )
 
     def init(self, key: Key) -> FedMetaState:
         """Return a fresh initialisation."""
         theta, stats = self.learner.init(key)
         return FedMetaState(theta, self.optimizer.init(theta), stats)
 
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
+    def server_model(self, server: FedMetaState) -> ServerModel:
+        """Return the initialisation, which adapts to each support set."""
+        return ServerModel(self.learner, server.theta, server.stats)
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the episodes of a visit, as one step."""
+        """Draw the episodes of a local update, as one step."""
         return sample_episodes(data, self.episode, 1, self.episodes, key)
 
     @client_work(draw="draw")
@@ -144,11 +128,3 @@ class FedMeta:
         )
         theta, outer = self.optimizer.update(got["gradient"], server.outer, server.theta)
         return FedMetaState(theta, outer, **new), got.metrics
-
-    def evaluate(
-        self, server: FedMetaState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Adapt the server's model to each support, and answer the queries."""
-        del key
-        answer = partial(self.learner.answer, server.theta, server.stats)
-        return predict_at_server(answer, eval_episodes, clients)

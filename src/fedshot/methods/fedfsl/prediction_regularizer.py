@@ -1,9 +1,8 @@
-"""Predictions held near those of a reference model, as the FedFSL-MI methods hold them."""
+"""The term of FedFSL-MI that keeps predictions near those of a reference model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -11,8 +10,8 @@ from torch import Tensor
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import Maml
 from fedshot.learners.local_training import check_not_negative
+from fedshot.methods.fedfsl.federated_maml import FederatedMaml
 from fedshot.methods.fedfsl.leave_one_out import REFERENCES, Reference
 from fedshot.methods.fedfsl.predictions import (
     PREDICTIONS,
@@ -22,95 +21,97 @@ from fedshot.methods.fedfsl.predictions import (
 )
 from fedshot.nn.losses import Clip, clipped_kl
 from fedshot.nn.stacks import stacked
+from fedshot.protocol.method import Traits
 
 Reading = Literal["strict", "paper", "v1"]  # of the papers
 CLIPS: dict[Reading, Clip] = {"strict": "coef", "paper": "log", "v1": "none"}
 
+PAPER_CLIP = (
+    "mode 'paper' clips inside the logarithm, as printed: where some classes of a row lie outside "
+    "the band, the term pushes the client's predictions away from the reference, and where all do, "
+    "it has no gradient. Set method.mode to 'strict' for a bounded pull."
+)
 
-@dataclass(frozen=True)
-class PredictionRegularizer:
-    """The term gamma KL(p(reference) || p(w)) of an objective.
 
-    Args:
-        gamma: its weight.
-        reference: which model the reference is: "global" or "exclusive".
-        predictions: which predictions p(.) are.
-        mode: decides the clip where none is said.
-        clip: how the ratio of probabilities is bounded.
-        epsilon: the ratio stays within 1 - epsilon and 1 + epsilon.
-
-    Raises ConfigError, naming the option, for a value that cannot be.
-    """
+class RegularizedMaml(FederatedMaml):
+    """Federated MAML with the term gamma KL(p(reference) || p(w)) in the objective."""
 
     gamma: float
     reference: Reference
     predictions: Predictions
     mode: Reading
-    clip: Clip | None
     epsilon: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_not_negative(gamma=self.gamma)
         check_word("reference", self.reference, REFERENCES)
         check_word("predictions", self.predictions, PREDICTIONS)
         check_word("mode", self.mode, CLIPS)
-        check_word("clip", self.clipping, CLIPS.values())
         if not 0 < self.epsilon < 1:
             raise ConfigError(f"epsilon is {self.epsilon}; expected a number between 0 and 1.")
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a person should know of these options before a run."""
-        if self.clipping != "log" or not self.gamma:
-            return ()
-        return (
-            "clip 'log' reads the paper literally: where some classes of a row lie outside the "
-            "band it pushes the client's predictions away from the reference, and where all do it "
-            "has no gradient. Set method.clip to 'coef' for a bounded pull.",
-        )
+    def has_mi(self) -> bool:
+        """Whether the objective has the term."""
+        return self.gamma > 0
 
     @property
-    def clipping(self) -> Clip:
-        """How the ratio of probabilities is bounded."""
-        return self.clip or CLIPS[self.mode]
+    def stays_near(self) -> Reference:
+        """The reference model that the objective needs; without the term it needs none but w^t."""
+        return self.reference if self.has_mi else "global"
 
-    def told(
+    @property
+    def clip(self) -> Clip:
+        """How the ratio of probabilities is bounded, by mode."""
+        return CLIPS[self.mode]
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        warnings = (PAPER_CLIP,) if self.clip == "log" and self.has_mi else ()
+        return replace(super().traits, warnings=warnings)
+
+    def reference_logits(
         self,
-        learner: Maml,
         reference: Tree,
         stats: Tree,
         episode: Episode,
         seed: Tensor,
-        looks: SharedFeatures | None = None,
+        features: SharedFeatures | None = None,
     ) -> Tensor:
         """Return the logits of p(reference), a constant."""
-        return reference_logits(learner, reference, stats, episode, seed, self.predictions, looks)
+        kind = self.predictions
+        return reference_logits(self.learner, reference, stats, episode, seed, kind, features)
 
-    def term(self, told: Tensor, mine: Tensor) -> Tensor:
-        """Return gamma KL(p(reference) || p(w)), clipped, of the logits of both."""
-        return self.gamma * clipped_kl(told, mine, self.clipping, self.epsilon)
+    def term(self, reference: Tensor, mine: Tensor) -> Tensor:
+        """Return gamma KL(p(reference) || p(w)), clipped, from the logits of both."""
+        return self.gamma * clipped_kl(reference, mine, self.clip, self.epsilon)
 
 
 class ReferenceLogits:
-    """p(reference) of the episodes of a visit, each computed once, though several stages ask.
+    """Logits of p(reference), computed once per episode of a local update and then cached.
 
-    It depends on the episode and the seed of its noise, which are the same in every stage; training
-    normalises by the batch, so that running statistics do not matter. Under `vmap` it is computed
-    anew: what one gradient made is not there any more in the next.
+    They depend on the episode and its dropout seed, which are the same in every stage; in training,
+    batch norm uses batch statistics, so the running ones do not matter. Under `vmap` nothing is
+    cached, because tensors made inside one gradient are invalid in the next.
 
-    `looks` are the reference's, for models that still have its body.
+    `features` caches the reference body's features, for models that still share that body.
     """
 
-    def __init__(self, regularizer: PredictionRegularizer, learner: Maml, reference: Tree) -> None:
-        self.looks = SharedFeatures(learner, reference["body"])
-        self._of = partial(regularizer.told, learner, reference, looks=self.looks)
+    def __init__(self, method: RegularizedMaml, reference: Tree) -> None:
+        self.features = SharedFeatures(method.learner, reference["body"])
+        self._method, self._reference = method, reference
         self._known: dict[tuple[int, int], tuple[Episode, Tensor]] = {}
 
     def __call__(self, stats: Tree, episode: Episode, seed: Tensor) -> Tensor:
         """Return the logits of p(reference), a constant."""
         if stacked():
-            return self._of(stats, episode, seed)
-        key = (id(episode), int(seed))  # the episode is kept, so nothing else gets its id
+            return self._compute(stats, episode, seed)
+        key = (id(episode), int(seed))  # the episode is stored, so its id stays unique
         if key not in self._known:
-            self._known[key] = episode, self._of(stats, episode, seed)
+            self._known[key] = episode, self._compute(stats, episode, seed)
         return self._known[key][1]
+
+    def _compute(self, stats: Tree, episode: Episode, seed: Tensor) -> Tensor:
+        return self._method.reference_logits(self._reference, stats, episode, seed, self.features)

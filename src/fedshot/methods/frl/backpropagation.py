@@ -1,14 +1,15 @@
-"""The exact derivative of an episode's loss by theta_0, back through its rounds of learning.
+"""The exact gradient of an episode's loss with respect to theta_0, back through its rounds.
 
 The chain rule of Park et al., section 3.2.2, without dropping second derivatives. Round r maps
-(theta_r, P_{r-1}) to (theta_{r+1}, P_r) by sums over clients, so the way back is an exchange, too:
-clients are sent the derivatives by what the server made of their replies, and send those by what
-they were sent. R exchanges more, one for prototypes taken after the last, and second derivatives at
-the clients: for small models.
+(theta_r, P_{r-1}) to (theta_{r+1}, P_r) by sums over clients, so its backward pass is an exchange,
+too: the server sends the derivatives with respect to what it made of the replies, and clients reply
+with those with respect to what they were sent. It costs R more exchanges, one more for refreshed
+prototypes, and second derivatives at the clients: for small models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,45 +20,47 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes
-from fedshot.methods.frl.rounds import Adapted, Asked, Round, Work, message, told_metrics
+from fedshot.methods.frl.rounds import Adapted, Population, Round, message
 from fedshot.protocol.exchange import Reply
 from fedshot.protocol.reducers import Sum
 
-_LARGEST = 2.0**20  # of a client's part in a derivative
+_LARGEST = 2.0**20  # limit of a client's part in a derivative
 
 
 def pull_update_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
-    """Answer with the derivatives by theta_r and P_{r-1}, given those by the joined replies."""
-    told, weight = told_metrics(down), 1 if equal else len(share.support_y)
+    """Reply with derivatives by theta_r and P_{r-1}, given those by the combined replies."""
+    prototypes: Prototypes | None = down.get("prototypes")
+    weight = 1 if equal else len(share.support_y)
 
     def fn(theta: Tree, means: Tensor) -> tuple[Tree, Tensor]:
-        given = None if told is None else Prototypes(means, told.held)
-        learnt = local.learn(theta, share, given, differentiable=True)
-        return tree.sub(learnt.theta, theta), learnt.sums
+        given = None if prototypes is None else prototypes._replace(means=means)
+        learned = local.learn(theta, share, given, differentiable=True)
+        return tree.sub(learned.theta, theta), learned.sums
 
-    means = share.open.new_zeros(0, dtype=down["of_sums"].dtype) if told is None else told.means
+    none = share.open.new_zeros(0, dtype=down["of_sums"].dtype)
+    means = none if prototypes is None else prototypes.means
     _, pull, *_ = torch.func.vjp(fn, down["theta"], means)
     of_theta, of_means = pull((tree.map(lambda a: a * weight, down["of_theta"]), down["of_sums"]))
-    up = {"of_theta": of_theta} | ({} if told is None else {"of_means": of_means})
+    up = {"of_theta": of_theta} | ({} if prototypes is None else {"of_means": of_means})
     return Reply(up, private, weight)
 
 
 def pull_prototype_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare
 ) -> Reply:
-    """Answer with the derivative by theta_R, given that by the summed features."""
-    _, pull, *_ = torch.func.vjp(lambda theta: local.census(theta, share)[0], down["theta"])
+    """Reply with the derivative by theta_R, given that by the summed features."""
+    _, pull, *_ = torch.func.vjp(lambda theta: local.prototype_sums(theta, share)[0], down["theta"])
     return Reply({"of_theta": pull(down["of_sums"])[0]}, private, len(share.support_y))
 
 
-def there(key: Key) -> Key:
-    """Return the key of a client's work on the way there, given that of the work pulling it back.
+def forward_key(key: Key) -> Key:
+    """Return the key of the client work whose backward pass has this key.
 
-    Client work called "pull_update" pulls back "update": it has to see the same dropout masks.
+    Client work "pull_update" is the backward pass of "update" and needs its dropout masks.
 
-    >>> there(Key(0).at("step", 1, "work", "pull_update", "client", 3)).path
+    >>> forward_key(Key(0).at("step", 1, "work", "pull_update", "client", 3)).path
     ('step', 1, 'work', 'update', 'client', 3)
     """
     *front, work, client, number = key.path
@@ -65,51 +68,53 @@ def there(key: Key) -> Key:
 
 
 def through_rounds(
-    asked: Asked,
-    works: tuple[Work, Work],
+    population: Population,
+    works: tuple[Callable[..., Reply], Callable[..., Reply]],
     adapted: Adapted,
     of_theta: Tree,
-    of_told: Tensor,
+    of_prototypes: Tensor,
     key: Key,
 ) -> Tree:
     """Return the derivative by theta_0.
 
     Args:
-        asked: who learnt.
-        works: the method's client work that answers by `pull_update_reply` and
-            `pull_prototype_reply`, drawn by the keys that `there` returns.
-        adapted: what the rounds ended in.
+        population: who learned.
+        works: client work that replies by `pull_update_reply` and `pull_prototype_reply`, drawn by
+            `forward_key`.
+        adapted: the result of the rounds.
         of_theta: derivative by theta_R.
-        of_told: derivative by the means of the last global prototypes; [0, 0] for none.
+        of_prototypes: derivative by the means of the last global prototypes; [0, 0] for none.
         key: of the episode.
     """
     update, census = works
-    last = adapted.census
+    last = adapted.refreshed
     if last is not None:
-        got = asked.exchange(
+        got = population.exchange(
             census,
-            {"theta": last.theta, "of_sums": _of_sums(of_told, last)},
+            {"theta": last.theta, "of_sums": _of_sums(of_prototypes, last)},
             to=last.accepted,
             reduce={"of_theta": Sum(last.theta, _LARGEST)},
             key=key.at("step", len(adapted.trail)),
         )
         of_theta = tree.add(of_theta, got["of_theta"])
-        of_told = torch.zeros_like(of_told)
+        of_prototypes = torch.zeros_like(of_prototypes)
     for r, past in reversed(list(enumerate(adapted.trail))):
         down = message(
             past.theta,
-            past.told,
+            past.prototypes,
             of_theta=tree.map(partial(torch.mul, other=1 / past.weight), of_theta),
-            of_sums=_of_sums(of_told, past),
+            of_sums=_of_sums(of_prototypes, past),
         )
         reduce = {"of_theta": Sum(past.theta, _LARGEST)}
-        if past.told is not None:
-            reduce["of_means"] = Sum(past.told.means, _LARGEST)
-        got = asked.exchange(update, down, to=past.accepted, reduce=reduce, key=key.at("step", r))
+        if past.prototypes is not None:
+            reduce["of_means"] = Sum(past.prototypes.means, _LARGEST)
+        got = population.exchange(
+            update, down, to=past.accepted, reduce=reduce, key=key.at("step", r)
+        )
         of_theta = tree.add(of_theta, got["of_theta"])
-        of_told = got["of_means"] if past.told is not None else of_told
+        of_prototypes = got["of_means"] if past.prototypes is not None else of_prototypes
     return of_theta
 
 
-def _of_sums(of_told: Tensor, past: Round) -> Tensor:
-    return of_told if not of_told.numel() else of_told / past.divisor[:, None]
+def _of_sums(of_prototypes: Tensor, past: Round) -> Tensor:
+    return of_prototypes / past.divisor[:, None] if of_prototypes.numel() else of_prototypes

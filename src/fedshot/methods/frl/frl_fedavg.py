@@ -1,51 +1,45 @@
-"""FedAvg from a random start: a group of new clients learns from nothing, in a few rounds.
+"""FedAvg from a random start: a group of new clients learns from scratch, in a few rounds.
 
-The floor of few-round learning: no preparation, so rounds of training do nothing, and at test the
-clients of a question train a network with a fresh linear head by federated averaging for R rounds.
+The lower bound of few-round learning. There is no pre-training, so rounds of training do nothing;
+at test the clients of a group train a network with a fresh linear head by federated averaging for R
+rounds.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
 (baseline FedAvg); McMahan et al. 2017, algorithm 1.
 Symbols: theta_r the model of round r; alpha inner_lr; E local_steps.
 Departures from the paper: E = 1 is one step on all of a client's supports; it may mean several on
-batches. The paper does not say whether all questions start from the same draw: here they do.
+batches. The paper does not say whether all test episodes start from the same weights: here they do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode
-from fedshot.methods.frl.client_share import EpisodeShare
-from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import predict_by_group
-from fedshot.methods.frl.local_steps import FewRoundLearner
-from fedshot.methods.frl.rounds import Adapted, Asked, Norms, few_rounds, update_reply
+from fedshot.methods.frl.few_round_method import FewRoundMethod
+from fedshot.methods.frl.rounds import Population
 from fedshot.methods.frl.schedule import check_rounds
 from fedshot.nn.models.model import Model
-from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction
 
 
 class FRLFedAvgState(NamedTuple):
-    """What the server remembers: the draw that every question starts from."""
+    """State of the server: the random weights from which every test episode starts."""
 
     theta: Tree  # {"body", "head"}
 
 
 @dataclass(frozen=True)
-class FRLFedAvg:
-    """Federated averaging from a random start, on the supports of each question.
+class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
+    """Federated averaging from a random start, on the supports of each test episode.
 
     Args:
         model: backbone, and a head as wide as the widest episode.
-        episode: plays no part.
+        episode: not used.
         test_rounds: R at test.
         inner_lr: step size of the clients.
         local_steps: E, passes of a client over its supports in a round.
@@ -65,76 +59,28 @@ class FRLFedAvg:
         check_rounds(self.test_rounds)
         if self.model.norm_policy == "running" and self.model.init(Key(0))[1]:
             raise ConfigError(
-                "model.norm_policy is 'running', and frl_fedavg never trains running statistics: "
-                "nothing is prepared. Set model.norm_policy to 'group'."
+                "model.norm_policy is 'running', and frl_fedavg never trains running statistics. "
+                "Set model.norm_policy to 'group'."
             )
         _ = self.local  # which checks the rest
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
-        del options
-        return "group"
-
-    @property
-    def local(self) -> FewRoundLearner:
-        """How a client learns."""
-        return FewRoundLearner(
-            self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch
-        )
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the head."""
-        return self.local.slots(0)
 
     def init(self, key: Key) -> FRLFedAvgState:
         """Return a random network."""
         return FRLFedAvgState(self.model.init(key)[0])
 
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
-
-    @client_work()
-    def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Take the local steps of a round of a test."""
-        return update_reply(self.local, down, private, drawn)
-
     def round(
-        self, server: FRLFedAvgState, clients: Asked, key: Key
+        self, server: FRLFedAvgState, clients: Population, key: Key
     ) -> tuple[FRLFedAvgState, Mapping[str, float]]:
         """Do nothing."""
         del clients, key
         return server, {}
 
-    def evaluate(
-        self,
-        server: FRLFedAvgState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Let the group of each question train for R rounds, and its model answer."""
+    def test_start(self, server: FRLFedAvgState, key: Key) -> Tree:
+        """Return theta_0 of a test episode."""
+        del key
+        return server.theta
 
-        def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
-            del eval_episode, norms
-            return few_rounds(
-                group,
-                group.ids,
-                (self.update, None),
-                self.local,
-                server.theta,
-                self.local.slots(0),
-                self.test_rounds,
-                key,
-                refresh=False,
-            )
-
-        return predict_by_group(self.local, {}, learn, eval_episodes, clients, key)
+    def test_stats(self, server: FRLFedAvgState) -> Tree:
+        """Return `{}`: there are no running statistics."""
+        del server
+        return {}

@@ -1,24 +1,24 @@
-"""Fine-tuning by one-shot FL: of many models those that do well on held-out data are joined.
+"""Fine-tuning by one-shot FL: the server averages the models that do well on held-out data.
 
-Base clients train an encoder under a classifier over all base classes, by federated averaging. At
-test more clients than needed fine-tune it; each tells how well its model does on supports that it
-set aside, the server keeps the best and averages them, and this is repeated for R rounds.
+Base clients pre-train an encoder under a classifier over all base classes, by federated averaging.
+At test more clients than needed fine-tune it; each reports the accuracy of its model on supports
+that it holds out, the server averages the best models, and this is repeated for R rounds.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
 (baseline fine-tuning via one-shot FL); Guha et al. 2019, One-Shot Federated Learning (selection
 by cross-validation; ensembles).
 Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
-Departures from the paper: Guha et al. train to the end and average predictions; for R rounds
-one model is needed, so weights are averaged, and predictions in the last round where `last` says
-so. A class that no client kept in any round holds counts as an error. The preparation is that of
-`frl_finetune`, to the bit.
+Departures from the paper: Guha et al. train to the end and average predictions. R rounds need one
+model, so weights are averaged; `last` may average predictions in the last round. A class that no
+selected client of any round holds counts as an error. Pre-training is that of `frl_finetune`, to
+the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,10 +32,8 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EvalEpisode
 from fedshot.methods.frl.client_share import EpisodeShare, in_order, shares_of, spare_shares
 from fedshot.methods.frl.group import Group
-from fedshot.methods.frl.group_answers import GroupNorms, in_group, predict, query_maps
-from fedshot.methods.frl.local_steps import FewRoundLearner, fresh_head
-from fedshot.methods.frl.preparation import Prepared, Prepares, StepBy
-from fedshot.methods.frl.schedule import check_rounds
+from fedshot.methods.frl.group_predictions import GroupNorms, in_group, predict, query_maps
+from fedshot.methods.frl.preparation import Prepared, Pretrained, StepBy
 from fedshot.nn.losses import accuracy
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
@@ -47,29 +45,29 @@ from fedshot.protocol.reducers import Gather
 
 
 @dataclass(frozen=True)
-class FRLOneShot(Prepares):
+class FRLOneShot(Pretrained):
     """A classifier of the base classes, fine-tuned by the best of many clients in a few rounds.
 
     Args:
         model: backbone, and a head as wide as the widest test episode.
-        episode: its `augment` is for the batches of the preparation.
+        episode: its `augment` is for the batches of pre-training.
         classes: the dataset's numbers of the base classes.
         test_rounds: R at test.
-        inner_lr: step size of a question's clients.
+        inner_lr: step size of a group's clients.
         local_steps: E, passes of a client over its supports in a round of a test.
         inner_batch: examples of a step; null for all supports, so that a pass is one step.
         candidates: clients that fine-tune in a round of a test; 0 for those of the group and the
             spare ones (test.group.spare). With more than the group has, and no spare ones, each
             client's supports are split among several.
-        keep: of them, those with the best held-out accuracy.
-        holdout: share of a candidate's supports of a class that is set aside to judge it.
-        last: in the last round, "average" the kept models, or their predictions, "ensemble".
-        prepare_by: who takes the optimiser's step in the preparation: the "server", on the mean
-            gradient, or each of the "clients", with a fresh optimiser at every visit.
-        prepare_steps: steps per visit in the preparation; 1 by the server.
+        keep: number of candidates selected, those with the best held-out accuracy.
+        holdout: share of a candidate's supports of a class that it holds out.
+        last: in the last round, "average" the selected models, or their predictions, "ensemble".
+        prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
+            gradient, or each of the "clients", with a fresh optimiser in every round.
+        prepare_steps: steps of a local update in pre-training; 1 if the server takes them.
         batch: examples of such a step.
-        optimizer: of the preparation.
-        decay: such a step is multiplied by it after `decay_round` communication rounds.
+        optimizer: of pre-training.
+        decay: factor of the step size in pre-training after `decay_round` communication rounds.
         decay_round: 0 for never.
     """
 
@@ -94,7 +92,7 @@ class FRLOneShot(Prepares):
     decay_round: int = 20000
 
     def __post_init__(self) -> None:
-        check_rounds(self.test_rounds)
+        super().__post_init__()
         check_word("last", self.last, ("average", "ensemble"))
         if self.keep < 1 or self.candidates < 0 or 0 < self.candidates < self.keep:
             raise ConfigError(
@@ -103,38 +101,14 @@ class FRLOneShot(Prepares):
             )
         if not 0 < self.holdout < 1:
             raise ConfigError(f"holdout is {self.holdout}; expected a share between 0 and 1.")
-        _ = self.local, self.preparation  # which check the rest
-
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits what adapts by gradient steps, as one model."""
-        del options
-        return "group"
-
-    @property
-    def local(self) -> FewRoundLearner:
-        """How a client of a question learns."""
-        return FewRoundLearner(
-            self.model, "linear", 0.0, self.inner_lr, self.local_steps, self.inner_batch
-        )
-
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """The width of the head."""
-        return self.local.slots(0)
 
     def check_group(self, group: GroupSampler) -> None:
-        """Raise ConfigError for a test whose questions cannot have so many candidates."""
+        """Raise ConfigError if the clients of a group cannot be split into so many candidates."""
         _check_candidates(self.candidates, (group.clients or 1) + group.spare)
 
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Fine-tune on a part of the supports; send the change, and the accuracy on the rest."""
+        """Fine-tune on a part of the supports; upload the change, and the accuracy on the rest."""
         aside = set_aside(drawn.support_y, self.holdout)
         x, y = drawn.support_x, drawn.support_y
         mine = drawn._replace(support_x=x[~aside], support_y=y[~aside], query_x=x[aside])
@@ -153,32 +127,28 @@ class FRLOneShot(Prepares):
     def evaluate(
         self, server: Prepared, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Let the best candidates of each question fine-tune for R rounds, and answer."""
-        server = self.tested(server)
+        """Let the best candidates of each group fine-tune for R rounds, and predict."""
+        stats = self.test_stats(server)
 
         def answer(eval_episode: EvalEpisode, key: Key) -> Tensor:
-            theta = {
-                "body": server.theta["body"],
-                "head": fresh_head(self.model, server.theta["body"], key),
-            }
-            models, held = self.fine_tune(theta, server.stats, eval_episode, key)
+            models, held = self.fine_tune(self.test_start(server, key), stats, eval_episode, key)
             shares = shares_of(eval_episode, self.local.slots(0))
-            norms = GroupNorms(self.local, server.stats, shares)
+            norms = GroupNorms(self.local, stats, shares)
             way, p = len(eval_episode.classes), []
             with torch.no_grad():
-                for one in models:
-                    maps = query_maps(self.local, one, norms, shares)
-                    logits = [predict(self.local, one, None, h, way) for h in maps]
+                for theta in models:
+                    maps = query_maps(self.local, theta, norms, shares)
+                    logits = [predict(self.local, theta, None, h, way) for h in maps]
                     p.append(in_order(eval_episode, logits).softmax(-1))
-            found = torch.stack(p).mean(0).clamp_min(torch.finfo(p[0].dtype).tiny).log()
-            return found.masked_fill(~held[:way], -1e9)
+            log_p = torch.stack(p).mean(0).clamp_min(torch.finfo(p[0].dtype).tiny).log()
+            return log_p.masked_fill(~held[:way], -1e9)
 
         return in_group(answer, eval_episodes, clients, key)
 
     def fine_tune(
         self, theta: Tree, stats: Tree, eval_episode: EvalEpisode, key: Key
     ) -> tuple[list[Tree], Tensor]:
-        """Return the models that answer, and which classes [slots] those kept in any round hold.
+        """Return the models that predict, and the classes [slots] that selected clients hold.
 
         All classes where there are no rounds.
         """
@@ -207,7 +177,7 @@ class FRLOneShot(Prepares):
 
 
 def set_aside(y: Tensor, holdout: float) -> Tensor:
-    """Return which examples are set aside, [n]: the last ones of each class, rounded down."""
+    """Return which examples are held out, [n]: the last ones of each class, rounded down."""
     same = y[:, None] == y[None, :]
     rank, count = same.tril(-1).sum(1), same.sum(1)
     return rank >= count - (count * holdout).floor()
@@ -216,17 +186,15 @@ def set_aside(y: Tensor, holdout: float) -> Tensor:
 def _check_candidates(candidates: int, clients: int) -> None:
     if candidates > clients and candidates % clients:
         raise ConfigError(
-            f"candidates is {candidates}, and a question has {clients} clients: its supports "
+            f"candidates is {candidates}, and a test episode has {clients} clients: its supports "
             "cannot be split evenly. Set a multiple, or test.group.spare for more clients."
         )
 
 
 def split_among(shares: Sequence[EpisodeShare], candidates: int) -> list[EpisodeShare]:
-    """Return the shares of so many candidates, each client's dealt to several where it must be."""
-    if candidates in (0, len(shares)):
-        return list(shares)
-    if candidates < len(shares):
-        return list(shares[:candidates])
+    """Return the shares of the candidates; a client's is split among several if there are more."""
+    if candidates == 0 or candidates <= len(shares):
+        return list(shares[: candidates or None])
     _check_candidates(candidates, len(shares))
     times, found = candidates // len(shares), []
     for share in shares:

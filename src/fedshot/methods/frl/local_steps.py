@@ -1,18 +1,18 @@
-"""How a client of an episode learns in few-round learning: losses, prototypes, local steps.
+"""Losses, prototypes and local steps of a client in few-round learning.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 3.2
-(the equations' numbers are its). Symbols: theta_r the model of round r; S_k, Q_k supports and
+(numbers of equations are the paper's). Symbols: theta_r the model of round r; S_k, Q_k supports and
 queries of client k; C_k its classes; f features, g the last map before the average pool; P^c_r(k)
 the client's prototypes, P_r the global ones; d a squared distance.
 
-    P^c_r(k) = mean of f over S_k(c)                                                        (1)
-    L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'))                  (2)
-    L_aux = the same, over the positions of g(x), against the global prototypes             (3)
+    P^c_r(k) = mean of f over S_k(c);                                                       (1)
+    L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'));                 (2)
+    L_aux = the same, over the positions of g(x), against the global prototypes;            (3)
     F = L_local + gamma L_aux;  theta <- theta - alpha grad F                               (4)
 
-As printed, the sum of (2) leaves the true class out: then a client gains without end by moving
-classes apart, and one with a single class has the logarithm of nothing. Printed is a sum over
-positions; here it is their mean, and gamma the weight of a map.
+As printed, the sum of (2) leaves the true class out: then the loss has no lower bound as classes
+move apart, and for a client with a single class it takes the logarithm of an empty sum. Eq. (3) is
+printed as a sum over positions; here it is their mean, and gamma the weight of a map.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
 from fedshot.core import tree
@@ -29,14 +27,14 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import check_body
-from fedshot.methods.frl import losses_fused as quick
+from fedshot.methods.frl import losses_fused
 from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.nn.gradients import value_and_grad
-from fedshot.nn.losses import accuracy
+from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.masking import mask_logits, masked_cross_entropy
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
-from fedshot.nn.prototypes import members, squared_distances, unit_rows
+from fedshot.nn.prototypes import members, squared_distances
 
 Variant = Literal["linear", "proto", "gpal"]
 
@@ -48,19 +46,19 @@ class Prototypes(NamedTuple):
     held: Tensor  # bool [numbers]
 
 
-class Learnt(NamedTuple):
-    """What a client's supports taught it in a round."""
+class Learned(NamedTuple):
+    """What a client learned from its supports in a round."""
 
     theta: Tree
-    sums: Tensor  # [numbers, d]: what prototypes are summed of; [0, 0] under "linear"
-    counts: Tensor  # [numbers], in the model's dtype: what they are divided by
+    sums: Tensor  # [numbers, d]: sums that prototypes are made of; [0, 0] under "linear"
+    counts: Tensor  # [numbers], in the model's dtype: their divisors
     loss: Tensor
     accuracy: Tensor
 
 
 @dataclass(frozen=True)
 class FewRoundLearner:
-    """How a client learns, and what it tells of its prototypes. The fields are options of `frl`."""
+    """How a client learns, and what it uploads for prototypes. The fields are options of `frl`."""
 
     model: Model
     variant: Variant = "proto"
@@ -69,10 +67,7 @@ class FewRoundLearner:
     steps: int = 1
     batch: int | None = None
     loss: Literal["softmax", "literal"] = "softmax"
-    own_sample: Literal["included", "left_out"] = "included"
-    through_prototypes: bool = True
     positions: Literal["mean", "pooled"] = "mean"
-    distance: Literal["plain", "mean", "unit"] = "plain"
     prototypes: Literal["exact", "shrunk", "unweighted"] = "exact"
     uploaded: Literal["before", "last", "after"] = "before"
 
@@ -84,27 +79,24 @@ class FewRoundLearner:
             )
         check_word("variant", self.variant, ("linear", "proto", "gpal"))
         check_word("loss", self.loss, ("softmax", "literal"))
-        check_word("own_sample", self.own_sample, ("included", "left_out"))
         check_word("positions", self.positions, ("mean", "pooled"))
-        check_word("distance", self.distance, ("plain", "mean", "unit"))
         check_word("prototypes", self.prototypes, ("exact", "shrunk", "unweighted"))
         check_word("uploaded", self.uploaded, ("before", "last", "after"))
-        if not 0 <= self.lr < float("inf"):
-            raise ConfigError(f"inner_lr is {self.lr}; expected a finite number from 0.")
-        if not 0 <= self.gamma < float("inf"):
-            raise ConfigError(f"gamma is {self.gamma}; expected a finite number from 0.")
+        for name, number in (("inner_lr", self.lr), ("gamma", self.gamma)):
+            if not 0 <= number < float("inf"):
+                raise ConfigError(f"{name} is {number}; expected a finite number from 0.")
         for name, value in (("local_steps", self.steps), ("inner_batch", self.batch)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; expected a whole number from 1.")
 
     @property
     def linear(self) -> bool:
-        """Whether a head answers, not prototypes."""
+        """Whether a head predicts, not prototypes."""
         return self.variant == "linear"
 
     @property
     def map_positions(self) -> int:
-        """Positions of the last map; 1 where the backbone's features are no map."""
+        """Positions of the last map; 1 for a backbone whose features are flat."""
         count = getattr(self.model.backbone, "positions", None)
         return 1 if count is None else int(count(self.model.shape))
 
@@ -114,42 +106,34 @@ class FewRoundLearner:
         return 0 if self.linear else self.model.out_features // self.map_positions
 
     def slots(self, way: int) -> int:
-        """Return how many numbers there are for the classes of an episode: a head has its own."""
+        """Return how many labels an episode may have: the width of a head, or its way."""
         return self.model.head.way if self.linear and self.model.head is not None else way
-
-    def params(self, params: Tree) -> Tree:
-        """Return the part of a model's parameters that is trained."""
-        return params if self.linear else {"body": params["body"]}
 
     def maps(self, theta: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         """Return (g [n, d, positions], or flat features [n, features] under "linear"; stats)."""
         h, stats = self.model.features(theta, stats, x, mode)
         return (h if self.linear else h.view(len(h), self.d, -1)), stats
 
-    def rows(self, g: Tensor) -> Tensor:
+    def features(self, g: Tensor) -> Tensor:
         """Return f [n, d]: the average pool of g."""
-        f = g.mean(-1)
-        return unit_rows(f) if self.distance == "unit" else f
+        return g.mean(-1)
 
-    def logits(self, f: Tensor, told: Prototypes) -> Tensor:
-        """Return -d(f, P), [n, numbers]; hardly any for a class without a prototype."""
-        found = -squared_distances(f, told.means)
-        if self.distance == "mean":
-            found = found / f.shape[-1]
-        return mask_logits(found, told.held)
+    def logits(self, f: Tensor, prototypes: Prototypes) -> Tensor:
+        """Return -d(f, P), [n, numbers]; a class without a prototype is masked."""
+        return mask_logits(-squared_distances(f, prototypes.means), prototypes.held)
 
     def head_logits(self, theta: Tree, h: Tensor, used: Tensor) -> Tensor:
-        """Return the head's outputs for the numbers in use, of flat features."""
+        """Return the head's logits for flat features; labels that are not in use are masked."""
         return mask_logits(self.model.logits(theta, h), used)
 
     def prototypes_of(self, f: Tensor, y: Tensor, numbers: int) -> tuple[Prototypes, Tensor]:
-        """Return eq. (1), and how many examples [numbers] each prototype is the mean of."""
+        """Return eq. (1), and the number of examples [numbers] in each prototype."""
         member = members(y, numbers).to(f.dtype)
         counts = member.sum(1)
         means = (member @ f) / counts.clamp_min(1.0)[:, None]
         return Prototypes(means, counts > 0), counts
 
-    def tell(self, own: Prototypes, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def summands(self, own: Prototypes, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the (sums [numbers, d], counts [numbers]) uploaded for the global prototypes."""
         if self.prototypes == "exact":
             return own.means * counts[:, None], counts
@@ -157,101 +141,91 @@ class FewRoundLearner:
             return own.means * counts.sum(), counts
         return own.means, own.held.to(counts.dtype)
 
-    def join(self, sums: Tensor, counts: Tensor) -> tuple[Prototypes, Tensor]:
-        """Return the global prototypes of summed uploads, and what [numbers] divided the sums.
+    def global_prototypes(self, sums: Tensor, counts: Tensor) -> tuple[Prototypes, Tensor]:
+        """Return the global prototypes, and the divisors [numbers] of the sums.
 
-        `sums` are [numbers, d], `counts` [numbers]: what clients `tell`, added up.
+        `sums` [numbers, d] and `counts` [numbers] are the clients' `summands`, added up.
         """
         divisor = counts.sum().expand_as(counts) if self.prototypes == "shrunk" else counts
         divisor = divisor.clamp_min(1.0)
         return Prototypes(sums / divisor[:, None], counts > 0), divisor
 
-    def local_loss(self, f: Tensor, y: Tensor, own: Prototypes, counts: Tensor) -> Tensor:
-        """Return eq. (2), a scalar, on the examples that the prototypes are the means of.
+    def local_loss(self, f: Tensor, y: Tensor, prototypes: Prototypes) -> Tensor:
+        """Return eq. (2), a scalar, of features f [n, d] with labels y [n]."""
+        return masked_cross_entropy(self.logits(f, prototypes), y, prototypes.held, self.loss)
 
-        Args:
-            f: features [n, d].
-            y: labels [n].
-            own: the client's prototypes, [numbers, d].
-            counts: examples [numbers] that each is the mean of.
-        """
-        through = self.through_prototypes
-        fixed = own if through else own._replace(means=own.means.detach())
-        logits = self.logits(f, fixed)
-        if self.own_sample == "left_out":
-            n = counts[y][:, None]
-            left = (n * own.means[y] - f) / (n - 1).clamp_min(1.0)  # the class mean without x
-            left = left if through else left.detach()
-            mine = y[:, None] == torch.arange(len(counts), device=y.device)
-            apart = (f - left).square().sum(1, keepdim=True)
-            apart = apart / f.shape[-1] if self.distance == "mean" else apart
-            logits = torch.where(mine & (n > 1), -apart, logits)
-        return masked_cross_entropy(logits, y, own.held, self.loss)
+    def aux_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> Tensor:
+        """Return eq. (3), a scalar: over the positions of maps g [n, d, positions], or their pool.
 
-    def aux_loss(self, g: Tensor, y: Tensor, told: Prototypes) -> Tensor:
-        """Return eq. (3), a scalar: positions of the maps g [n, d, positions], or their pool.
-
-        `y` is [n]; `told` are the global prototypes, [numbers, d].
+        `y` is [n]; `prototypes` are the global ones, [numbers, d].
         """
         if self.positions == "pooled":
-            return masked_cross_entropy(self.logits(self.rows(g), told), y, told.held, self.loss)
+            return self.local_loss(self.features(g), y, prototypes)
         n, d, positions = g.shape
         each = g.permute(0, 2, 1).reshape(n * positions, d)
-        each = unit_rows(each) if self.distance == "unit" else each
         labels = y[:, None].expand(n, positions).reshape(-1)
-        return masked_cross_entropy(self.logits(each, told), labels, told.held, self.loss)
+        return self.local_loss(each, labels, prototypes)
 
     def support_loss(
-        self, g: Tensor, y: Tensor, numbers: int, told: Prototypes | None
+        self, g: Tensor, y: Tensor, numbers: int, prototypes: Prototypes | None
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
-        """Return (F of eq. (4), accuracy by their own prototypes, these, counts) of supports.
+        """Return (F of eq. (4), accuracy, own prototypes, counts) of supports.
 
-        F alone is to be differentiated; whether the prototypes have a graph hangs on the options.
+        Only F is for differentiation; whether the own prototypes have a graph depends on options.
 
         Args:
             g: maps [n, d, positions].
             y: labels [n].
-            numbers: how many there are for classes.
-            told: the global prototypes; None for no L_aux.
+            numbers: labels that classes may have.
+            prototypes: the global ones; None for no L_aux.
         """
-        plain = self._plain and self.own_sample == "included" and self.through_prototypes
-        fixed = told is None or not told.means.requires_grad
-        if plain and fixed and quick.fits(g):
+        fixed = prototypes is None or not prototypes.means.requires_grad
+        if self.loss == "softmax" and fixed and losses_fused.fits(g):
             pooled = self.positions == "pooled"
-            loss, hits, means, counts = quick.support_loss(
-                g, y, numbers, told, self.gamma, pooled=pooled
+            loss, found, means, counts = losses_fused.support_loss(
+                g, y, numbers, prototypes, self.gamma, pooled=pooled
             )
-            return loss, hits, Prototypes(means, counts > 0), counts
-        f = self.rows(g)
+            return loss, found, Prototypes(means, counts > 0), counts
+        f = self.features(g)
         own, counts = self.prototypes_of(f, y, numbers)
-        loss = self.local_loss(f, y, own, counts)
-        if told is not None:
-            loss = loss + self.gamma * self.aux_loss(g, y, told)
+        loss = self.local_loss(f, y, own)
+        if prototypes is not None:
+            loss = loss + self.gamma * self.aux_loss(g, y, prototypes)
         return loss, accuracy(self.logits(f, own).detach(), y), own, counts
 
-    def query_loss(self, g: Tensor, y: Tensor, told: Prototypes) -> tuple[Tensor, Tensor]:
-        """Return the (loss, accuracy) of queries by prototypes; maps g [n, d, positions], y [n]."""
-        if self._plain and quick.fits(g):
-            return quick.query_loss(g, y, *told)
-        logits = self.logits(self.rows(g), told)
-        return masked_cross_entropy(logits, y, told.held, self.loss), accuracy(logits.detach(), y)
+    def query_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> tuple[Tensor, Tensor]:
+        """Return (loss, accuracy) of queries by prototypes; maps g [n, d, positions], y [n]."""
+        if self.loss == "softmax" and losses_fused.fits(g):
+            return losses_fused.query_loss(g, y, *prototypes)
+        logits = self.logits(self.features(g), prototypes)
+        loss = masked_cross_entropy(logits, y, prototypes.held, self.loss)
+        return loss, accuracy(logits.detach(), y)
 
-    @property
-    def _plain(self) -> bool:
-        """Whether its loss by given prototypes is the one that has a kernel."""
-        return self.loss == "softmax" and self.distance == "plain"
+    def head_loss(self, theta: Tree, h: Tensor, y: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (loss, accuracy) of a head on flat features h [n, features], labels y [n]."""
+        logits = self.head_logits(theta, h, used)
+        return cross_entropy(logits, y), accuracy(logits.detach(), y)
+
+    def own_prototypes(self, theta: Tree, share: EpisodeShare, mode: Mode) -> Prototypes:
+        """Return the prototypes of a client's supports under theta, differentiably."""
+        g, _ = self.maps(theta, {}, share.support_x, mode)
+        return self.prototypes_of(self.features(g), share.support_y, len(share.open))[0]
 
     def learn(
         self,
         theta: Tree,
         share: EpisodeShare,
-        told: Prototypes | None,
+        prototypes: Prototypes | None,
         *,
         differentiable: bool = False,
-    ) -> Learnt:
-        """Take the local steps of one round; `told` are the last round's global prototypes.
+    ) -> Learned:
+        """Take the local steps of one round.
 
-        `differentiable` is for `torch.func.vjp` and its like.
+        Args:
+            theta: theta_r.
+            share: of the client.
+            prototypes: the global ones of the round before.
+            differentiable: for `torch.func.vjp` and the like.
         """
         y, numbers = share.support_y, len(share.open)
         x = self.model.prepare(share.support_x)
@@ -259,56 +233,55 @@ class FewRoundLearner:
         if not differentiable:
             theta = tree.detach(theta)
 
-        def objective(w: Tree, x: Tensor, y: Tensor, mode: Mode) -> tuple[Tensor, Learnt]:
+        def objective(w: Tree, x: Tensor, y: Tensor, mode: Mode) -> tuple[Tensor, Learned]:
             g, _ = self.maps(w, {}, x, mode)
             if self.linear:
-                logits = self.head_logits(w, g, share.open)
-                none = g.new_zeros(0, 0), g.new_zeros(numbers)
-                loss = F.cross_entropy(logits, y)
-                return loss, Learnt(w, *none, loss, accuracy(logits.detach(), y))
-            near = told if self.variant == "gpal" else None
-            loss, hits, own, counts = self.support_loss(g, y, numbers, near)
-            return loss, Learnt(w, *self.tell(own, counts), loss, hits)
+                loss, found = self.head_loss(w, g, y, share.open)
+                return loss, Learned(w, g.new_zeros(0, 0), g.new_zeros(numbers), loss, found)
+            near = prototypes if self.variant == "gpal" else None
+            loss, found, own, counts = self.support_loss(g, y, numbers, near)
+            return loss, Learned(w, *self.summands(own, counts), loss, found)
 
-        first: Learnt | None = None
+        first: Learned | None = None
         start = theta
         for step in range(self.steps):
             start = theta if self.uploaded == "last" else start
             for i, at in enumerate(pieces(len(y), self.batch)):
                 noise = mode.layer(step * len(y) + i)
-                _, found, grads = value_and_grad(
+                _, last, grads = value_and_grad(
                     lambda w, at=at, noise=noise: objective(w, x[at], y[at], noise),  # type: ignore[misc]
                     theta,
                     differentiable=differentiable,
                 )
-                first = found if first is None else first
+                first = last if first is None else first
                 theta = tree.map(lambda w, g: w - self.lr * g, theta, grads)
         assert first is not None
         if not self.linear and (self.uploaded == "after" or self.batch is not None):
-            # The whole support, by the model after the steps or, in minibatches, before them.
+            # All supports, under the model after the steps or, with minibatches, before them.
             at_theta = theta if self.uploaded == "after" else start
-            sums, counts = self.census(at_theta, share)
+            sums, counts = self.prototype_sums(at_theta, share)
             first = first._replace(sums=sums, counts=counts)
         elif self.uploaded == "last":
-            first = first._replace(sums=found.sums, counts=found.counts)
+            first = first._replace(sums=last.sums, counts=last.counts)
         if not differentiable:
             first = tree.detach(first)
         return first._replace(theta=theta)
 
-    def census(
+    def prototype_sums(
         self, theta: Tree, share: EpisodeShare, stats: Tree | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the (sums [numbers, d], counts [numbers]) of a client's supports under theta.
 
-        Batch norm goes by the support's own statistics, or by running ones, where they are given.
+        Batch norm uses the statistics of these supports, or `stats` where they are given.
         """
         mode = learning_mode(share) if stats is None else Mode(norm="given")
         g, _ = self.maps(theta, stats or {}, share.support_x, mode)
-        return self.tell(*self.prototypes_of(self.rows(g), share.support_y, len(share.open)))
+        own, counts = self.prototypes_of(self.features(g), share.support_y, len(share.open))
+        return self.summands(own, counts)
 
 
 def learning_mode(share: EpisodeShare) -> Mode:
-    """Return how supports and queries pass the network while something is learnt."""
+    """Return the mode in which supports and queries pass the network in training."""
     if isinstance(share.seed, Tensor):
         return Mode(True, "batch", seed=share.seed)
     return Mode(norm="batch")
@@ -321,23 +294,12 @@ def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
     return tree.to(head, tree.leaves(theta)[0].device)
 
 
-def check_slots(local: FewRoundLearner, numbers: int) -> None:
-    """Refuse a head with fewer outputs than an episode of training may have classes."""
-    way = local.slots(numbers)
-    if way < numbers:
-        raise ConfigError(
-            f"model.head.way is {way}, and the clients of an episode may hold {numbers} classes: "
-            "those of its way where images are dealt anew (partition 'redealt'), else all base "
-            f"classes. Set model.head.way to {numbers}."
-        )
-
-
 def pieces(n: int, size: int | None) -> list[slice]:
     """Return the minibatches of n examples; one for all of them without a size.
 
-    They are cut in the order of the examples, the same in every step: that of a client's hand is
-    random, that of a question in nobody's hand goes by class. A last one that is too short for
-    batch norm joins the one before.
+    They follow the order of the examples, the same in every step: random for what a client draws,
+    by class for a test episode without a group. A last one that is too short for batch norm joins
+    the one before.
     """
     if size is None or size >= n:
         return [slice(0, n)]

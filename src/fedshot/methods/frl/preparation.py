@@ -1,16 +1,16 @@
-"""The preparation of those that fine-tune for a few rounds: a classifier of all base classes.
+"""Pre-training of the methods that fine-tune for a few rounds: a classifier of all base classes.
 
-Clients visit batches of their own, and an encoder under one classifier over all base classes
-learns from them federatedly. Park et al. 2021 (few-round learning), section 4, say for how many
-communication rounds and no more; the step is made as that of FRL is, so that neither is better off.
+Clients train an encoder under one classifier over all base classes on batches of their own, by
+federated averaging. Park et al. 2021 (few-round learning), section 4, give its number of
+communication rounds only; the server's step is that of FRL, so that neither has an advantage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,129 +19,38 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Batches, Classifier, check_batches, draw_batches
 from fedshot.learners.local_training import mean_gradient, mean_metrics
-from fedshot.methods.frl.schedule import check_decay, slowed
+from fedshot.methods.frl.few_round_method import FewRoundMethod
+from fedshot.methods.frl.local_steps import fresh_head
+from fedshot.methods.frl.schedule import check_decay, check_rounds, decay_factor, decayed
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, average, changes, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Traits
 from fedshot.protocol.reducers import Mean
 
 StepBy = Literal["server", "clients"]
 
 
 class Prepared(NamedTuple):
-    """What the server remembers of a preparation."""
+    """State of the server in pre-training."""
 
-    theta: Tree  # {"body", "classifier"}; the classifier is of the preparation alone
+    theta: Tree  # {"body", "classifier"}; tests replace the classifier
     stats: Tree  # running statistics of batch norm
-    outer: Tree  # the server's optimiser; {} where clients take the steps
+    outer: Tree  # the server's optimiser; {} if clients take the steps
     exchanges: Tensor  # int64 scalar: communication rounds so far
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """How the base clients learn. The fields are options of the methods that prepare so.
+class Pretrained(FewRoundMethod[Prepared]):
+    """A method that pre-trains a classifier; a group fine-tunes its encoder under a fresh head.
 
-    Args:
-        model: the encoder. It learns by batches' own statistics and keeps the running ones,
-            whatever its test is by.
-        classes: the dataset's numbers of the base classes.
-        augment: of the batches.
-        by: who takes the optimiser's step: the "server", on the clients' mean gradient, or each of
-            the "clients", with one that is fresh at every visit, before their models are averaged.
-        steps: of a visit; 1 where the server takes them.
-        batch: examples of a step.
-        optimizer: that takes the steps.
-        decay: what a step is multiplied by after `decay_round` communication rounds.
-        decay_round: 0 for never.
+    The encoder trains with batch statistics and keeps the running ones, whatever the test uses.
     """
 
-    model: Model
-    classes: tuple[int, ...]
-    augment: Augment
-    by: StepBy
-    steps: int
-    batch: int
-    optimizer: Optimizer
-    decay: float
-    decay_round: int
-
-    def __post_init__(self) -> None:
-        check_word("prepare_by", self.by, ("server", "clients"))
-        check_batches(self.steps, self.batch)
-        check_decay(self.decay, self.decay_round)
-        if self.by == "server" and self.steps > 1:
-            raise ConfigError(
-                f"prepare_steps is {self.steps} with prepare_by 'server', who takes one step a "
-                "visit. Set prepare_steps to 1 and raise batch, or prepare_by to 'clients'."
-            )
-        _ = self.learner  # which checks the rest
-
-    @property
-    def learner(self) -> Classifier:
-        """What is trained."""
-        return Classifier(self.model, len(self.classes))
-
-    def init(self, key: Key) -> Prepared:
-        """Return a fresh encoder and classifier."""
-        theta, stats = self.learner.init(key)
-        outer: Tree = self.optimizer.init(theta) if self.by == "server" else {}
-        return Prepared(theta, stats, outer, torch.tensor(0))
-
-    def draw(self, data: ClientData, key: Key) -> Batches:
-        """Draw the batches of a visit."""
-        return draw_batches(data, self.classes, self.batch, self.steps, self.augment, key)
-
-    def reply(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Answer with the gradient of the cross-entropy, or the change that steps on it make."""
-        if self.by == "clients":
-            return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
-        (step,), noise = drawn.steps, Mode(seed=drawn.seed).layer(0)
-        got = mean_gradient(self.learner.episode_loss, down["theta"], down["stats"], step, noise)
-        up = {"gradient": got.grads, **changes({"stats": got.stats}, down)}
-        return Reply(up, private, drawn.n, mean_metrics(got.told))
-
-    def round(
-        self, work: Callable[..., Reply], server: Prepared, clients: Clients, key: Key
-    ) -> tuple[Prepared, Mapping[str, float]]:
-        """Take a step by client work that answers by `reply`.
-
-        By the server: a step of the optimiser by sum_k n_k g_k / sum_k n_k; by clients:
-        theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k.
-        """
-        slower = slowed(self.decay, self.decay_round, server.exchanges)
-        parts, outer = {"theta": server.theta, "stats": server.stats}, server.outer
-        if self.by == "clients":
-            new, got = average(clients, work, parts, key, max_weight=None)
-            theta, stats = new["theta"], new["stats"]
-            if slower < 1:
-                theta = tree.map(lambda w, v: w + slower * (v - w), server.theta, theta)
-        else:
-            names = {"gradient": server.theta, "stats": server.stats}
-            reduce = {
-                name: Mean(part, OF_EXAMPLES, of_examples=True) for name, part in names.items()
-            }
-            got = clients.exchange(work, parts, to=clients.sample(key), reduce=reduce, key=key)
-            optimizer = replace(self.optimizer, lr=self.optimizer.lr * slower)
-            theta, outer = optimizer.update(got["gradient"], server.outer, server.theta)
-            stats = tree.add(server.stats, got["stats"])
-        return Prepared(theta, stats, outer, server.exchanges + 1), got.metrics
-
-
-class Prepares:  # not a dataclass: the methods have the fields, in their own order
-    """What the methods that prepare so have in common."""
-
-    trains_on_pool: ClassVar[bool] = True  # where clients see a pool, and not what it deals them
-
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     prepare_by: StepBy
     prepare_steps: int
@@ -150,50 +59,92 @@ class Prepares:  # not a dataclass: the methods have the fields, in their own or
     decay: float
     decay_round: int
 
+    def __post_init__(self) -> None:
+        check_word("prepare_by", self.prepare_by, ("server", "clients"))
+        check_batches(self.prepare_steps, self.batch)
+        check_decay(self.decay, self.decay_round)
+        if self.prepare_by == "server" and self.prepare_steps > 1:
+            raise ConfigError(
+                f"prepare_steps is {self.prepare_steps} with prepare_by 'server', which takes one "
+                "step per round. Set prepare_steps to 1 and raise batch, or prepare_by to "
+                "'clients'."
+            )
+        check_rounds(self.rounds_at_test)
+        _ = self.local, self.classifier  # which check the rest
+
     @cached_property
-    def preparation(self) -> Preparation:
-        """How the base clients learn."""
-        return Preparation(
-            replace(self.model, head=None, norm_policy="running"),
-            self.classes,
-            self.episode.augment,
-            self.prepare_by,
-            self.prepare_steps,
-            self.batch,
-            self.optimizer,
-            self.decay,
-            self.decay_round,
-        )
+    def classifier(self) -> Classifier:
+        """The learner of pre-training."""
+        encoder = replace(self.model, head=None, norm_policy="running")
+        return Classifier(encoder, len(self.classes))
 
     @property
-    def training(self) -> Preparation:
-        """All of the options that the rounds depend on."""
-        return self.preparation
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, trains_on_pool=True)
 
-    def tested(self, server: Prepared) -> Prepared:
-        """Return the state as a test takes it: without running statistics if it has no use."""
-        return server if self.model.norm_policy == "running" else server._replace(stats={})
+    @property
+    def training(self) -> tuple[Any, ...]:
+        """All options that pre-training depends on."""
+        return (
+            self.classifier, self.classes, self.episode.augment, self.prepare_by,
+            self.prepare_steps, self.batch, self.optimizer, self.decay, self.decay_round,
+        )  # fmt: skip
 
     def init(self, key: Key) -> Prepared:
         """Return a fresh encoder and classifier."""
-        return self.preparation.init(key)
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
+        theta, stats = self.classifier.init(key)
+        outer: Tree = self.optimizer.init(theta) if self.prepare_by == "server" else {}
+        return Prepared(theta, stats, outer, torch.tensor(0))
 
     def draw(self, data: ClientData, key: Key) -> Batches:
-        """Draw the batches of a visit."""
-        return self.preparation.draw(data, key)
+        """Draw the batches of a local update."""
+        augment = self.episode.augment
+        return draw_batches(data, self.classes, self.batch, self.prepare_steps, augment, key)
 
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Send what the cross-entropy over all base classes asks for, on a batch of a visit."""
-        return self.preparation.reply(down, private, drawn)
+        """Upload the gradient of the cross-entropy, or the change after steps along it."""
+        episode_loss = self.classifier.episode_loss
+        if self.prepare_by == "clients":
+            return local_reply(episode_loss, self.optimizer, down, private, drawn)
+        (step,), noise = drawn.steps, Mode(seed=drawn.seed).layer(0)
+        got = mean_gradient(episode_loss, down["theta"], down["stats"], step, noise)
+        up = {"gradient": got.grads, **changes({"stats": got.stats}, down)}
+        return Reply(up, private, drawn.n, mean_metrics(got.told))
 
     def round(
         self, server: Prepared, clients: Clients, key: Key
     ) -> tuple[Prepared, Mapping[str, float]]:
-        """Take a step of the preparation."""
-        return self.preparation.round(self.prepare, server, clients, key)
+        """Take a step of pre-training.
+
+        By the server: a step of the optimiser along sum_k n_k g_k / sum_k n_k; by clients:
+        theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k.
+        """
+        parts, outer = {"theta": server.theta, "stats": server.stats}, server.outer
+        decay = self.decay, self.decay_round, server.exchanges
+        if self.prepare_by == "clients":
+            new, got = average(clients, self.prepare, parts, key, max_weight=None)
+            theta, stats = new["theta"], new["stats"]
+            if (factor := decay_factor(*decay)) < 1:
+                theta = tree.map(lambda w, v: w + factor * (v - w), server.theta, theta)
+        else:
+            names = {"gradient": server.theta, "stats": server.stats}
+            reduce = {
+                name: Mean(part, OF_EXAMPLES, of_examples=True) for name, part in names.items()
+            }
+            to = clients.sample(key)
+            got = clients.exchange(self.prepare, parts, to=to, reduce=reduce, key=key)
+            optimizer = decayed(self.optimizer, *decay)
+            theta, outer = optimizer.update(got["gradient"], server.outer, server.theta)
+            stats = tree.add(server.stats, got["stats"])
+        return Prepared(theta, stats, outer, server.exchanges + 1), got.metrics
+
+    def test_start(self, server: Prepared, key: Key) -> Tree:
+        """Return theta_0 of a test episode: the encoder with a fresh head."""
+        body = server.theta["body"]
+        return {"body": body, "head": fresh_head(self.model, body, key)}
+
+    def test_stats(self, server: Prepared) -> Tree:
+        """Return the running statistics of batch norm for tests, if their policy uses them."""
+        return server.stats if self.model.norm_policy == "running" else {}

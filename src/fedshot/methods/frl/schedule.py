@@ -1,21 +1,24 @@
-"""How many rounds, and when the server's steps become smaller."""
+"""Numbers of rounds, and the decay of the server's step."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
+from fedshot.nn.optim import Optimizer
 
 
 def check_rounds(*rounds: int | None) -> None:
-    """Refuse a number of rounds below 0."""
+    """Refuse a negative number of rounds."""
     for count in rounds:
         if count is not None and count < 0:
             raise ConfigError(f"the number of rounds is {count}; expected a whole number from 0.")
 
 
 def check_decay(decay: float, decay_round: int) -> None:
-    """Refuse a factor or a round of the decay that cannot be."""
+    """Refuse an impossible factor or round of the decay."""
     if not 0 < decay <= 1 or decay_round < 0:
         raise ConfigError(
             f"decay is {decay} after round {decay_round}; expected a factor in (0, 1] and a round "
@@ -23,6 +26,11 @@ def check_decay(decay: float, decay_round: int) -> None:
         )
 
 
-def slowed(decay: float, decay_round: int, exchanges: Tensor) -> float:
-    """Return what a step is multiplied by after so many communication rounds."""
+def decay_factor(decay: float, decay_round: int, exchanges: Tensor) -> float:
+    """Return the factor of a step after this many communication rounds."""
     return decay if decay_round and int(exchanges) >= decay_round else 1.0
+
+
+def decayed(optimizer: Optimizer, decay: float, decay_round: int, exchanges: Tensor) -> Optimizer:
+    """Return the optimiser with the step size after this many communication rounds."""
+    return replace(optimizer, lr=optimizer.lr * decay_factor(decay, decay_round, exchanges))

@@ -1,39 +1,96 @@
-"""What methods share that train one classifier over the base classes, and test clients on these."""
+"""What the personal methods share: passes over all samples, and one classifier of base classes."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from torch import Tensor
 
-from fedshot.learners.classification import Classifier
-from fedshot.nn.models.model import Model
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.learners.classification import (
+    Batch,
+    Batches,
+    Classifier,
+    base_numbers,
+    check_batches,
+    draw_passes,
+)
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.nn.losses import proximal
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.method import Method, ModelState, Prediction, Traits, predict_at_server
+
+S = TypeVar("S", bound=Tree)
 
 
-class AmongBaseClasses:
-    """A mixin for a method with these two fields: no dataclass, so their order is the method's."""
+class OwnClassesMethod(Method[S]):
+    """A method whose clients train on all their samples and are tested on their own classes."""
 
-    knows_base_alone: ClassVar[bool] = True
+    test_norm: ClassVar[str] = "support"  # the statistics of a client's own samples
 
-    model: Model
     classes: tuple[int, ...]
+    local_steps: int
+    batch: int | None
+    optimizer: Optimizer
 
-    @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test: the statistics of a client's own samples."""
-        del options
-        return "support"
+    def __post_init__(self) -> None:
+        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+
+    def passes(self, data: ClientData, n: int, key: Key) -> Batches:
+        """Draw n passes over a client's samples."""
+        return draw_passes(data, self.classes, n, self.batch, self.episode.augment, key)
+
+    def all_samples(self, data: ClientData) -> Batch:
+        """Return all samples of a client as one batch, without augmentation."""
+        x, labels = data.all()
+        return Batch(x, base_numbers(labels, self.classes))
+
+    def draw(self, data: ClientData, key: Key) -> Tree:
+        """Draw the passes of a local update."""
+        return self.passes(data, self.local_steps, key)
+
+
+class AmongBaseClasses(OwnClassesMethod[S]):
+    """A method with one classifier over the base classes, and by default a `ModelState`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.learner  # which checks the model
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, base_classes_only=True)
 
     @property
     def learner(self) -> Classifier:
         """What the clients train."""
         return Classifier(self.model, len(self.classes))
 
-    @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
+    def init(self, key: Key) -> Any:
+        """Return a fresh encoder and classifier."""
+        return ModelState(*self.learner.init(key))
 
-    @property
-    def max_way(self) -> int | None:
-        """None: any number of the base classes."""
-        return None
+    def proximal_loss(
+        self, weight: float, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
+    ) -> EpisodeLoss:
+        """Return F_k(theta) + (weight / 2) ||theta - anchor||^2, F_k the cross-entropy."""
+        plain = self.learner.episode_loss(theta, stats, batch, seed)
+        distance = proximal(theta, anchor)
+        loss = plain.loss + weight * distance
+        return plain._replace(loss=loss, extra={"proximal": distance})
+
+    def logits(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
+        """Return the classifier's logits for the classes of an episode."""
+        return self.learner.logits_among(theta, stats, eval_episode, self.classes)
+
+    def evaluate(
+        self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
+        """Predict with the server's model."""
+        del key
+        return predict_at_server(partial(self.logits, *server), eval_episodes, clients)

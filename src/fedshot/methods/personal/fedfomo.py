@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -30,19 +29,21 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
+from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import check_not_negative, local_sgd
 from fedshot.methods.personal.affinity import check_others, first_affinity, top_m_by_affinity
-from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.methods.personal.personal_model import first_own, next_own, own_or_sent
+from fedshot.methods.personal.personal_model import (
+    BankedModels,
+    first_own,
+    into_bank,
+    next_own,
+    own_or_sent,
+)
 from fedshot.nn.losses import cross_entropy
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Gather
 
 _NO_DISTANCE = 1e-30  # below it two models are one
@@ -65,12 +66,12 @@ class FedFomoData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFomo(AmongBaseClasses):
+class FedFomo(BankedModels[FedFomoState]):
     """Models of others, weighed by what a step towards each gains.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         clients: how many there are.
         m: models that a client is sent, M.
@@ -81,14 +82,12 @@ class FedFomo(AmongBaseClasses):
         epsilon: of each of the M models, the probability that it is one of chance, in round 1.
         epsilon_decay: what epsilon loses each round.
         local_steps: passes over the samples; each is one step.
-        batch: with a number, a pass is a step for every so many samples.
+        batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
     """
 
     name: ClassVar[str] = "fedfomo"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     clients: int
     m: int = 5
@@ -101,7 +100,7 @@ class FedFomo(AmongBaseClasses):
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        super().__post_init__()
         check_others(self.m, self.clients)
         check_word("distance", self.distance, ("l2", "l1"))
         check_not_negative(epsilon=self.epsilon, epsilon_decay=self.epsilon_decay)
@@ -111,7 +110,6 @@ class FedFomo(AmongBaseClasses):
             raise ConfigError(
                 f"validation_share is {self.validation_share}; expected a share between 0 and 1."
             )
-        _ = self.learner  # which checks the rest
 
     def init(self, key: Key) -> FedFomoState:
         """Return the first model, and affinities of 0."""
@@ -131,14 +129,8 @@ class FedFomo(AmongBaseClasses):
     def draw(self, data: ClientData, key: Key) -> FedFomoData:
         """Draw the passes over what the client trains on; the rest is for validation."""
         train, held = self.split(data)
-        augment = self.episode.augment
-        batches = draw_passes(train, self.classes, self.local_steps, self.batch, augment, key)
-
-        def whole(part: ClientData) -> Batch:
-            x, labels = part.all()
-            return Batch(x, base_numbers(labels, self.classes))
-
-        return FedFomoData(batches, whole(train), whole(held))
+        batches = self.passes(train, self.local_steps, key)
+        return FedFomoData(batches, self.all_samples(train), self.all_samples(held))
 
     def split(self, data: ClientData) -> tuple[ClientData, ClientData]:
         """Return the samples that a client trains on, and those for validation: always the same."""
@@ -219,16 +211,12 @@ class FedFomo(AmongBaseClasses):
         def model(i: int) -> Tree:
             return clients.recall(i, server.start)
 
-        def put_away(client: int, part: Tree) -> Tree:
-            clients.remember(client, part)
-            return {}
-
         got = clients.exchange(
             self.train,
             PerClient(lambda i: {"models": tuple(map(model, sent[i])), "own": model(i)}),
             to=cohort,
             reduce={
-                "model": Gather(server.start, put_away=put_away),
+                "model": Gather(server.start, put_away=into_bank(clients)),
                 "weights": Gather(
                     lambda i: torch.empty(len(sent[i]), dtype=self.model.torch_dtype)
                 ),
@@ -243,22 +231,3 @@ class FedFomo(AmongBaseClasses):
     def explore(self, rounds: int) -> float:
         """Return epsilon after so many rounds."""
         return max(0.0, self.epsilon - self.epsilon_decay * rounds)
-
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer with one's own model."""
-        del drawn
-        theta, stats = down["model"]["theta"], down["model"]["stats"]
-        answer = partial(self.learner.logits_among, theta, stats, classes=self.classes)
-        logits = predict_all(answer, down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
-
-    def evaluate(
-        self, server: FedFomoState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Let each client answer with its own model."""
-
-        def down(i: int) -> Tree:
-            return {"model": clients.recall(i, server.start)}
-
-        return predict_at_clients(self.answer, clients, eval_episodes, key, down=down)

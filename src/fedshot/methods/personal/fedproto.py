@@ -15,7 +15,7 @@ the server has no prototype yet has that of the client's own samples at test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
@@ -27,20 +27,17 @@ from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
+from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode, episode_features
 from fedshot.learners.local_training import check_not_negative, local_sgd
-from fedshot.methods.personal.base_class_method import AmongBaseClasses
+from fedshot.methods.personal.personal_model import PersonalModels
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.nn.prototypes import class_means
 from fedshot.protocol.averaging import OF_FEATURES
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Sum
 
 
@@ -59,25 +56,23 @@ class FedProtoData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProto(AmongBaseClasses):
+class FedProto(PersonalModels[FedProtoState]):
     """A model at each client, drawn to common prototypes.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         lambda_proto: weight of the distance to the server's prototypes; 0 is training alone.
         weighting: of the clients in a prototype: by their "examples" of the class, as in the
             paper, or each of the "clients" alike.
         local_steps: passes over the samples; each is one step.
-        batch: with a number, a pass is a step for every so many samples.
+        batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
     """
 
     name: ClassVar[str] = "fedproto"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     lambda_proto: float = 1.0
     weighting: Literal["examples", "clients"] = "examples"
@@ -86,10 +81,9 @@ class FedProto(AmongBaseClasses):
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        super().__post_init__()
         check_word("weighting", self.weighting, ("examples", "clients"))
         check_not_negative(lambda_proto=self.lambda_proto)
-        _ = self.learner  # which checks the rest
 
     def init(self, key: Key) -> FedProtoState:
         """Return no prototypes."""
@@ -107,10 +101,7 @@ class FedProto(AmongBaseClasses):
 
     def draw(self, data: ClientData, key: Key) -> FedProtoData:
         """Draw the passes over the client's samples."""
-        augment = self.episode.augment
-        batches = draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
-        x, labels = data.all()
-        return FedProtoData(batches, Batch(x, base_numbers(labels, self.classes)))
+        return FedProtoData(self.passes(data, self.local_steps, key), self.all_samples(data))
 
     def objective(
         self, server: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
@@ -164,12 +155,9 @@ class FedProto(AmongBaseClasses):
         means = torch.where(n > 0, got["sums"] / n.clamp_min(1.0), server.prototypes)
         return FedProtoState(means, server.known | (got["counts"] > 0)), got.metrics
 
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer by the nearest prototype, with one's own encoder."""
-        del drawn
-        logits = predict_all(partial(self.nearest, down, private), down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Predict by the nearest prototype, with the client's own encoder."""
+        return partial(self.nearest, down, private)
 
     def nearest(self, server: Tree, own: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Return minus the distances to the prototypes of the question's classes."""
@@ -182,14 +170,3 @@ class FedProto(AmongBaseClasses):
             there = server["known"][at][:, None]
             prototypes = torch.where(there, server["prototypes"][at], mine)
             return -torch.cdist(query, prototypes)
-
-    def evaluate(
-        self,
-        server: FedProtoState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Let each client answer with its own model."""
-        sent = server._asdict()
-        return predict_at_clients(self.answer, clients, eval_episodes, key, down=lambda _: sent)

@@ -12,7 +12,7 @@ once: FedAvg with a plain mean, a control.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -22,24 +22,15 @@ from torch import Tensor
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.learners.classification import Batch, Batches
+from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import check_not_negative, local_sgd
-from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.nn.models.model import Model
+from fedshot.methods.personal.personal_model import PersonalModels
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
-
-
-class FedRepState(NamedTuple):
-    """What the server remembers."""
-
-    theta: Tree  # {"body"}, and {"classifier"} where it is shared
-    stats: Tree  # running statistics of batch norm
+from fedshot.protocol.method import ModelState
 
 
 class FedRepData(NamedTuple):
@@ -50,24 +41,22 @@ class FedRepData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRep(AmongBaseClasses):
+class FedRep(PersonalModels[ModelState]):
     """A shared encoder under a classifier of each client's own.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         personal_head: whether the classifier stays with the client.
         head_steps: passes over the samples for the classifier; 0 leaves it as it is.
         local_steps: passes over the samples for the encoder; each is one step.
-        batch: with a number, a pass is a step for every so many samples.
+        batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients, for both.
     """
 
     name: ClassVar[str] = "fedrep"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     personal_head: bool = True
     head_steps: int = 10
@@ -76,14 +65,13 @@ class FedRep(AmongBaseClasses):
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        super().__post_init__()
         check_not_negative(head_steps=self.head_steps)
-        _ = self.learner  # which checks the rest
 
-    def init(self, key: Key) -> FedRepState:
+    def init(self, key: Key) -> ModelState:
         """Return a fresh encoder."""
         theta, stats = self.learner.init(key)
-        return FedRepState({"body": theta["body"]} if self.personal_head else theta, stats)
+        return ModelState({"body": theta["body"]} if self.personal_head else theta, stats)
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a fresh classifier."""
@@ -92,14 +80,17 @@ class FedRep(AmongBaseClasses):
             return {}
         return {"classifier": self.learner.init(key)[0]["classifier"]}
 
+    def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
+        """Return the server's encoder under the client's classifier."""
+        return {**down["theta"], **private}, down["stats"]
+
     def draw(self, data: ClientData, key: Key) -> FedRepData:
         """Draw the passes over the client's samples, for the classifier and for the encoder."""
-
-        def passes(n: int, key: Key) -> Batches:
-            return draw_passes(data, self.classes, n, self.batch, self.episode.augment, key)
-
         head = self.head_steps if self.personal_head else 0
-        return FedRepData(passes(head, key.at("head")), passes(self.local_steps, key.at("body")))
+        return FedRepData(
+            self.passes(data, head, key.at("head")),
+            self.passes(data, self.local_steps, key.at("body")),
+        )
 
     def episode_loss(
         self, fixed: Tree, moving: Tree, stats: Tree, batch: Batch, seed: Tensor
@@ -119,24 +110,8 @@ class FedRep(AmongBaseClasses):
         return Reply(up, h, 1.0, new.metrics)
 
     def round(
-        self, server: FedRepState, clients: Clients, key: Key
-    ) -> tuple[FedRepState, Mapping[str, float]]:
+        self, server: ModelState, clients: Clients, key: Key
+    ) -> tuple[ModelState, Mapping[str, float]]:
         """phi <- phi + sum_i (phi_i - phi) / (r n)."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
-        return FedRepState(**new), got.metrics
-
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer with the server's encoder and one's own classifier."""
-        del drawn
-        theta = {**down["theta"], **private}
-        answer = partial(self.learner.logits_among, theta, down["stats"], classes=self.classes)
-        logits = predict_all(answer, down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
-
-    def evaluate(
-        self, server: FedRepState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Let each client answer."""
-        sent = server._asdict()
-        return predict_at_clients(self.answer, clients, eval_episodes, key, down=lambda _: sent)
+        return ModelState(**new), got.metrics

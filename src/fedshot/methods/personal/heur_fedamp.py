@@ -27,19 +27,13 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.learners.classification import Batches
 from fedshot.learners.local_training import check_not_negative, local_sgd
 from fedshot.methods.personal.affinity import mixture
-from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.nn.losses import proximal
-from fedshot.nn.models.model import Model
+from fedshot.methods.personal.personal_model import BankedModels, into_bank
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
 from fedshot.protocol.reducers import Gather
 
 _HELD = 2**28  # bytes of models that the server holds in memory for a round
@@ -52,25 +46,23 @@ class HeurFedAMPState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HeurFedAMP(AmongBaseClasses):
+class HeurFedAMP(BankedModels[HeurFedAMPState]):
     """A personal model held near the models most like it.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         lambda_prox: weight of the distance to the mixture, lambda/alpha.
         sigma: how much more the most similar models count.
         self_weight: a client's own part in its mixture, xi_ii; null for 1/n, n the clients.
         local_steps: passes over the samples; each is one step.
-        batch: with a number, a pass is a step for every so many samples.
+        batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
     """
 
     name: ClassVar[str] = "heur_fedamp"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     lambda_prox: float = 15.0
     sigma: float = 10.0
@@ -80,41 +72,21 @@ class HeurFedAMP(AmongBaseClasses):
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        super().__post_init__()
         check_not_negative(lambda_prox=self.lambda_prox, sigma=self.sigma)
         if self.self_weight is not None and not 0 <= self.self_weight <= 1:
             raise ConfigError(f"self_weight is {self.self_weight}; expected a share in [0, 1].")
-        _ = self.learner  # which checks the rest
 
     def init(self, key: Key) -> HeurFedAMPState:
         """Return the first model."""
         theta, stats = self.learner.init(key)
         return HeurFedAMPState({"theta": theta, "stats": stats})
 
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: what a client has uploaded is kept by the server."""
-        del client, key
-        return {}
-
-    def draw(self, data: ClientData, key: Key) -> Batches:
-        """Draw the passes over the client's samples."""
-        augment = self.episode.augment
-        return draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
-
-    def objective(
-        self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
-    ) -> EpisodeLoss:
-        """Return F_i(theta) + (lambda / 2 alpha) ||theta - anchor||^2."""
-        gradients = self.learner.episode_loss(theta, stats, batch, seed)
-        distance = proximal(theta, anchor)
-        loss = gradients.loss + self.lambda_prox * distance
-        return gradients._replace(loss=loss, extra={"proximal": distance})
-
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Train one's own model, held near the mixture; send it."""
         own, u = down["own"], down["mixture"]
-        episode_loss = partial(self.objective, u)
+        episode_loss = partial(self.proximal_loss, self.lambda_prox, u)
         new = local_sgd(episode_loss, self.optimizer, own["theta"], own["stats"], drawn)
         up = {"model": {"theta": new.params, "stats": new.stats}}
         return Reply(up, private, drawn.n, new.metrics)
@@ -152,41 +124,14 @@ class HeurFedAMP(AmongBaseClasses):
         if len(ids) * tree.nbytes(server.start) <= _HELD:  # each is read once, not once a client
             model = {i: read(i) for i in ids}.__getitem__
 
-        def put_away(client: int, part: Tree) -> Tree:
-            clients.remember(client, part)
-            return {}
-
         got = clients.exchange(
             self.train,
             PerClient(lambda i: {"mixture": self.mix(i, ids, model), "own": model(i)}),
             to=cohort,
-            reduce={"model": Gather(server.start, put_away=put_away)},
+            reduce={"model": Gather(server.start, put_away=into_bank(clients))},
             key=key,
         )
         return server, got.metrics
-
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer with one's own model."""
-        del drawn
-        theta, stats = down["model"]["theta"], down["model"]["stats"]
-        answer = partial(self.learner.logits_among, theta, stats, classes=self.classes)
-        logits = predict_all(answer, down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
-
-    def evaluate(
-        self,
-        server: HeurFedAMPState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Let each client answer with its own model."""
-
-        def down(i: int) -> Tree:
-            return {"model": clients.recall(i, server.start)}
-
-        return predict_at_clients(self.answer, clients, eval_episodes, key, down=down)
 
 
 def flat(model: Tree) -> Tensor:

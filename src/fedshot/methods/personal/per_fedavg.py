@@ -14,12 +14,10 @@ are scored. An answer is one of the question's classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedshot.core import tree
@@ -27,8 +25,7 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.classification import Batch, Batches, check_batches, draw_batches, draw_passes
+from fedshot.learners.classification import Batch, Batches, base_numbers, draw_batches
 from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import (
     GradientResult,
@@ -37,32 +34,23 @@ from fedshot.learners.local_training import (
     mean_metrics,
 )
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.methods.personal.personal_model import base_labels
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_at_server
-
-
-class PerFedAvgState(NamedTuple):
-    """What the server remembers."""
-
-    theta: Tree  # {"body", "classifier"}
-    stats: Tree  # running statistics of batch norm
+from fedshot.protocol.method import ModelState
 
 
 @dataclass(frozen=True)
-class PerFedAvg(AmongBaseClasses):
+class PerFedAvg(AmongBaseClasses[ModelState]):
     """A start from which one gradient step fits each client.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         order: "first" (FO), or "hessian_free" (HF).
         beta: outer step size.
@@ -75,8 +63,6 @@ class PerFedAvg(AmongBaseClasses):
 
     name: ClassVar[str] = "per_fedavg"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     order: Literal["first", "hessian_free"] = "hessian_free"
     beta: float = 0.001
@@ -87,7 +73,7 @@ class PerFedAvg(AmongBaseClasses):
     test_steps: int = 1
 
     def __post_init__(self) -> None:
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        super().__post_init__()
         check_word("order", self.order, ("first", "hessian_free"))
         check_not_negative(beta=self.beta, test_steps=self.test_steps)
         if not 0 < self.delta < float("inf"):
@@ -97,22 +83,12 @@ class PerFedAvg(AmongBaseClasses):
                 "the inner step of Per-FedAvg is one of plain SGD; set optimizer.name to 'sgd', "
                 "and leave momentum and weight_decay at 0."
             )
-        _ = self.learner  # which checks the rest
-
-    def init(self, key: Key) -> PerFedAvgState:
-        """Return a fresh encoder and classifier."""
-        return PerFedAvgState(*self.learner.init(key))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: nothing stays with a client."""
-        del client, key
-        return {}
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the three batches D, D', D'' of each step."""
         augment = self.episode.augment
         if self.batch is None:
-            drawn = draw_passes(data, self.classes, self.local_steps, None, augment, key)
+            drawn = self.passes(data, self.local_steps, key)
             return drawn._replace(steps=tuple((one, one, one) for (one,) in drawn.steps))
         n = 3 * self.local_steps
         drawn = draw_batches(data, self.classes, self.batch, n, augment, key)
@@ -155,16 +131,15 @@ class PerFedAvg(AmongBaseClasses):
         return Reply(up, private, 1.0, mean_metrics(told))
 
     def round(
-        self, server: PerFedAvgState, clients: Clients, key: Key
-    ) -> tuple[PerFedAvgState, Mapping[str, float]]:
+        self, server: ModelState, clients: Clients, key: Key
+    ) -> tuple[ModelState, Mapping[str, float]]:
         """w <- w + sum_i (w_i - w) / (r n)."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
-        return PerFedAvgState(**new), got.metrics
+        return ModelState(**new), got.metrics
 
-    def answer(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Adapt to the support, then answer among its classes."""
-        known = torch.tensor(sorted(self.classes), device=eval_episode.classes.device)
-        y = base_labels(eval_episode, known)
+    def logits(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
+        """Adapt to the support set, then return the logits for its classes."""
+        y = base_numbers(eval_episode.classes, self.classes)[eval_episode.support_y]
         x = self.model.prepare(eval_episode.support_x)
 
         def loss(w: Tree, step: int) -> Tensor:
@@ -174,15 +149,4 @@ class PerFedAvg(AmongBaseClasses):
 
         lr, steps = self.optimizer.lr, self.test_steps
         adapted = descend(loss, theta, lr=lr, steps=steps, second_order=False)
-        return self.learner.logits_among(adapted, stats, eval_episode, self.classes)
-
-    def evaluate(
-        self,
-        server: PerFedAvgState,
-        clients: Clients,
-        eval_episodes: Sequence[EvalEpisode],
-        key: Key,
-    ) -> list[Prediction]:
-        """Adapt the server's model to each client's own samples, and answer."""
-        del key
-        return predict_at_server(partial(self.answer, *server), eval_episodes, clients)
+        return super().logits(adapted, stats, eval_episode)

@@ -1,31 +1,87 @@
-"""A client's own model, beside the one that it is sent."""
+"""Models of the clients' own, kept at the client or in the server's bank on the disk."""
 
-from __future__ import annotations
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import EvalEpisode
+from fedshot.methods.personal.base_class_method import AmongBaseClasses
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.method import ClientModels
+
+S = TypeVar("S", bound=Tree)
+
+
+class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
+    """Each client keeps a model, and predicts with it among the base classes."""
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return a model that the server's replaces at the client's first local update."""
+        del client
+        return first_own(self.learner.init(key)[0])
+
+    def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
+        """Return the server's state."""
+        del clients, client
+        found: dict[str, Tree] = server._asdict()
+        return found
+
+    def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
+        """Return the client's (theta, stats), the server's before it has a model."""
+        return own_or_sent(private, down["theta"]), down["stats"]
+
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Predict with the client's model."""
+        return partial(self.logits, *self.own_model(down, private))
+
+
+class BankedModels(PersonalModels[S]):
+    """The server keeps each client's last model; its state has the first one, `start`."""
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return `{}`: the server keeps what a client has uploaded."""
+        del client, key
+        return {}
+
+    def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
+        """Return the client's own model."""
+        return {"model": clients.recall(client, server.start)}
+
+    def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
+        """Return the (theta, stats) that the server sent back."""
+        del private
+        return down["model"]["theta"], down["model"]["stats"]
+
+
+def into_bank(
+    clients: Clients, unpacked: Callable[[Tree], Tree] = lambda model: model
+) -> Callable[[int, Tree], Tree]:
+    """Return what puts an uploaded model into the server's bank and leaves `{}` in memory."""
+
+    def put_away(client: int, model: Tree) -> Tree:
+        clients.remember(client, unpacked(model))
+        return {}
+
+    return put_away
 
 
 def first_own(model: Tree) -> Tree:
-    """Return what a client keeps that has never been asked; it has drawn `model` by itself."""
+    """Return the private state of a client that has not trained; it has drawn `model` itself."""
     return {"model": model, "visits": torch.tensor(0)}
 
 
 def own_or_sent(private: Tree, sent: Tree) -> Tree:
-    """Return a client's own model, once it has one: on its first visit it starts from the sent."""
+    """Return the client's own model, or in its first local update the one that was sent."""
     begun = private["visits"] > 0
     return tree.map(lambda mine, new: torch.where(begun, mine, new), private["model"], sent)
 
 
 def next_own(private: Tree, model: Tree) -> Tree:
-    """Return what a client keeps after a visit."""
+    """Return the private state after a local update that ends at `model`."""
     return {"model": model, "visits": private["visits"] + 1}
-
-
-def base_labels(eval_episode: EvalEpisode, known: Tensor) -> Tensor:
-    """Return the places of a support's labels among the base classes, whose numbers rise."""
-    return torch.searchsorted(known, eval_episode.classes)[eval_episode.support_y]

@@ -24,21 +24,19 @@ the others, as a part that the ledger counts by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshot.core import tree
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.average_distance import AverageDistance, OwnSample
-from fedshot.learners.classification import Batch, Batches, base_numbers, check_batches, draw_passes
+from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import check_not_negative, local_sgd
 from fedshot.methods.personal.affinity import (
@@ -47,6 +45,8 @@ from fedshot.methods.personal.affinity import (
     mixture,
     top_m_by_affinity,
 )
+from fedshot.methods.personal.base_class_method import OwnClassesMethod
+from fedshot.methods.personal.personal_model import into_bank
 from fedshot.methods.personal.sparse import (
     SoftThreshold,
     l1_norm,
@@ -55,11 +55,10 @@ from fedshot.methods.personal.sparse import (
     share_below,
     unpack,
 )
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, Steps
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
+from fedshot.protocol.method import ClientModels, Traits
 from fedshot.protocol.reducers import Gather
 
 _NEAR_ZERO = 1e-3  # what a subgradient leaves of a weight that the penalty has done away with
@@ -75,20 +74,19 @@ class PFedFSLState(NamedTuple):
 
 
 class PFedFSLData(NamedTuple):
-    """What is drawn for a visit."""
+    """What is drawn for a local update."""
 
     batches: Batches
     whole: Batch  # D_i
-    noise: Tree  # added to what is uploaded; {} for none
 
 
 @dataclass(frozen=True)
-class PFedFSL:
+class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     """A personal model for each client, mixed from those that do well on its samples.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         clients: how many there are.
         mode: what holds where an option is null. "paper", literally: own_sample "with", weigh_by
@@ -98,11 +96,10 @@ class PFedFSL:
         iota: weight of the l1 penalty; 0 for none (-nR).
         delay: rounds before the affinity matrix is written, R.
         choose: whose models are sent: those of the highest "affinity", or "random" ones (-nS).
-        affinity: what eq. (8) adds: "difference" w_j - w_i, the "positive" part of it, w_j where it
-            "wins" over w_i, or the "sign" of the difference.
+        affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
         temperature: of the softmax of eq. (1).
         local_steps: passes over the samples; each is one step.
-        batch: with a number, a pass is a step for every so many samples.
+        batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
         own_sample: in training, a sample is "with" those of its class, at a distance of 0, or
             "without".
@@ -112,15 +109,10 @@ class PFedFSL:
             zeros; these are left out of what is sent.
         penalise_norms: whether the penalty is on batch norm, too.
         start: first models, "common" or each client's "own".
-        noise: standard deviation of Gaussian noise on the weights that are uploaded, from which the
-            client goes on and by which it answers; batch-norm statistics and the m + 1 numbers go
-            as they are. Nothing is clipped and no privacy accounted for.
     """
 
     name: ClassVar[str] = "pfedfsl"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     clients: int
     mode: Literal["strict", "paper"] = "strict"
@@ -128,7 +120,7 @@ class PFedFSL:
     iota: float = 5e-4
     delay: int = 25
     choose: Literal["affinity", "random"] = "affinity"
-    affinity: Literal["difference", "positive", "wins", "sign"] = "difference"
+    affinity: Literal["difference", "positive"] = "difference"
     temperature: float = 1.0
     local_steps: int = 5
     batch: int | None = None
@@ -139,17 +131,16 @@ class PFedFSL:
     l1: Literal["subgradient", "proximal"] = "subgradient"
     penalise_norms: bool = False
     start: Literal["common", "own"] | None = None
-    noise: float = 0.0
 
     def __post_init__(self) -> None:
         check_word("mode", self.mode, ("strict", "paper"))
         check_word("choose", self.choose, ("affinity", "random"))
-        check_word("affinity", self.affinity, ("difference", "positive", "wins", "sign"))
+        check_word("affinity", self.affinity, ("difference", "positive"))
         check_word("weigh_by", self.weighing, ("loss", "leave_one_out"))
         check_word("l1", self.l1, ("subgradient", "proximal"))
         check_word("start", self.starting, ("common", "own"))
-        check_not_negative(iota=self.iota, delay=self.delay, noise=self.noise)
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_not_negative(iota=self.iota, delay=self.delay)
+        super().__post_init__()
         check_others(self.m, self.clients)
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature is {self.temperature}; expected a number above 0.")
@@ -158,17 +149,18 @@ class PFedFSL:
                 f"l1 is 'proximal', whose threshold is a step of SGD, and optimizer.name is "
                 f"{self.optimizer.name!r}. Set it to 'sgd', or l1 to 'subgradient'."
             )
-        if self.packs and self.noise:
-            raise ConfigError(
-                f"noise is {self.noise} and l1 is 'proximal': noise would fill the zeros. Use one."
-            )
         _ = self.learner, self.judge  # which check the rest
 
     @staticmethod
-    def norm_policy(options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test: the statistics of a client's own samples."""
-        del options
-        return "support"
+    def retired(method: Mapping[str, Any]) -> str:
+        """Return what to set in place of a rule of eq. (8) that older versions had, or ""."""
+        if method.get("affinity") not in ("wins", "sign"):
+            return ""
+        return (
+            f"method.affinity is {method['affinity']!r}, which pfedfsl no longer has. Set it to "
+            "'difference' or 'positive'; a run that was started with it needs the version of "
+            "fedshot that started it."
+        )
 
     @property
     def learner(self) -> AverageDistance:
@@ -198,14 +190,13 @@ class PFedFSL:
         return self.l1 == "proximal" and self.iota > 0
 
     @property
-    def transductive(self) -> bool:
-        """Whether predictions for one query depend on the others."""
-        return self.model.norm_policy == "transductive"
-
-    @property
-    def max_way(self) -> int | None:
-        """None: any number of classes."""
-        return None
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        reason = (
+            "with method.l1 'proximal' uploads without their zeros differ in size from client to "
+            "client. Set method.l1 to 'subgradient'"
+        )
+        return replace(super().traits, unstackable=reason if self.packs else "")
 
     def init(self, key: Key) -> PFedFSLState:
         """Return the first model, and affinities of 0 between all that are not the same."""
@@ -213,18 +204,9 @@ class PFedFSL:
         q = first_affinity(self.clients)
         return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
 
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: what a client has uploaded is kept by the server."""
-        del client, key
-        return {}
-
     def draw(self, data: ClientData, key: Key) -> PFedFSLData:
-        """Draw the passes over the client's samples, and the noise."""
-        augment = self.episode.augment
-        batches = draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
-        x, labels = data.all()
-        noise = self._noise(key.at("noise")) if self.noise else {}
-        return PFedFSLData(batches, Batch(x, base_numbers(labels, self.classes)), noise)
+        """Draw the passes over the client's samples."""
+        return PFedFSLData(self.passes(data, self.local_steps, key), self.all_samples(data))
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: PFedFSLData) -> Reply:
@@ -233,14 +215,13 @@ class PFedFSL:
         weights, mixed = self.fuse(models, drawn.whole)
         start, stats = mixed["theta"], mixed["stats"]
         new = local_sgd(self.objective, self.steps, start, stats, drawn.batches)
-        theta = tree.add(new.params, drawn.noise) if self.noise else new.params
         metrics = {
             **new.metrics,
             "own_weight": weights[-1],
-            "near_zero": share_below(theta, _NEAR_ZERO),
-            "zeros": share_below(theta, 0.0),
+            "near_zero": share_below(new.params, _NEAR_ZERO),
+            "zeros": share_below(new.params, 0.0),
         }
-        up = {"model": self._packed({"theta": theta, "stats": new.stats}), "weights": weights}
+        up = {"model": self._packed({"theta": new.params, "stats": new.stats}), "weights": weights}
         return Reply(up, private, drawn.batches.n, metrics)
 
     def fuse(self, models: Sequence[Tree], whole: Batch) -> tuple[Tensor, Tree]:
@@ -276,11 +257,10 @@ class PFedFSL:
         """Send every client its neighbours' models; keep what comes back, and note the weights."""
         cohort = clients.sample(key)
         sent = {i: self.neighbours(server, clients.ids, i, key) for i in cohort}
-        model = partial(self._message, server, clients)
+        put_away = into_bank(clients, self._unpacked)
 
-        def put_away(client: int, part: Tree) -> Tree:
-            clients.remember(client, self._unpacked(part))
-            return {}
+        def model(i: int) -> Tree:
+            return self.message(server, clients, i)["model"]
 
         got = clients.exchange(
             self.train,
@@ -302,34 +282,18 @@ class PFedFSL:
 
     def gain(self, w: Tensor) -> Tensor:
         """Return what eq. (8) adds to the affinities for the models received."""
-        others, own = w[:-1], w[-1]
-        difference = others - own
-        if self.affinity == "positive":
-            return difference.clamp_min(0)
-        if self.affinity == "wins":
-            return torch.where(difference > 0, others, 0.0)
-        return difference.sign() if self.affinity == "sign" else difference
+        difference = w[:-1] - w[-1]
+        return difference.clamp_min(0) if self.affinity == "positive" else difference
 
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer by the average distance to one's own samples, with one's own model."""
-        del drawn
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Predict by the average distance to the client's samples, with its own model."""
+        del private
         model = self._unpacked(down["model"])
+        return partial(self.learner.answer, model["theta"], model["stats"])
 
-        def answer(eval_episode: EvalEpisode) -> Tensor:
-            return self.learner.answer(model["theta"], model["stats"], eval_episode)
-
-        logits = predict_all(answer, down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
-
-    def evaluate(
-        self, server: PFedFSLState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Let each client answer with its own model."""
-        model = partial(self._message, server, clients)
-        return predict_at_clients(
-            self.answer, clients, eval_episodes, key, down=lambda i: {"model": model(i)}
-        )
+    def message(self, server: PFedFSLState, clients: Clients, client: int) -> dict[str, Tree]:
+        """Return the client's own model."""
+        return {"model": self._packed(self.own_model(server, clients, client))}
 
     def own_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
         """Return {"theta", "stats"} of client i as the server has it."""
@@ -338,9 +302,6 @@ class PFedFSL:
             theta, stats = self.learner.init(Key(int(server.seed)).at("client", i))
             first = {"theta": theta, "stats": stats}
         return clients.recall(i, first)
-
-    def _message(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
-        return self._packed(self.own_model(server, clients, i))
 
     def _packed(self, model: Tree) -> Tree:
         return pack(model) if self.packs else model
@@ -358,11 +319,3 @@ class PFedFSL:
         """Any model: its form is that of all."""
         theta, stats = self.learner.init(Key(0))
         return {"theta": theta, "stats": stats}
-
-    def _noise(self, key: Key) -> Tree:
-        def draw(path: str, leaf: Tensor) -> Tensor:
-            made = torch.randn(leaf.shape, generator=key.at(path).torch(), dtype=torch.float64)
-            return (self.noise * made).to(leaf.dtype)
-
-        like = self._like["theta"]
-        return tree.rebuild(like, {path: draw(path, leaf) for path, leaf in tree.items(like)})

@@ -14,47 +14,32 @@ An answer is one of the question's classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import ClassVar
 
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.classification import Batch, Batches, check_batches, draw_passes
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.learners.classification import Batches
 from fedshot.learners.local_training import check_not_negative, check_positive, local_sgd
-from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.methods.personal.personal_model import first_own, next_own, own_or_sent
-from fedshot.nn.losses import proximal
+from fedshot.methods.personal.personal_model import PersonalModels, next_own
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import Prediction, predict_all, predict_at_clients
-
-
-class PFedMeState(NamedTuple):
-    """What the server remembers."""
-
-    theta: Tree  # {"body", "classifier"}
-    stats: Tree  # running statistics of batch norm
+from fedshot.protocol.method import ModelState
 
 
 @dataclass(frozen=True)
-class PFedMe(AmongBaseClasses):
+class PFedMe(PersonalModels[ModelState]):
     """Personal models near the server's, which is moved towards them.
 
     Args:
-        model: backbone; a head plays no part.
-        episode: only its `augment` plays a part: a client trains on all its samples.
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         lambda_prox: weight of the distance between a personal model and w_i.
         inner_steps: gradient steps that find a personal model, K.
@@ -62,14 +47,12 @@ class PFedMe(AmongBaseClasses):
         beta: how far the server moves to the average; 1 takes it. Batch-norm statistics move as
             far, and no further than the average.
         local_steps: passes over the samples; each is one step of w_i, R of the paper.
-        batch: with a number, a pass is a step of w_i for every so many samples.
+        batch: samples of a step of w_i, so that a pass has several; null for all.
         optimizer: of the inner steps.
     """
 
     name: ClassVar[str] = "pfedme"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     lambda_prox: float = 15.0
     inner_steps: int = 5
@@ -80,33 +63,9 @@ class PFedMe(AmongBaseClasses):
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        super().__post_init__()
         check_positive(inner_steps=self.inner_steps)
         check_not_negative(lambda_prox=self.lambda_prox, beta=self.beta, eta=self.eta or 0.0)
-        _ = self.learner  # which checks the rest
-
-    def init(self, key: Key) -> PFedMeState:
-        """Return a fresh encoder and classifier."""
-        return PFedMeState(*self.learner.init(key))
-
-    def init_client(self, client: int, key: Key) -> Tree:
-        """Return a model drawn by the client; its first visit puts the server's in the place."""
-        del client
-        return first_own(self.learner.init(key)[0])
-
-    def draw(self, data: ClientData, key: Key) -> Batches:
-        """Draw the passes over the client's samples."""
-        augment = self.episode.augment
-        return draw_passes(data, self.classes, self.local_steps, self.batch, augment, key)
-
-    def objective(
-        self, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
-    ) -> EpisodeLoss:
-        """Return f_i(theta) + (lambda/2) ||theta - anchor||^2, which F_i is the least of."""
-        gradients = self.learner.episode_loss(theta, stats, batch, seed)
-        distance = proximal(theta, anchor)
-        loss = gradients.loss + self.lambda_prox * distance
-        return gradients._replace(loss=loss, extra={"proximal": distance})
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
@@ -117,7 +76,9 @@ class PFedMe(AmongBaseClasses):
             seed = noise.layer(r).seed
             assert seed is not None
             again = Batches((step,) * self.inner_steps, seed, drawn.n)
-            new = local_sgd(partial(self.objective, w), self.optimizer, w, stats, again)
+            new = local_sgd(
+                partial(self.proximal_loss, self.lambda_prox, w), self.optimizer, w, stats, again
+            )
             w = tree.map(lambda a, theta: a - pull * (a - theta), w, new.params)
             stats = new.stats
         up = changes({"theta": w, "stats": stats}, down)
@@ -125,34 +86,16 @@ class PFedMe(AmongBaseClasses):
         return Reply(up, kept, 1.0, new.metrics)
 
     def round(
-        self, server: PFedMeState, clients: Clients, key: Key
-    ) -> tuple[PFedMeState, Mapping[str, float]]:
+        self, server: ModelState, clients: Clients, key: Key
+    ) -> tuple[ModelState, Mapping[str, float]]:
         """w <- w + beta sum_i (w_i - w) / S; the running statistics go no further than the mean."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         if self.beta == 1:
-            return PFedMeState(**new), got.metrics
+            return ModelState(**new), got.metrics
 
         def move(old: Tree, to: Tree, far: float) -> Tree:
             return tree.map(lambda a, b: a + far * (b - a), old, to)
 
         theta = move(server.theta, new["theta"], self.beta)
         # Beyond the average lie variances below 0.
-        return PFedMeState(
-            theta, move(server.stats, new["stats"], min(self.beta, 1.0))
-        ), got.metrics
-
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer with one's own model, or with the server's before there is one."""
-        del drawn
-        own, stats = own_or_sent(private, down["theta"]), down["stats"]
-        answer = partial(self.learner.logits_among, own, stats, classes=self.classes)
-        logits = predict_all(answer, down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
-
-    def evaluate(
-        self, server: PFedMeState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
-    ) -> list[Prediction]:
-        """Let each client answer with its own model."""
-        sent = server._asdict()
-        return predict_at_clients(self.answer, clients, eval_episodes, key, down=lambda _: sent)
+        return ModelState(theta, move(server.stats, new["stats"], min(self.beta, 1.0))), got.metrics

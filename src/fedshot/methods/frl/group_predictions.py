@@ -1,4 +1,4 @@
-"""Test questions that a group of clients answers together, after learning from its supports."""
+"""Predictions for test episodes by a group of clients that has learned from its supports."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from fedshot.protocol.method import Prediction
 
 
 def predict(
-    local: FewRoundLearner, theta: Tree, told: Prototypes | None, h: Tensor, way: int
+    local: FewRoundLearner, theta: Tree, prototypes: Prototypes | None, h: Tensor, way: int
 ) -> Tensor:
-    """Return logits [n, way] of the maps, or flat features, of queries."""
-    if told is None:
+    """Return logits [n, way] for the maps, or flat features, of queries."""
+    if prototypes is None:
         used = torch.ones(local.model.head.way if local.model.head else 0, dtype=torch.bool)
         return local.head_logits(theta, h, used.to(h.device))[:, :way]
-    return local.logits(local.rows(h), told)[:, :way]
+    return local.logits(local.features(h), prototypes)[:, :way]
 
 
 class GroupNorms:
-    """The batch-norm statistics that belong to a group's one model; None where it has none.
+    """The batch-norm statistics of a group's one model; None where each client has its own.
 
-    Policy "running": those of training. "group": of means and second moments, which each client
-    finds on its own supports, the mean by numbers of supports: what a sum over clients can tell,
-    and in a first layer the statistics of all supports together. Whoever holds an example, it is
-    seen alike. "support" and "transductive" have none.
+    Policy "running": those of training. "group": each client finds means and second moments on its
+    own supports, and the mean of these is weighted by numbers of supports. A sum over clients gives
+    it; in a first layer it equals the statistics of all supports together. Predictions then do not
+    depend on which client holds an example. "support" and "transductive" have none.
     """
 
     def __init__(self, local: FewRoundLearner, stats: Tree, shares: Sequence[EpisodeShare]) -> None:
@@ -50,10 +50,10 @@ class GroupNorms:
         if policy != "group":
             return (self._stats or None) if policy == "running" else None
         if self._last is None or self._last[0] is not theta:
-            self._last = theta, self._joined(theta)
+            self._last = theta, self._of_group(theta)
         return self._last[1] or None
 
-    def _joined(self, theta: Tree) -> Tree:
+    def _of_group(self, theta: Tree) -> Tree:
         support, _ = test_modes(self._local.model)
         total = sum(len(share.support_y) for share in self._shares)
         found: Tree | None = None
@@ -69,7 +69,7 @@ class GroupNorms:
 
 
 def _moments(stats: Tree, sign: int) -> Tree:
-    """Put second moments in the place of variances, or with sign -1 variances back."""
+    """Turn variances into second moments or, with sign -1, second moments into variances."""
     if "var" not in stats:
         return {name: _moments(part, sign) for name, part in stats.items()}
     var = (stats["var"] + sign * stats["mean"].square()).clamp_min(0)  # rounding may go below
@@ -79,11 +79,11 @@ def _moments(stats: Tree, sign: int) -> Tree:
 def query_maps(
     local: FewRoundLearner, theta: Tree, norms: GroupNorms, shares: Sequence[EpisodeShare]
 ) -> list[Tensor]:
-    """Return what the network makes of every client's queries, by the model's batch-norm policy.
+    """Return the network's output for every client's queries, by the model's batch-norm policy.
 
-    "group": by one set of statistics for all, see `GroupNorms`; "support": a client's queries go by
-    the statistics of its own supports; "running": by those of training; "transductive": all
-    clients' queries are one batch.
+    "group": one set of statistics for all, see `GroupNorms`; "support": the statistics of the
+    client's own supports; "running": those of training; "transductive": all clients' queries are
+    one batch.
     """
     if local.model.norm_policy == "transductive":
         both = torch.cat([share.query_x for share in shares])
@@ -108,16 +108,14 @@ def predict_by_group(
     clients: Clients,
     key: Key,
 ) -> list[Prediction]:
-    """Let the group of each question learn from its supports, and its one model answer.
-
-    A group that diverges answers with NaN, which the examiner counts as wrong.
+    """Let the group of each test episode learn from its supports, and predict with its one model.
 
     Args:
         local: how a client learns.
         stats: running statistics of batch norm.
-        learn: `learn(group, eval_episode, key, norms)` gives what the group's rounds end in.
-        questions: the questions; one that nobody has dealt is in the hand of one client.
-        clients: their fleet spreads the questions over its cores.
+        learn: `learn(group, eval_episode, key, norms)` returns the result of the group's rounds.
+        eval_episodes: the episodes; one that no group holds is held by a single client.
+        clients: their fleet spreads the episodes over its cores.
         key: of this evaluation.
     """
 
@@ -125,10 +123,10 @@ def predict_by_group(
         way = len(eval_episode.classes)
         shares = shares_of(eval_episode, local.slots(way))
         norms = GroupNorms(local, stats, shares)
-        learnt = learn(Group.of_shares(shares), eval_episode, key, norms)
+        found = learn(Group.of_shares(shares), eval_episode, key, norms)
         with torch.no_grad():
-            maps = query_maps(local, learnt.theta, norms, shares)
-            parts = [predict(local, learnt.theta, learnt.told, h, way) for h in maps]
+            maps = query_maps(local, found.theta, norms, shares)
+            parts = [predict(local, found.theta, found.prototypes, h, way) for h in maps]
         return in_order(eval_episode, parts)
 
     return in_group(answer, eval_episodes, clients, key)
@@ -140,7 +138,10 @@ def in_group(
     clients: Clients,
     key: Key,
 ) -> list[Prediction]:
-    """Answer each question by `answer(eval_episode, key)`, with a key of its own."""
+    """Predict each test episode by `answer(eval_episode, key)`, with a key of its own.
+
+    The logits of a group that diverges are NaN, which the test counts as wrong.
+    """
 
     def one(u: int) -> Prediction:
         eval_episode = eval_episodes[u]

@@ -1,0 +1,172 @@
+"""What the FedFSL methods share: MAML trained by federated averaging.
+
+Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, eqs. (4)-(7), (9) and
+(10) of the first version. w' = w - a grad f_S(w) (inner step); l_T(w) = f_Q(w') (task loss);
+L_k(w) = 1/|B_k| sum_T l_T(w) (local objective); w <- sum_k |B_k| w_k / |B| (server).
+Symbols: w backbone and head; w^t the server's at the start of round t; w_k client k's; a inner.lr;
+|B_k| the episodes that client k uses in a round; n_k the examples that it holds.
+Departures from the paper, in all four methods: every local step samples fresh episodes and uses
+them once, where eq. (9) has one fixed batch B_k; clients upload w_k - w^t, which averages to the
+same; the optimiser's state is fresh in every round unless moments="kept".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import Episode
+from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml
+from fedshot.learners.local_training import (
+    LocalEpisodes,
+    check_not_negative,
+    local_sgd,
+)
+from fedshot.learners.prediction_drift import answer_common, common_form
+from fedshot.methods.fedfsl.leave_one_out import (
+    Reference,
+    first_pool,
+    first_share,
+    leave_one_out,
+    next_pool,
+    next_share,
+)
+from fedshot.nn.optim import Optimizer
+from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits
+
+Weighing = Literal["episodes", "examples"]
+Moments = Literal["fresh", "kept"]
+LossOf: TypeAlias = Callable[[Tree, Tree, Episode, Tensor], EpisodeLoss]
+
+
+class FedFSLState(NamedTuple):
+    """State of the server."""
+
+    w: Tree  # {"body": ..., "head": ...}
+    stats: Tree  # running statistics of batch norm
+    pool: Tree  # weights that w is the mean of, for reference "exclusive"; else {}
+
+
+class FederatedMaml(EpisodicMethod[FedFSLState]):
+    """MAML, averaged over clients. A subclass chooses what a client minimises.
+
+    Not a dataclass: each method has the fields, in an order of its own.
+    """
+
+    test_norm: ClassVar[str] = "support"
+
+    inner: InnerLoop
+    optimizer: Optimizer
+    common_questions: int
+    weigh_by: Weighing
+    moments: Moments
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(common_questions=self.common_questions)
+        check_word("weigh_by", self.weigh_by, ("episodes", "examples"))
+        check_word("moments", self.moments, ("fresh", "kept"))
+
+    @property
+    def learner(self) -> Maml:
+        """The learner that clients train."""
+        return Maml(self.model, self.inner, self.episode.labels)
+
+    @property
+    def stays_near(self) -> Reference:
+        """The reference model that the clients' objective needs."""
+        return "global"
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(
+            super().traits,
+            max_way=self.learner.max_way,
+            adapts=True,
+            base_classes_only=self.episode.labels == "global",
+        )
+
+    def init(self, key: Key) -> FedFSLState:
+        """Return a fresh model."""
+        return FedFSLState(*self.learner.init(key), first_pool(self.stays_near))
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return the client's share of the mean and the optimiser state, where they are kept."""
+        del client
+        w, _ = self.learner.init(key)  # only its shapes matter
+        share = {} if self.stays_near == "global" else {"share": first_share(w)}
+        return share | ({"optimizer": self.optimizer.init(w)} if self.moments == "kept" else {})
+
+    def local_objective(self, down: Tree, private: Tree) -> LossOf:
+        """Return the loss of an episode that a client minimises."""
+        del down, private
+        return self.learner.episode_loss
+
+    @client_work(draw="draw")
+    def train(self, down: Tree, private: Tree, drawn: Any) -> Reply:
+        """Minimise the local objective, starting from w^t; upload the change."""
+        episode_loss, state = self.local_objective(down, private), private.get("optimizer")
+        new = local_sgd(episode_loss, self.optimizer, down["w"], down["stats"], drawn, state)
+        kept = {**private, "optimizer": new.state} if "optimizer" in private else private
+        return self.reply(down, kept, drawn, new.params, new.stats, new.metrics)
+
+    def reply(
+        self,
+        down: Tree,
+        private: Tree,
+        episodes: LocalEpisodes,
+        w: Tree,
+        stats: Tree,
+        metrics: Mapping[str, Tensor],
+    ) -> Reply:
+        """Return the reply of a client whose local update ended at `w` and `stats`."""
+        up = changes({"w": w, "stats": stats}, down)
+        up |= answer_common(self.learner, w, stats, self.common_questions)
+        weight = episodes.n_episodes if self.weigh_by == "episodes" else episodes.n
+        if "pool" in down:
+            share = next_share(private["share"], w, weight, down["pool"])
+            private = {**private, "share": share}
+        return Reply(up, private, weight, metrics)
+
+    def reference_model(self, down: Tree, private: Tree) -> Tree:
+        """Return the model that predictions stay near: w^t, or the mean of the other clients."""
+        if "pool" not in down:
+            return down["w"]
+        return leave_one_out(down["w"], down["pool"], private["share"])
+
+    def round(
+        self, server: FedFSLState, clients: Clients, key: Key
+    ) -> tuple[FedFSLState, Mapping[str, float]]:
+        """w <- w + sum_k |B_k| (w_k - w) / |B|.
+
+        Raises ConfigError for reference "exclusive" with a single client.
+        """
+        if server.pool and len(clients.ids) == 1:
+            raise ConfigError(
+                "method.reference is 'exclusive', the average of the other clients' models, and "
+                "there is one client. Set it to 'global', or have more clients."
+            )
+        new, got = average(
+            clients,
+            self.train,
+            {"w": server.w, "stats": server.stats},
+            key,
+            max_weight=self.n_episodes if self.weigh_by == "episodes" else None,
+            down={"pool": server.pool} if server.pool else {},
+            common=common_form(self.model, self.common_questions),
+        )
+        return FedFSLState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
+
+    def server_model(self, server: FedFSLState) -> ServerModel:
+        """Return the learner with the server's weights."""
+        return ServerModel(self.learner, server.w, server.stats)

@@ -1,0 +1,229 @@
+"""What the methods of few-round learning share: rounds inside an episode, and tests by groups.
+
+Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.learners.learner import EvalEpisode
+from fedshot.methods.frl.client_share import PARTS, EpisodeShare, Part, draw_share
+from fedshot.methods.frl.group import Group
+from fedshot.methods.frl.group_predictions import predict_by_group
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, Variant
+from fedshot.methods.frl.rounds import (
+    Adapted,
+    Norms,
+    Population,
+    Round,
+    message,
+    prototype_reply,
+    update_reply,
+)
+from fedshot.methods.frl.schedule import check_decay, check_rounds, decayed
+from fedshot.nn.optim import Optimizer, OptState
+from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Outcome, Reply, client_work
+from fedshot.protocol.method import Method, Prediction, Traits
+from fedshot.protocol.reducers import Mean, Sum
+
+S = TypeVar("S", bound=Tree)
+
+
+class FewRoundMethod(Method[S]):
+    """A method tested by groups of clients, which train one model together for R rounds."""
+
+    test_norm: ClassVar[str] = "group"
+
+    variant: Variant = "linear"
+    inner_lr: float
+    local_steps: int
+    inner_batch: int | None
+    test_rounds: int | None
+
+    @property
+    def local(self) -> FewRoundLearner:
+        """How a client learns."""
+        return FewRoundLearner(
+            self.model, self.variant, 0.0, self.inner_lr, self.local_steps, self.inner_batch
+        )
+
+    @property
+    def rounds_at_test(self) -> int:
+        """R at test."""
+        assert self.test_rounds is not None
+        return self.test_rounds
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether an exchange of its own recomputes the prototypes with theta_R."""
+        return False
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, max_way=self.local.slots(0) or None, adapts=True)
+
+    @client_work()
+    def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+        """Take the local steps of a round, starting from theta_r."""
+        return update_reply(self.local, down, private, drawn)
+
+    @client_work()
+    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+        """Upload the sums of features by class under theta_R."""
+        return prototype_reply(self.local, down, private, drawn)
+
+    def learn(
+        self,
+        population: Population,
+        theta: Tree,
+        numbers: int,
+        rounds: int,
+        key: Key,
+        norms: Norms = lambda _: None,
+    ) -> Adapted:
+        """Let clients train together for some rounds, lines 4 to 21.
+
+        Without a round there is always an exchange for prototypes.
+
+        Args:
+            population: the clients, or the group of a test episode; `key` samples the cohort.
+            theta: theta_0.
+            numbers: labels that classes may have.
+            rounds: R.
+            key: of the episode.
+            norms: the batch-norm statistics for the exchange for prototypes.
+        """
+        local, to, prototypes, trail = self.local, population.sample(key), None, []
+        sums = {}
+        if not local.linear:
+            like = tree.leaves(theta)[0].new_zeros(numbers, local.d)
+            sums = {"sums": Sum(like, OF_FEATURES), "counts": Sum(like[:, 0], OF_FEATURES)}
+
+        def combined(got: Outcome) -> tuple[Prototypes | None, Tensor]:
+            if local.linear:
+                return None, torch.zeros(numbers)
+            return local.global_prototypes(got["sums"], got["counts"])
+
+        loss = float("nan")
+        for r in range(rounds):
+            reduce = {"theta": Mean(theta, OF_EXAMPLES)} | sums
+            down = message(theta, prototypes)
+            got = population.exchange(
+                self.update, down, to=to, reduce=reduce, key=key.at("step", r)
+            )
+            new, divisor = combined(got)
+            trail.append(Round(theta, prototypes, got.weight, divisor, got.accepted))
+            theta, prototypes = tree.add(theta, got["theta"]), new
+            loss = got.metrics["support_loss"]
+        refreshed = None
+        if not local.linear and (self.refreshes or not rounds):
+            stats = norms(theta)
+            down = {"theta": theta} | ({} if stats is None else {"stats": stats})
+            got = population.exchange(
+                self.census, down, to=to, reduce=sums, key=key.at("step", rounds)
+            )
+            prototypes, divisor = combined(got)
+            refreshed = Round(theta, None, got.weight, divisor, got.accepted)
+        return Adapted(theta, prototypes, tuple(trail), refreshed, loss)
+
+    def test_start(self, server: S, key: Key) -> Tree:
+        """Return theta_0 of a test episode."""
+        raise NotImplementedError
+
+    def test_stats(self, server: S) -> Tree:
+        """Return the running statistics of batch norm for tests."""
+        stats: Tree = server.stats
+        return stats
+
+    def evaluate(
+        self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
+    ) -> list[Prediction]:
+        """Let the group of each test episode train for R rounds, and predict with its model."""
+
+        def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
+            numbers = self.local.slots(len(eval_episode.classes))
+            theta = self.test_start(server, key)
+            return self.learn(group, theta, numbers, self.rounds_at_test, key, norms)
+
+        stats = self.test_stats(server)
+        return predict_by_group(self.local, stats, learn, eval_episodes, clients, key)
+
+
+class FRLState(NamedTuple):
+    """State of the server."""
+
+    phi: Tree  # {"body"}, with "head" under "linear"
+    outer: OptState
+    stats: Tree  # running statistics of batch norm
+    exchanges: Tensor  # int64 scalar: communication rounds so far
+
+
+class MetaTrained(FewRoundMethod[FRLState]):
+    """A method whose start phi learns by steps along the gradients of the clients' queries."""
+
+    classes: tuple[int, ...]
+    redealt: bool
+    optimizer: Optimizer
+    decay: float
+    decay_round: int
+
+    def __post_init__(self) -> None:
+        if self.slots < self.numbers:
+            raise ConfigError(
+                f"model.head.way is {self.slots}, and the clients of an episode may hold "
+                f"{self.numbers} classes: those of its way where images are dealt anew (partition "
+                f"'redealt'), else all base classes. Set model.head.way to {self.numbers}."
+            )
+        check_rounds(self.test_rounds)
+        check_decay(self.decay, self.decay_round)
+
+    @property
+    def numbers(self) -> int:
+        """Most classes of a training episode."""
+        return self.episode.max_way if self.redealt else len(self.classes)
+
+    @property
+    def slots(self) -> int:
+        """Labels that the classes of a training episode may have."""
+        return self.local.slots(self.numbers)
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, redealt=self.redealt)
+
+    def init(self, key: Key) -> FRLState:
+        """Return a fresh start."""
+        params, stats = self.model.init(key)
+        phi = params if self.local.linear else {"body": params["body"]}
+        return FRLState(phi, self.optimizer.init(phi), stats, torch.tensor(0))
+
+    def draw(self, data: ClientData, key: Key, needed: Sequence[Part] = PARTS) -> EpisodeShare:
+        """Draw a client's supports and queries, the same in every exchange of an episode."""
+        return draw_share(data, self.episode, self.classes, self.slots, key, needed)
+
+    def step(self, server: FRLState, g: Tree, stats: Tree, exchanges: int) -> FRLState:
+        """Return the state after a step along -g and an episode of so many exchanges."""
+        optimizer = decayed(self.optimizer, self.decay, self.decay_round, server.exchanges)
+        phi, outer = optimizer.update(g, server.outer, server.phi)
+        stats = tree.add(server.stats, stats) if server.stats else {}
+        return FRLState(phi, outer, stats, server.exchanges + exchanges)
+
+    def test_start(self, server: FRLState, key: Key) -> Tree:
+        """Return theta_0 of a test episode: phi."""
+        del key
+        return server.phi
