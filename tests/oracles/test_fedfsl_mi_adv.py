@@ -16,7 +16,7 @@ from covering import covering
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.learners.learner import Maml
+from fedshot.learners.maml import Maml
 from fedshot.methods.fedfsl import fedfsl_mi_adv
 from fedshot.methods.fedfsl import prediction_regularizer as nn_nearness
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv

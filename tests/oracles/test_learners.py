@@ -17,7 +17,9 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml, Proto
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import InnerLoop, Maml
+from fedshot.learners.proto import Proto
 from fedshot.methods.fedfsl.predictions import (
     PREDICTIONS,
     EpisodePredictions,

@@ -16,7 +16,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import Proto
+from fedshot.learners.proto import Proto
 from fedshot.nn.gradients import differentiated_twice, value_and_grad
 from fedshot.nn.kernels import stem
 from fedshot.nn.models.backbones import Conv4

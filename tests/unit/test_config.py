@@ -20,7 +20,8 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.pooled import Iid, Shards
 from fedshot.data.sources.registry import Digits, Npz
-from fedshot.learners.learner import InnerLoop, Proto
+from fedshot.learners.maml import InnerLoop
+from fedshot.learners.proto import Proto
 from fedshot.methods.registry import METHODS
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model

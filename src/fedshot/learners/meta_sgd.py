@@ -12,7 +12,8 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import Labels
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.model import Model
 

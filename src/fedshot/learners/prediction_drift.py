@@ -20,7 +20,8 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import EvalEpisode, Maml
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import Maml
 from fedshot.nn.models.model import Model
 
 WAYS = 5  # of a question, or as many as the head has

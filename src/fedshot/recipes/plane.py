@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from fedshot.data.episodes.episode import examples
-from fedshot.learners.learner import EvalEpisode, Maml
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import Maml
 from fedshot.nn.heads import LinearHead
 from fedshot.runs.experiment import Experiment
 

@@ -26,13 +26,14 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import (
     LocalEpisodes,
     mean_gradient,
     mean_metrics,
     sample_episodes,
 )
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.meta_sgd import MetaSgd
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model

@@ -22,8 +22,10 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Learner, Maml, Proto
+from fedshot.learners.learner import EvalEpisode, Learner
 from fedshot.learners.local_training import LocalEpisodes, check_budget, local_sgd, sample_episodes
+from fedshot.learners.maml import InnerLoop, Maml
+from fedshot.learners.proto import Proto
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients

@@ -42,7 +42,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Classifier, base_numbers
-from fedshot.learners.learner import EvalEpisode, InnerLoop
+from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import (
     LocalEpisodes,
     check_budget,
@@ -50,6 +50,7 @@ from fedshot.learners.local_training import (
     mean_metrics,
     sample_episodes,
 )
+from fedshot.learners.maml import InnerLoop
 from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.methods.f2l.client_model import ClientModel
 from fedshot.methods.f2l.readings import (

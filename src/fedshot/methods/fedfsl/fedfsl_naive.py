@@ -24,7 +24,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import (
     LocalEpisodes,
     check_budget,
@@ -42,6 +42,7 @@ from fedshot.learners.local_update import (
     moments_of,
     weight_of,
 )
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.prediction_drift import answer_common, common_form
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer

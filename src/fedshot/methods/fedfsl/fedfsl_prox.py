@@ -26,7 +26,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import (
     LocalEpisodes,
     check_budget,
@@ -44,6 +44,7 @@ from fedshot.learners.local_update import (
     moments_of,
     weight_of,
 )
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.prediction_drift import answer_common, common_form
 from fedshot.nn.losses import proximal
 from fedshot.nn.models.model import Model

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import Maml
 from fedshot.learners.local_training import check_not_negative
+from fedshot.learners.maml import Maml
 from fedshot.methods.fedfsl.leave_one_out import REFERENCES, Reference
 from fedshot.methods.fedfsl.predictions import (
     PREDICTIONS,

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import Maml
+from fedshot.learners.maml import Maml
 from fedshot.nn.models.layers import needs_gradient
 from fedshot.nn.stacks import stacked
 
