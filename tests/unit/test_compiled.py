@@ -278,7 +278,7 @@ def test_a_compiler_that_hangs_refuses_the_run(cache: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setenv("CC", program(tmp_path / "hangs", "exec sleep 600"))
     monkeypatch.setattr(kernel_build, "_LIMIT", 0.2)
-    with pytest.raises(BuildError, match=r"hangs: it does not end within 0.2 seconds\)"):
+    with pytest.raises(BuildError, match=r"hangs: it did not finish within 0.2 seconds\)"):
         fresh()
 
 
@@ -299,7 +299,7 @@ def test_a_person_is_told_of_a_wait_for_another_process_that_compiles(
     monkeypatch.setattr(kernel_build, "locked", locked)
     fresh()
     assert steps[1:] == ["lock"]
-    assert steps[0].endswith("is at work")
+    assert steps[0].endswith("is running")
 
 
 ARM = """processor\t: 0

@@ -109,7 +109,7 @@ def test_unclear_yaml_is_refused_with_its_line(tmp_path: Path, text: str, expect
 def test_a_pipe_or_a_device_as_settings_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
-        with pytest.raises(ConfigError, match=rf"{path} cannot be read \(it is no regular file"):
+        with pytest.raises(ConfigError, match=rf"{path} cannot be read \(it is not a regular file"):
             load(path)
 
 

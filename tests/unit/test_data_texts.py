@@ -176,7 +176,7 @@ def test_a_few_empty_and_unknown_texts_are_counted(tmp_path, vectors, keep, word
 @pytest.mark.parametrize("name", ["pipe.csv", "pipe.jsonl"])
 def test_a_pipe_is_refused_at_once(tmp_path, vectors, name):
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match=rf"{name} cannot be read \(it is no regular file"):
+    with pytest.raises(DataError, match=rf"{name} cannot be read \(it is not a regular file"):
         Texts(str(tmp_path / name), vectors=vectors).load(None)
 
 

@@ -333,7 +333,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, code in (("pipe", errno.EINVAL), ("device", errno.EINVAL), (".", errno.EISDIR)):
-        with pytest.raises(OSError, match="it is no regular file") as error:
+        with pytest.raises(OSError, match="it is not a regular file") as error:
             regular_files.open_regular(tmp_path / name)
         assert error.value.errno == code
     with pytest.raises(FileNotFoundError):
