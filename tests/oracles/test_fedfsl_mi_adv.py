@@ -25,7 +25,7 @@ from fedshot.nn.heads import LinearHead
 from fedshot.nn.losses import floored_kl, jensen_shannon, kl, mean_gap
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
-from fedshot.nn.optim import Optimizer, shortened
+from fedshot.nn.optim import Optimizer, clip_grad_norm
 from oracles.fedfsl import (
     ADAM,
     INNER,
@@ -362,14 +362,14 @@ def test_jensen_shannon_is_symmetric_and_at_most_log_2() -> None:
 
 
 @pytest.mark.parametrize("longest", [0.05, 1e9])
-def test_a_long_gradient_is_shortened_and_a_short_one_keeps_its_bits(longest: float) -> None:
+def test_a_long_gradient_is_clip_grad_norm_and_a_short_one_keeps_its_bits(longest: float) -> None:
     grads = {"a": torch.tensor([3.0, 0.0]), "b": (torch.tensor([[4.0]]),)}
-    found = shortened(grads, longest)
+    found = clip_grad_norm(grads, longest)
     norm = torch.stack([g.square().sum() for g in tree.leaves(found)]).sum().sqrt()
     torch.testing.assert_close(float(norm), min(5.0, longest))
     assert (tree.digest(found) == tree.digest(grads)) == (longest > 5)
     zero = tree.zeros_like(grads)
-    assert tree.digest(shortened(zero, longest)) == tree.digest(zero)
+    assert tree.digest(clip_grad_norm(zero, longest)) == tree.digest(zero)
 
 
 def test_stage_1_alone_has_short_gradients(tmp_path: Path) -> None:

@@ -89,9 +89,9 @@ def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> N
     code = (
         f"compiled._FLAGS, compiled._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
         "compiled._SIGNATURES = {'fedshot_draw': compiled._SIGNATURES['fedshot_draw']}; "
-        "print(compiled.kind())"
+        "print(kernel_build.kind())"
     )
-    command = [sys.executable, "-c", f"from fedshot import compiled; {code}"]
+    command = [sys.executable, "-c", f"from fedshot.core import kernel_build; {code}"]
     fresh()
     (path,) = [path for path in kept(cache) if path.suffix == ".so"]
     whole = path.read_bytes()

@@ -286,7 +286,7 @@ def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path: Path) -> N
     assert pipe.is_fifo()
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    with pytest.raises(OSError, match="circle"):
+    with pytest.raises(OSError, match="form a loop"):
         storage.deliver(loop, b"data")
     target.write_bytes(b"old")
     storage.deliver(link, b"new")
@@ -311,7 +311,7 @@ def test_a_disk_that_fails_is_named_and_nothing_is_left(
 def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) -> None:
     """It may be a file that the shell has opened to be added to."""
     code = (
-        "from pathlib import Path; from fedshot import regular, storage;"
+        "from pathlib import Path; from fedshot.core import storage;"
         "storage.deliver(Path('/dev/stdout'), b'table\\n'); print('told')"
     )
     log = tmp_path / "log"

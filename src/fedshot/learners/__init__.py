@@ -1,4 +1,4 @@
-"""How one model learns from episodes or batches on one machine."""
+"""Learners: how one model trains on the episodes or batches of one client."""
 
 from fedshot.learners.classification import Classifier
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode, Learner

@@ -1,19 +1,19 @@
-"""Learners: how one model learns an episode, on one machine, federated or not.
+"""Learners: how one model learns from an episode, federated or not.
 
-A learner gives the loss of an episode, to be minimised in training, and the logits of the queries
-of a new episode at test. Methods decide who trains it and what is exchanged.
+A learner computes the loss of an episode in training, and the logits of the queries of a new
+episode at test. A method decides which clients train it and what they exchange.
 
-Batch norm follows the model's policy:
+Batch norm follows the policy of the model:
 
 | policy | training | test |
 |---|---|---|
-| running | statistics of the batch; one pass an episode moves the running ones | running |
-| support | statistics of the batch | those of the support set, for support and queries |
-| transductive | statistics of the batch | each batch its own, the queries' included |
+| running | batch statistics; one pass per episode updates the running statistics | running ones |
+| support | batch statistics | statistics of the support set, for support and queries |
+| transductive | batch statistics | support and queries each use their own batch statistics |
 
-Under `running`, MAML adapts with the statistics of the support set at test as in training, and the
-running ones serve the pass that made them, that of the queries after adaptation. Adapting under
-running statistics, which belong to adapted weights, makes the inner steps diverge.
+Under `running`, MAML adapts with batch statistics of the support set, in training and at test. The
+pass of the queries after adaptation updates the running statistics, and uses them at test. They
+belong to adapted weights: the inner steps would diverge under them.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from fedshot.nn.models.model import Model
 
 
 class EpisodeLoss(NamedTuple):
-    """What an episode taught: the loss (nats, mean over queries), and what came with it."""
+    """The loss of an episode, and what was computed with it."""
 
-    loss: Tensor
+    loss: Tensor  # nats, mean over queries
     stats: Tree  # running statistics after the episode
     accuracy: Tensor  # on the queries, in [0, 1]
     extra: Mapping[str, Tensor] = {}  # other scalars to report, such as terms of the loss
 
 
 class Held(NamedTuple):
-    """Who holds the examples of a question that a group of clients answers together.
+    """Which client holds each example of an evaluation episode that a group of clients shares.
 
-    Spare clients are further ones, with supports of the same classes and no queries: only a method
-    that chooses among more clients than the group has looks at them.
+    Spare clients are additional clients with support examples of the same classes and no queries,
+    for methods that choose among more clients than the group has.
     """
 
-    support: Tensor  # int64 [supports], the number of a client from 0
+    support: Tensor  # int64 [supports], index of the client in the group
     query: Tensor  # int64 [queries]
-    spare: Tensor  # int64 [spare supports]; numbers go on from those of the group
+    spare: Tensor  # int64 [spare supports]; indices continue those of the group
     spare_x: Tensor  # uint8 [spare supports, height, width, channels]
     spare_y: Tensor  # int64 [spare supports]
 
 
 class EvalEpisode(NamedTuple):
-    """An episode without the answers: the labels of the queries stay with the examiner."""
+    """An episode without the labels of the queries, which the evaluation keeps."""
 
     support_x: Tensor  # uint8 [way * shot, height, width, channels]
     support_y: Tensor  # int64 [way * shot], 0..way-1
     query_x: Tensor  # uint8 [queries, height, width, channels]
     classes: Tensor  # int64 [way], the dataset's class numbers
-    held: Held | tuple[()] = ()  # by whom, where a group of clients holds it
+    held: Held | tuple[()] = ()  # set if a group of clients shares the episode
 
 
 class Learner(Protocol):
-    """What `local_sgd` trains and what answers a question."""
+    """A model with a loss that `local_sgd` minimises and a way to classify queries."""
 
     @property
     def max_way(self) -> int | None:
-        """The most classes an episode may have; None for any number."""
+        """The largest number of classes of an episode; None for no limit."""
         ...
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
@@ -79,7 +79,7 @@ class Learner(Protocol):
     def episode_loss(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the loss of an episode in training; `seed` makes its dropout masks."""
+        """Return the loss of an episode in training; `seed` seeds its dropout masks."""
         ...
 
     def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
@@ -88,25 +88,25 @@ class Learner(Protocol):
 
 
 def check_body(model: Model, learner: str) -> None:
-    """Refuse a backbone without a layer."""
+    """Raise ConfigError if the backbone has no layers, and so no parameters to train."""
     if getattr(model.backbone, "hidden", None) == ():
         raise ConfigError(
-            f"model.backbone.hidden is []: without a layer there is nothing that {learner} "
-            "could train. Give it a width at least, such as [64]."
+            f"model.backbone.hidden is []: without a layer {learner} has no parameters to train. "
+            "Give at least one width, such as [64]."
         )
 
 
 def episode_features(
     model: Model, params: Tree, stats: Tree, eval_episode: EvalEpisode
 ) -> tuple[Tensor, Tensor]:
-    """Return the features (support, queries) of a question, by the model's batch-norm policy."""
+    """Return the features (support, queries) of an episode under the model's batch-norm policy."""
     support, query = test_modes(model)
     h, seen = model.features(params, stats, eval_episode.support_x, support)
     return h, model.features(params, seen, eval_episode.query_x, query)[0]
 
 
 def test_modes(model: Model) -> tuple[Mode, Mode]:
-    """Return how support and queries pass the network at test, by the model's policy."""
+    """Return the modes of the support and query passes at test, by the batch-norm policy."""
     if model.norm_policy == "running":
         return Mode(norm="given"), Mode(norm="given")
     if model.by_support:

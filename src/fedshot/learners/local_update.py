@@ -1,8 +1,8 @@
-"""What a visit counts for in the mean, and what the optimiser remembers until the next one.
+"""The weight of a local update in the mean, and the optimiser's state between local updates.
 
-FedFSL leaves both open. McMahan et al. 2017 weigh by examples, n_k; FedFSL's |B_k| are episodes.
-The weights that an optimiser's moments belong to are overwritten by the server's at each visit, so
-by default it starts afresh; "kept" moments stay with the client.
+FedFSL specifies neither. McMahan et al. 2017 weight clients by examples, n_k; FedFSL's |B_k| counts
+episodes. The server's parameters replace the client's at every local update, so by default the
+optimiser starts with fresh moments; "kept" moments stay with the client.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _PART = "optimizer"
 
 
 def check_local_update(weigh_by: str, moments: str) -> None:
-    """Refuse words that mean nothing."""
+    """Raise ConfigError for unknown values."""
     check_word("weigh_by", weigh_by, ("episodes", "examples"))
     check_word("moments", moments, ("fresh", "kept"))
 
 
 def weight_of(local_episodes: LocalEpisodes, by: Weighing) -> int | Tensor:
-    """Return what a visit counts for: |B_k| or n_k."""
+    """Return the weight of a local update: |B_k| or n_k."""
     return local_episodes.n_episodes if by == "episodes" else local_episodes.n
 
 
 def max_weight_of(n_episodes: int, by: Weighing) -> int | None:
-    """Return the largest |B_k|; None where the weight is a number of examples."""
+    """Return the largest possible weight; None if the weight is the number of examples."""
     return n_episodes if by == "episodes" else None
 
 
 def first_moments(moments: Moments, optimizer: Optimizer, params: Tree) -> dict[str, Any]:
-    """Return what a client keeps before its first visit; of `params` only the form matters."""
+    """Return a client's state before its first local update; only the shapes of `params` matter."""
     return {_PART: optimizer.init(params)} if moments == "kept" else {}
 
 
 def moments_of(private: Mapping[str, Any]) -> OptState | None:
-    """Return what the optimiser goes on from; None for afresh."""
+    """Return the saved optimiser state, or None to start fresh."""
     found: OptState | None = private.get(_PART)
     return found
 
 
 def keep_moments(private: Mapping[str, Any], state: OptState) -> Tree:
-    """Return what a client keeps after a visit."""
+    """Return a client's state after a local update."""
     return {**private, _PART: state} if _PART in private else private

@@ -22,14 +22,14 @@ from fedshot.nn.models.model import Model
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """How MAML adapts to an episode.
+    """The inner loop: how MAML adapts to an episode.
 
     Args:
         lr: inner step size, alpha.
-        steps: gradient steps in training; 0 leaves the initialisation as it is.
+        steps: gradient steps in training; 0 does not adapt.
         test_steps: gradient steps at test.
         order: "second" differentiates through the steps, "first" does not (FOMAML).
-        adapts: "all" parameters, or the "head" alone on features computed once (ANIL; Raghu et al.
+        adapts: "all" parameters, or only the "head", on features computed once (ANIL; Raghu et al.
             2020). With dropout, the steps of "head" share one mask.
     """
 
@@ -53,11 +53,11 @@ class InnerLoop:
 
 @dataclass(frozen=True)
 class Maml:
-    """Model-agnostic meta-learning: gradient steps on the support, the loss on the queries.
+    """Model-agnostic meta-learning: gradient steps on the support set, the loss on the queries.
 
-    Source: Finn et al. 2017; as the FedFSL papers write it, w' = w - a grad f_S(w) and
-    l_T(w) = f_Q(w'). A head wider than the episode's way uses its first outputs, with global labels
-    those of the episode's classes: output c is class c of the dataset.
+    Source: Finn et al. 2017; in the notation of the FedFSL papers, w' = w - a grad f_S(w) and
+    l_T(w) = f_Q(w'). If the head is wider than the episode's way, its first outputs are used; with
+    global labels, output c belongs to class c of the dataset.
     """
 
     model: Model
@@ -81,20 +81,21 @@ class Maml:
     def episode_loss(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the cross-entropy of the queries after adapting to the support.
+        """Return the cross-entropy of the queries after adapting to the support set.
 
-        The pass of the queries moves the running statistics.
+        The pass of the queries updates the running statistics.
         """
-        adapted = self.adapt(params, stats, episode, seed)
+        adapted, y = self.adapt(params, stats, episode, seed), episode.query_y
         logits, stats = self.predict(adapted, stats, episode.query_x, episode.classes, seed)
-        return _episode_loss(logits, episode, stats)
+        return EpisodeLoss(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
 
     def adapt(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor, lr: Tree | None = None
     ) -> Tree:
-        """Return the parameters after the inner steps of training on the support, eq. (4).
+        """Return the parameters after the inner steps of training on the support set, eq. (4).
 
-        `lr` is a tree of step sizes, shaped like what adapts; None takes `inner.lr`.
+        `lr` is a tree of step sizes with the structure of the adapted parameters; None uses
+        `inner.lr`.
         """
         mode, second = Mode(True, "batch", seed=seed), self.inner.order == "second"
         return self._adapt(
@@ -104,18 +105,18 @@ class Maml:
     def predict(
         self, params: Tree, stats: Tree, x: Tensor, classes: Tensor, seed: Tensor, site: int = -1
     ) -> tuple[Tensor, Tree]:
-        """Return (logits [n, way], running statistics moved) of a batch in training.
+        """Return (logits [n, way], updated running statistics) of a batch in training.
 
-        `classes` are those of the episode, int64 [way]. `site` tells the dropout masks of several
-        passes of one episode apart; the inner steps have those from 0 up.
+        `classes` are the episode's, int64 [way]. `site` selects the dropout mask of this pass; the
+        inner steps use the sites from 0 up.
         """
-        h, stats = self.look(params, stats, x, seed, site)
+        h, stats = self.features(params, stats, x, seed, site)
         return self.logits(params, h, classes), stats
 
-    def look(
+    def features(
         self, params: Tree, stats: Tree, x: Tensor, seed: Tensor, site: int
     ) -> tuple[Tensor, Tree]:
-        """Return (features [n, d], running statistics moved) of a batch in training."""
+        """Return (features [n, d], updated running statistics) of a batch in training."""
         return self.model.features(params, stats, x, Mode(True, "batch", seed=seed).layer(site))
 
     def logits(self, params: Tree, h: Tensor, classes: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class Maml:
     def adapt_head(self, params: Tree, h: Tensor, episode: Episode, lr: Tree | None = None) -> Tree:
         """Return the parameters after the inner steps of the head in training.
 
-        `h` are the features of the support, which several heads may share.
+        `h` are the features of the support set, which several heads may share.
         """
         task, second = _eval_episode_of(episode), self.inner.order == "second"
         return self._adapt_head(params, h, task, self.inner.steps, second, lr)
@@ -134,18 +135,18 @@ class Maml:
     def answer(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> Tensor:
-        """Return the logits of the queries after adapting to the support, without dropout."""
-        adapted, h = self.read(params, stats, eval_episode, lr)
+        """Return the logits of the queries after adapting to the support set, without dropout."""
+        adapted, h = self.adapt_at_test(params, stats, eval_episode, lr)
         with torch.no_grad():
             return self.logits(adapted, h, eval_episode.classes)
 
-    def read(
+    def adapt_at_test(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> tuple[Tree, Tensor]:
-        """Return the adapted parameters, and the features of the queries under them, at test."""
+        """Return the adapted parameters and the features of the queries under them."""
         steps, x = self.inner.test_steps, eval_episode.support_x
         support, query = test_modes(self.model)
-        if self.inner.adapts == "head":  # one pass of the support for both ends
+        if self.inner.adapts == "head":  # one pass gives the features and the statistics
             mode = support if self.model.by_support else Mode(norm="batch")
             with torch.no_grad():
                 h, seen = self.model.features(params, stats, x, mode)
@@ -199,8 +200,3 @@ class Maml:
 
 def _eval_episode_of(episode: Episode) -> EvalEpisode:
     return EvalEpisode(episode.support_x, episode.support_y, episode.query_x, episode.classes)
-
-
-def _episode_loss(logits: Tensor, episode: Episode, stats: Tree) -> EpisodeLoss:
-    y = episode.query_y
-    return EpisodeLoss(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))

@@ -19,9 +19,9 @@ from fedshot.nn.prototypes import nearest_prototypes
 
 @dataclass(frozen=True)
 class Proto:
-    """Prototypical networks: the logit of a class is minus the squared distance to its mean.
+    """Prototypical network: the logit of a class is minus the squared distance to its mean.
 
-    Source: Snell et al. 2017, eqs. (1) and (2). Support and queries pass the encoder together.
+    Source: Snell et al. 2017, eqs. (1) and (2). In training, support and queries are one batch.
     """
 
     model: Model
@@ -35,14 +35,14 @@ class Proto:
         return None
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw the encoder; a head of the model plays no part."""
+        """Draw the encoder; a head of the model is not used."""
         params, stats = self.model.init(key)
         return {"body": params["body"]}, stats
 
     def episode_loss(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the cross-entropy of the queries under their distances to the prototypes."""
+        """Return the cross-entropy of the queries."""
         n, way = len(episode.support_y), len(episode.classes)
         both = torch.cat([episode.support_x, episode.query_x])
         h, stats = self.model.features(params, stats, both, Mode(True, "batch", seed=seed))
@@ -51,7 +51,7 @@ class Proto:
         return EpisodeLoss(loss, stats, right)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
-        """Return features under running statistics: they do not depend on the rest of the batch."""
+        """Return features under running statistics, independent of the rest of the batch."""
         return self.model.features(params, stats, x, Mode(norm="given"))[0]
 
     def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:

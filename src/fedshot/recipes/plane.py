@@ -49,7 +49,7 @@ def plane(run: Experiment, marks: Sequence[float]) -> dict[str, Any]:
     seen = examples(run.setting.dataset, np.concatenate(rows))
     both = torch.cat([asked.support_x, seen])
     eval_episode = EvalEpisode(asked.support_x, asked.support_y, both, asked.classes)
-    adapted, h = learner.read(server.w, server.stats, eval_episode)
+    adapted, h = learner.adapt_at_test(server.w, server.stats, eval_episode)
     n, way = len(asked.support_y), len(asked.classes)
     names = [episodic_test.class_names[number] for number in asked.classes.tolist()]
     return {

@@ -128,7 +128,7 @@ class FedMeta:
         (step,) = drawn.steps
         g = mean_gradient(self.learner.episode_loss, theta, stats, step, Mode(seed=drawn.seed))
         up = {"gradient": g.grads, **changes({"stats": g.stats}, down)}
-        return Reply(up, private, drawn.n_episodes, mean_metrics(g.told))
+        return Reply(up, private, drawn.n_episodes, mean_metrics(g.metrics))
 
     def round(
         self, server: FedMetaState, clients: Clients, key: Key

@@ -310,7 +310,7 @@ class F2L:
                 grads = mean_gradient(look, psi, stats, step, noise.layer(s)).grads
             psi, state = self.client_steps.update(grads, state, psi)
             phi, stats = new, gradients.stats
-            told += gradients.told
+            told += gradients.metrics
         return F2LLocalState(phi, psi, stats, state), mean_metrics(told)
 
     @client_work(draw="draw")

@@ -379,7 +379,7 @@ class FedFSLMIAdv:
                 stats,
                 local_episodes,
                 state_1,
-                longest=self.longest,
+                max_grad_norm=self.longest,
             )
             body, stats, state_2, metrics = local_sgd(
                 partial(self.stage_2, reference, heads),

@@ -106,7 +106,7 @@ class Preparation:
         (step,), noise = drawn.steps, Mode(seed=drawn.seed).layer(0)
         got = mean_gradient(self.learner.episode_loss, down["theta"], down["stats"], step, noise)
         up = {"gradient": got.grads, **changes({"stats": got.stats}, down)}
-        return Reply(up, private, drawn.n, mean_metrics(got.told))
+        return Reply(up, private, drawn.n, mean_metrics(got.metrics))
 
     def round(
         self, work: Callable[..., Reply], server: Prepared, clients: Clients, key: Key
