@@ -626,7 +626,7 @@ def test_looks_are_shared_while_body_statistics_and_noise_are_the_same(
             before = len(passes)
             h, moved = looks(body, seen, x, seed, site)
         assert len(passes) == before
-        wanted = learner.look(params, seen, x, seed, site)
+        wanted = learner.features(params, seen, x, seed, site)
         assert tree.digest({"h": h, "moved": moved}) == tree.digest(
             {"h": wanted[0], "moved": wanted[1]}
         )

@@ -87,8 +87,8 @@ SLOW = pytest.mark.slow  # each compiles
 def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> None:
     """In a process of its own, since loading such a file ends it by SIGBUS."""
     code = (
-        f"compiled._FLAGS, compiled._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
-        "compiled._SIGNATURES = {'fedshot_draw': compiled._SIGNATURES['fedshot_draw']}; "
+        f"kernel_build._FLAGS, kernel_build._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
+        "kernel_build._SIGNATURES = {'fedshot_draw': kernel_build._SIGNATURES['fedshot_draw']}; "
         "print(kernel_build.kind())"
     )
     command = [sys.executable, "-c", f"from fedshot.core import kernel_build; {code}"]
