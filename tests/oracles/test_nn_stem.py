@@ -349,7 +349,7 @@ def test_vectors_that_c_would_misread_are_refused() -> None:
         for bad in ([3], [1, 1, 1, 1]):
             with pytest.raises(ValueError, match=r"shape .* expected \[32\]"):
                 stem.stem(filters, {**p, name: torch.zeros(bad)}, s, x, Mode(norm="batch"))
-    with pytest.raises(ConfigError, match="no statistics to go by"):
+    with pytest.raises(ConfigError, match="batch norm needs statistics"):
         stem.stem(filters, p, {}, x, Mode(norm="given"))
 
 

@@ -87,11 +87,11 @@ SLOW = pytest.mark.slow  # each compiles
 def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> None:
     """In a process of its own, since loading such a file ends it by SIGBUS."""
     code = (
-        f"kernel_build._FLAGS, kernel_build._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
-        "kernel_build._SIGNATURES = {'fedshot_draw': kernel_build._SIGNATURES['fedshot_draw']}; "
-        "print(kernel_build.kind())"
+        f"build._FLAGS, build._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
+        "build._SIGNATURES = {'fedshot_draw': build._SIGNATURES['fedshot_draw']}; "
+        "print(build.kind())"
     )
-    command = [sys.executable, "-c", f"from fedshot.core import kernel_build; {code}"]
+    command = [sys.executable, "-c", f"from fedshot.core import kernel_build as build; {code}"]
     fresh()
     (path,) = [path for path in kept(cache) if path.suffix == ".so"]
     whole = path.read_bytes()

@@ -228,7 +228,7 @@ def test_an_image_backbone_is_refused_before_the_first_round(tmp_path, vectors):
     split = {"base": ["a"], "novel": ["b"]}
     dealt = {"name": "iid", "clients": 1}
     config = Config.of({"data": source, "split": split, "partition": dealt})  # Conv4 is the default
-    with pytest.raises(ConfigError, match=r"Conv4 takes images, and the data are text"):
+    with pytest.raises(ConfigError, match=r"Conv4 takes images, but the data are text"):
         PreparedRun(config)
 
 

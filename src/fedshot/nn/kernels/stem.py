@@ -21,7 +21,7 @@ from fedshot.nn.gradients import differentiated_twice, with_graph
 from fedshot.nn.kernels import fused
 from fedshot.nn.kernels import tensors as kernels
 from fedshot.nn.kernels.tensors import check_vector, empty, library, shared
-from fedshot.nn.models.layers import EPS, channels_last, conv, laid_plainly
+from fedshot.nn.models.layers import EPS, channels_last, contiguous, conv
 from fedshot.nn.models.mode import Mode
 
 _CHANNELS = (1, 3)  # for which stem.c is written out
@@ -58,7 +58,7 @@ def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Te
         x: images that `fits`. Under "given" statistics nobody may differentiate by anything.
         mode: which statistics to use.
     """
-    filters = laid_plainly(conv_p["weight"])
+    filters = contiguous(conv_p["weight"])
     if mode.norm == "given":
         scale, shift = fused.at_given(norm_p, s)
         shift = shift + conv_p["bias"].detach() * scale
