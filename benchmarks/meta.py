@@ -26,7 +26,7 @@ from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
-from fedshot.learners.learner import InnerLoop, Maml
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import Conv4

@@ -25,8 +25,8 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.learners.learner import Proto
 from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
+from fedshot.learners.proto import Proto
 from fedshot.methods.registry import register
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes

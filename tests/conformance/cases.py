@@ -15,8 +15,8 @@ from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.fleets.threads import Threads
-from fedshot.learners.learner import InnerLoop
 from fedshot.learners.local_training import LocalEpisodes, sample_episodes
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from fedshot.methods.base.fedbabu import FedBABU
 from fedshot.methods.base.fedmeta import FedMeta

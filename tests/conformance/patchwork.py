@@ -21,8 +21,9 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
+from fedshot.learners.proto import Proto
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients

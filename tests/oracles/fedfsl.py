@@ -28,7 +28,7 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.learners.learner import InnerLoop
+from fedshot.learners.maml import InnerLoop
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP

@@ -20,7 +20,8 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EvalEpisode, InnerLoop
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import InnerLoop
 from fedshot.learners.probe import FeatureProbe
 from fedshot.methods.f2l.f2l import F2L
 from fedshot.methods.f2l.readings import InnerChoice, OptimizerChoice, f2l_defaults

@@ -24,8 +24,9 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.learners.learner import EpisodeLoss, InnerLoop
+from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.base.fl_proto import FLProto
 from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
 from fedshot.nn.heads import LinearHead

@@ -18,8 +18,8 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Classifier
-from fedshot.learners.learner import Proto
 from fedshot.learners.probe import FeatureProbe
+from fedshot.learners.proto import Proto
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from oracles.classifying import (
     ADAM,

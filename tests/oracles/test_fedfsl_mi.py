@@ -14,7 +14,7 @@ from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.learners.learner import InnerLoop
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
 from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive

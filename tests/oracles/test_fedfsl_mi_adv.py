@@ -17,7 +17,7 @@ from fedshot.config.registry import difference
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.learners.learner import Maml
+from fedshot.learners.maml import Maml
 from fedshot.methods.fedfsl import fedfsl_mi_adv
 from fedshot.methods.fedfsl import prediction_regularizer as nn_nearness
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
@@ -27,7 +27,7 @@ from fedshot.nn.heads import LinearHead
 from fedshot.nn.losses import floored_kl, kl
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
-from fedshot.nn.optim import Optimizer, shortened
+from fedshot.nn.optim import Optimizer, clip_grad_norm
 from oracles.fedfsl import (
     ADAM,
     INNER,
@@ -308,14 +308,14 @@ def test_the_floor_bounds_the_divergence_and_is_nothing_above_it() -> None:
 
 
 @pytest.mark.parametrize("longest", [0.05, 1e9])
-def test_a_long_gradient_is_shortened_and_a_short_one_keeps_its_bits(longest: float) -> None:
+def test_a_long_gradient_is_clip_grad_norm_and_a_short_one_keeps_its_bits(longest: float) -> None:
     grads = {"a": torch.tensor([3.0, 0.0]), "b": (torch.tensor([[4.0]]),)}
-    found = shortened(grads, longest)
+    found = clip_grad_norm(grads, longest)
     norm = torch.stack([g.square().sum() for g in tree.leaves(found)]).sum().sqrt()
     torch.testing.assert_close(float(norm), min(5.0, longest))
     assert (tree.digest(found) == tree.digest(grads)) == (longest > 5)
     zero = tree.zeros_like(grads)
-    assert tree.digest(shortened(zero, longest)) == tree.digest(zero)
+    assert tree.digest(clip_grad_norm(zero, longest)) == tree.digest(zero)
 
 
 def test_stage_1_alone_has_short_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

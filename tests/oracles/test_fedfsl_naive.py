@@ -23,7 +23,7 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.learners.learner import InnerLoop
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import Episode
 from fedshot.evaluation.episodic_test import EpisodicTest
-from fedshot.learners.learner import InnerLoop
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.base.fedmeta import FedMeta
 from fedshot.methods.base.fsl_local import FSLLocal
 from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI

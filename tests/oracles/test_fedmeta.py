@@ -15,8 +15,8 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import InnerLoop, Maml
 from fedshot.learners.local_training import mean_gradient
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.meta_sgd import MetaSgd
 from fedshot.methods.base.fedmeta import FedMeta
 from fedshot.nn.heads import LinearHead

@@ -18,7 +18,7 @@ from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.evaluation.episodic_test import EpisodicTest
-from fedshot.learners.learner import Proto
+from fedshot.learners.proto import Proto
 from fedshot.methods.frl.client_share import EpisodeShare, shares_of
 from fedshot.methods.frl.frl import FRL
 from fedshot.methods.frl.group import Group

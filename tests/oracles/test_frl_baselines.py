@@ -14,7 +14,8 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.learners.learner import EvalEpisode, Proto
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.proto import Proto
 from fedshot.methods.frl.client_share import EpisodeShare, shares_of
 from fedshot.methods.frl.frl_fedavg import FRLFedAvg
 from fedshot.methods.frl.frl_finetune import FRLFinetune

@@ -17,7 +17,9 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Maml, Proto
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import InnerLoop, Maml
+from fedshot.learners.proto import Proto
 from fedshot.methods.fedfsl.predictions import (
     PREDICTIONS,
     EpisodePredictions,
@@ -622,7 +624,7 @@ def test_looks_are_shared_while_body_statistics_and_noise_are_the_same(
             before = len(passes)
             h, moved = looks(body, seen, x, seed, site)
         assert len(passes) == before
-        wanted = learner.look(params, seen, x, seed, site)
+        wanted = learner.features(params, seen, x, seed, site)
         assert tree.digest({"h": h, "moved": moved}) == tree.digest(
             {"h": wanted[0], "moved": wanted[1]}
         )

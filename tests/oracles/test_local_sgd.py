@@ -24,8 +24,10 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml, Proto
+from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
+from fedshot.learners.maml import InnerLoop, Maml
+from fedshot.learners.proto import Proto
 from fedshot.methods.base.fsl_local import FSLLocal
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead

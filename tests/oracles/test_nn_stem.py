@@ -16,7 +16,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import Proto
+from fedshot.learners.proto import Proto
 from fedshot.nn.gradients import differentiated_twice, value_and_grad
 from fedshot.nn.kernels import stem
 from fedshot.nn.models.backbones import Conv4
@@ -349,7 +349,7 @@ def test_vectors_that_c_would_misread_are_refused() -> None:
         for bad in ([3], [1, 1, 1, 1]):
             with pytest.raises(ValueError, match=r"shape .* expected \[32\]"):
                 stem.stem(filters, {**p, name: torch.zeros(bad)}, s, x, Mode(norm="batch"))
-    with pytest.raises(ConfigError, match="no statistics to go by"):
+    with pytest.raises(ConfigError, match="batch norm needs statistics"):
         stem.stem(filters, p, {}, x, Mode(norm="given"))
 
 

@@ -195,7 +195,7 @@ def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(
         assert main([str(word) for word in words]) == 2
         err = capsys.readouterr().err
         assert str(folder / name) in err
-        assert "no regular file" in err
+        assert "not a regular file" in err
 
 
 def test_a_record_beyond_its_bound_is_refused_before_it_is_read(

@@ -342,7 +342,7 @@ def test_a_config_that_is_no_tree_of_settings_is_refused(
         (["--out", "/proc/x"], ["/proc/x", "Correct the path"]),
         (["--name", "n" * 300], ["name is 'nnn", "up to 100 letters"]),
         (["--out", "FOLDER/" + "n" * 300], ["File name too long", "Choose a shorter name"]),
-        (["--config", "FOLDER"], ["it is no regular file", "Name a YAML file"]),
+        (["--config", "FOLDER"], ["it is not a regular file", "Name a YAML file"]),
         (["--config", "FILE/x"], ["Not a directory"]),
     ],
 )

@@ -99,7 +99,7 @@ def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     with (folder / ".lock").open("rb") as file:  # who looks holds it for an instant
         fcntl.flock(file, fcntl.LOCK_SH)
         assert Status.of(folder).state == "stopped"
-        monkeypatch.setattr("fedshot.core.locks.time", SimpleNamespace(sleep=lambda _: free(file)))
+        monkeypatch.setattr("time.sleep", lambda _: free(file))
         with only_one(folder / ".lock") as held:
             assert held
     monkeypatch.setattr("fedshot.reports.status.in_training", lambda _: None)

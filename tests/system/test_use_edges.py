@@ -241,7 +241,7 @@ def test_links_in_a_circle_and_pipes_are_skipped(
     assert predict(run, folders) == 0
     err = capsys.readouterr().err
     assert "loop.png is a link that leads nowhere" in err
-    assert "pipe.png cannot be read (it is no regular file)" in err
+    assert "pipe.png cannot be read (it is not a regular file)" in err
     assert "2 skipped, 2 files of other kinds left out (.heic 1, .avif 1)" in err
 
 

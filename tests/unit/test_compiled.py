@@ -87,11 +87,11 @@ SLOW = pytest.mark.slow  # each compiles
 def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> None:
     """In a process of its own, since loading such a file ends it by SIGBUS."""
     code = (
-        f"compiled._FLAGS, compiled._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
-        "compiled._SIGNATURES = {'fedshot_draw': compiled._SIGNATURES['fedshot_draw']}; "
-        "print(compiled.kind())"
+        f"build._FLAGS, build._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
+        "build._SIGNATURES = {'fedshot_draw': build._SIGNATURES['fedshot_draw']}; "
+        "print(build.kind())"
     )
-    command = [sys.executable, "-c", f"from fedshot import compiled; {code}"]
+    command = [sys.executable, "-c", f"from fedshot.core import kernel_build as build; {code}"]
     fresh()
     (path,) = [path for path in kept(cache) if path.suffix == ".so"]
     whole = path.read_bytes()
@@ -278,7 +278,7 @@ def test_a_compiler_that_hangs_refuses_the_run(cache: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setenv("CC", program(tmp_path / "hangs", "exec sleep 600"))
     monkeypatch.setattr(kernel_build, "_LIMIT", 0.2)
-    with pytest.raises(BuildError, match=r"hangs: it does not end within 0.2 seconds\)"):
+    with pytest.raises(BuildError, match=r"hangs: it did not finish within 0.2 seconds\)"):
         fresh()
 
 
@@ -299,7 +299,7 @@ def test_a_person_is_told_of_a_wait_for_another_process_that_compiles(
     monkeypatch.setattr(kernel_build, "locked", locked)
     fresh()
     assert steps[1:] == ["lock"]
-    assert steps[0].endswith("is at work")
+    assert steps[0].endswith("is running")
 
 
 ARM = """processor\t: 0

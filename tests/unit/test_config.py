@@ -20,7 +20,8 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.pooled import Iid, Shards
 from fedshot.data.sources.registry import Digits, Npz
-from fedshot.learners.learner import InnerLoop, Proto
+from fedshot.learners.maml import InnerLoop
+from fedshot.learners.proto import Proto
 from fedshot.methods.registry import METHODS
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
@@ -108,7 +109,7 @@ def test_unclear_yaml_is_refused_with_its_line(tmp_path: Path, text: str, expect
 def test_a_pipe_or_a_device_as_settings_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
-        with pytest.raises(ConfigError, match=rf"{path} cannot be read \(it is no regular file"):
+        with pytest.raises(ConfigError, match=rf"{path} cannot be read \(it is not a regular file"):
             load(path)
 
 

@@ -176,7 +176,7 @@ def test_a_few_empty_and_unknown_texts_are_counted(tmp_path, vectors, keep, word
 @pytest.mark.parametrize("name", ["pipe.csv", "pipe.jsonl"])
 def test_a_pipe_is_refused_at_once(tmp_path, vectors, name):
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match=rf"{name} cannot be read \(it is no regular file"):
+    with pytest.raises(DataError, match=rf"{name} cannot be read \(it is not a regular file"):
         Texts(str(tmp_path / name), vectors=vectors).load(None)
 
 
@@ -228,7 +228,7 @@ def test_an_image_backbone_is_refused_before_the_first_round(tmp_path, vectors):
     split = {"base": ["a"], "novel": ["b"]}
     dealt = {"name": "iid", "clients": 1}
     config = Config.of({"data": source, "split": split, "partition": dealt})  # Conv4 is the default
-    with pytest.raises(ConfigError, match=r"Conv4 takes images, and the data are text"):
+    with pytest.raises(ConfigError, match=r"Conv4 takes images, but the data are text"):
         PreparedRun(config)
 
 

@@ -188,9 +188,9 @@ def test_the_table_has_the_models_dtype_and_plays_no_part_in_its_identity():
 def test_a_backbone_is_refused_data_it_does_not_take():
     table = torch.from_numpy(TABLE)
     for backbone in (MLP(), Conv4()):
-        with pytest.raises(ConfigError, match=r"(MLP|Conv4) takes images, and the data are text"):
+        with pytest.raises(ConfigError, match=r"(MLP|Conv4) takes images, but the data are text"):
             Model(backbone, None, (5, 2), table=table)
-    with pytest.raises(ConfigError, match="Mean takes text, and the data are images"):
+    with pytest.raises(ConfigError, match="Mean takes text, but the data are images"):
         Model(Mean(), None, (8, 8, 1))
     for name, kind in BACKBONES.items():
         takes = getattr(kind, "takes", "images")

@@ -15,7 +15,7 @@ from fedshot.config.options import options_of
 from fedshot.config.registry import difference
 from fedshot.core import tree
 from fedshot.core.seeds import Key
-from fedshot.learners.learner import InnerLoop
+from fedshot.learners.maml import InnerLoop
 from fedshot.learners.prediction_drift import common_form, common_questions, divergence
 from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv

@@ -126,7 +126,7 @@ def test_a_model_without_running_statistics_normalises_by_the_batch_and_keeps_no
     assert torch.equal(h, model.features(params, running, x, Mode(norm="batch"))[0])
     _, captured = model.features(params, stats, x, Mode(norm="capture"))
     assert tree.difference(running, captured) is None
-    with pytest.raises(ConfigError, match="no statistics to go by"):
+    with pytest.raises(ConfigError, match="batch norm needs statistics"):
         model.features(params, stats, x, Mode(norm="given"))
 
 
@@ -274,7 +274,7 @@ def test_batch_statistics_of_one_value_are_refused() -> None:
         (lambda: Model(MLP(), None, (8, 8)), "shape is"),  # type: ignore[arg-type]
         (lambda: Model(MLP(), None, (8, 8, 1), norm_policy="x"), "norm_policy"),  # type: ignore[arg-type]
         (lambda: Model(MLP(), None, (8, 8, 1), dtype="half"), "dtype is 'half'"),  # type: ignore[arg-type]
-        (lambda: Model(MLP(), None, (8, 8, 1), dtype="float64", bf16=True), "bf16 is for images"),
+        (lambda: Model(MLP(), None, (8, 8, 1), dtype="float64", bf16=True), "bf16 needs images"),
         (lambda: Model(MLP(), None, (8, 8, 1), pixel_std=0.0), "pixel_std is 0.0"),
         (lambda: Optimizer("lion"), "optimizer.name is 'lion'"),  # type: ignore[arg-type]
         (lambda: Optimizer(lr=0.0), "lr is 0.0"),

@@ -286,7 +286,7 @@ def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path: Path) -> N
     assert pipe.is_fifo()
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    with pytest.raises(OSError, match="circle"):
+    with pytest.raises(OSError, match="form a loop"):
         storage.deliver(loop, b"data")
     target.write_bytes(b"old")
     storage.deliver(link, b"new")
@@ -311,7 +311,7 @@ def test_a_disk_that_fails_is_named_and_nothing_is_left(
 def test_a_standard_stream_is_written_to_behind_what_is_there(tmp_path: Path) -> None:
     """It may be a file that the shell has opened to be added to."""
     code = (
-        "from pathlib import Path; from fedshot import regular, storage;"
+        "from pathlib import Path; from fedshot.core import storage;"
         "storage.deliver(Path('/dev/stdout'), b'table\\n'); print('told')"
     )
     log = tmp_path / "log"
@@ -333,7 +333,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, code in (("pipe", errno.EINVAL), ("device", errno.EINVAL), (".", errno.EISDIR)):
-        with pytest.raises(OSError, match="it is no regular file") as error:
+        with pytest.raises(OSError, match="it is not a regular file") as error:
             regular_files.open_regular(tmp_path / name)
         assert error.value.errno == code
     with pytest.raises(FileNotFoundError):

@@ -51,7 +51,7 @@ def test_map_ignores_the_order_of_names() -> None:
     [
         ({"a": {}}, "trees differ at a: ['b'] against []"),
         ({"b": {"b": torch.ones(1)}}, "trees differ at the root: ['a'] against ['b']"),
-        ({"a": {"b": (torch.ones(1),)}}, "a/b is a tensor in one tree, not in the other"),
+        ({"a": {"b": (torch.ones(1),)}}, "trees differ at a/b: a tensor in one, not in the other"),
         ({"a": (torch.ones(1),)}, "trees differ at a: ['b'] against ['0']"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What everything else stands on: trees of tensors, seeds, errors, files, locks and the machine."""
+"""The lowest layer: trees of tensors, seeds, errors, files, locks and the machine."""

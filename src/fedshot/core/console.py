@@ -1,7 +1,7 @@
-"""Text to stdout and stderr, in terminals and pipes of any encoding.
+"""Printing to terminals and pipes of any encoding.
 
-A reader may close the pipe at any time (`fedshot run --json | head -1`). A run goes on to its end
-all the same, since its result is in its folder; nothing more is written to that pipe.
+A reader may close the pipe at any time (`fedshot run --json | head -1`). The run still continues to
+its end, because its result is written to its folder; nothing more is written to that pipe.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from typing import TextIO
 
 _KEPT = "\n\t\N{NO-BREAK SPACE}"
-"""What a terminal does no harm with; names from data may hold escape sequences, which do."""
+"""Unprintable characters that are safe in a terminal. Names from data may hold escape sequences."""
 
-_PLAINLY = str.maketrans(
+_ASCII = str.maketrans(
     {
         "\N{PLUS-MINUS SIGN}": "+/-",
         "\N{MINUS SIGN}": "-",
@@ -28,43 +28,43 @@ _PLAINLY = str.maketrans(
         "\N{REPLACEMENT CHARACTER}": "?",
     }
 )
-"""What stands for a character that an encoding lacks; others become escapes, as \\u0142."""
+"""Replacements for characters that an encoding lacks; all others become escapes such as \\u0142."""
 
 
-def _plainly(error: UnicodeError) -> tuple[str, int]:
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    text = error.object[error.start : error.end].translate(_PLAINLY)
+    text = error.object[error.start : error.end].translate(_ASCII)
     return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
-codecs.register_error("fedshot.plainly", _plainly)
+codecs.register_error("fedshot.ascii", _in_ascii)
 
 
 def print_in_any_encoding() -> None:
-    """Let stdout and stderr take every character, whatever encoding the terminal or pipe has.
+    """Make stdout and stderr accept every character, whatever their encoding.
 
-    Errors that a person chose by PYTHONIOENCODING, as `ascii:replace`, stay.
+    An error handler that the user chose with PYTHONIOENCODING, such as `ascii:replace`, is kept.
     """
     for stream in (sys.stdout, sys.stderr):
         usual = getattr(stream, "errors", "") in ("strict", "surrogateescape", "backslashreplace")
         unicode = (getattr(stream, "encoding", "") or "").lower().startswith("utf")
         if usual and not unicode and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="fedshot.plainly")
+            stream.reconfigure(errors="fedshot.ascii")
 
 
 def say(text: str) -> None:
-    """Print to stdout, at once."""
+    """Print to stdout and flush."""
     _write(sys.stdout, text)
 
 
 def tell(text: str) -> None:
-    """Print to stderr, at once."""
+    """Print to stderr and flush."""
     _write(sys.stderr, text)
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    if stream is None:  # closed by whoever started the program
+    if stream is None:  # the parent process closed it
         return
     if stream is sys.stderr or stream.isatty():
         text = harmless(text)
@@ -73,13 +73,13 @@ def _write(stream: TextIO | None, text: str) -> None:
     except OSError as error:
         if stream is sys.stdout and not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "standard output") from None
-        # What is still in the buffer would raise again when Python ends.
+        # Otherwise Python would raise again at exit, when it flushes the buffer.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def harmless(text: str) -> str:
-    """Return the text without characters that a terminal would obey."""
+    """Return the text without control characters, which a terminal would act on."""
     return "".join(
         c if c.isprintable() or c in _KEPT else "\N{REPLACEMENT CHARACTER}" for c in text
     )

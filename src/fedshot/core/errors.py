@@ -1,8 +1,8 @@
-"""What fedshot says to a person whose request cannot be met.
+"""Errors that tell a user why a request failed.
 
 Each message names the offending value, what was expected, and the usual fix. The command line
-prints it without a traceback and exits with code 2, or 75 where the reason may pass. Anything else
-that is raised is a bug.
+prints it without a traceback and exits with code 2, or with 75 if the same command may succeed
+later. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-FEW = 12  # options that a message still lists
+FEW = 12  # a message lists at most this many options
 
 
 class FedshotError(Exception):
-    """A request that cannot be met, told for the person who made it.
-
-    `passing` are those of which the reason may be gone when the same is asked again later.
-    """
+    """A request that cannot be met. `passing`: the same request may succeed later."""
 
     passing = False
 
@@ -30,74 +27,71 @@ class ConfigError(FedshotError):
 
 
 class DataError(FedshotError):
-    """Data that is missing, unreadable, or too small for what was asked of it."""
+    """Data that is missing, unreadable, or too small for the request."""
 
 
 class InputError(DataError, ValueError):
-    """Examples or labels that a classifier cannot take; scikit-learn expects a ValueError."""
+    """Examples or labels that a classifier does not accept; scikit-learn expects a ValueError."""
 
 
 class CheckpointError(FedshotError):
-    """A checkpoint that is missing, damaged, or of another run."""
+    """A checkpoint that is missing, damaged, or belongs to another run."""
 
 
 class BusyError(CheckpointError):
-    """A folder in which another process is at work."""
+    """A folder that another process works in."""
 
     passing = True
 
 
 class BuildError(FedshotError):
-    """C kernels that a compiler was killed over, or had no memory, disk or time for.
+    """C kernels that could not be built: the compiler was killed, or lacked memory, disk or time.
 
-    Not passing: where the machine never has enough, a supervisor would start the run for ever.
+    Not `passing`: on a machine that never has enough, a supervisor would restart the run forever.
     """
 
 
 class QuorumError(FedshotError):
-    """Too few clients gave a usable reply for the round to count.
-
-    `told` is what happened, without what to do about it.
-    """
+    """Too few clients gave a usable reply in a round. `reason` is the message without the fix."""
 
     passing = True
 
-    def __init__(self, told: str, fix: str = "") -> None:
-        super().__init__(f"{told} {fix}".rstrip())
-        self.told = told
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(f"{reason} {fix}".rstrip())
+        self.reason = reason
 
 
 class DivergenceError(QuorumError):
-    """Too few clients gave a usable reply, most of them for values not finite or too large."""
+    """Too few usable replies, most of them because values were not finite or too large."""
 
     passing = False
 
 
 class ServerGoneError(FedshotError):
-    """A server that does not answer, or not any more."""
+    """A server that does not answer."""
 
     passing = True
 
 
 class AbsentError(FedshotError):
-    """Clients that no host answers for."""
+    """Clients that no connected node hosts."""
 
     passing = True
 
 
 class MethodError(FedshotError, ValueError):
-    """A method that does not do what the protocol asks of it, told for its author."""
+    """A method that breaks the protocol; the message is for its author."""
 
 
 def check_word(name: str, value: str, valid: Iterable[str]) -> None:
-    """Raise ConfigError unless an option's value is one of the words it takes."""
+    """Raise ConfigError unless an option's value is one of `valid`."""
     options = list(valid)
     if value not in options:
         raise ConfigError(f"{name} is {value!r}. {nearest(str(value), options)}")
 
 
 def check_kind(name: str, value: Any, kind: type[Any], fix: str) -> None:
-    """Raise ConfigError unless an argument is of a kind; `fix` is a sentence."""
+    """Raise ConfigError unless an argument is an instance of `kind`; `fix` is a sentence."""
     if not isinstance(value, kind):
         raise ConfigError(
             f"{name} is {_shown(value)}; expected an object of type {kind.__name__}. {fix}"
@@ -105,7 +99,7 @@ def check_kind(name: str, value: Any, kind: type[Any], fix: str) -> None:
 
 
 def as_path(name: str, value: Any) -> Path:
-    """Return the path that an argument names. Raises ConfigError for what is none."""
+    """Return an argument as a path. Raises ConfigError if it is not one."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise ConfigError(
             f"{name} is {_shown(value)}; expected a path as text or a pathlib.Path, such as "
@@ -121,7 +115,7 @@ def _shown(value: Any) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return a sentence that names the closest of `valid`, and all of them where they are few."""
+    """Return a sentence that names the closest of `valid`, and all of them if they are few."""
     options = sorted(valid)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     hint = f"Did you mean {close[0]!r}?" if close else ""

@@ -1,12 +1,12 @@
-"""The C kernels of this package, built once with a compiler that is there.
+"""Building and loading the C kernels of this package, with the compiler of this machine.
 
-Without a compiler, on another system than Linux or macOS, or with FEDSHOT_KERNELS=off, `library()`
-is None and callers use plain torch operations. The library lies in a folder of this user's own in
-the cache, under a hash of its source, the compiler and the processor, and the hash of its content:
-what is stale, cut short, or could have been written by somebody else is not loaded but built anew.
+Without a compiler, on systems other than Linux and macOS, or with FEDSHOT_KERNELS=off, `library()`
+is None and callers use torch operations. The library is stored in the cache, in a folder of the
+current user. Its name holds a hash of source, compiler and processor, and a hash of its content: a
+library that is stale, truncated, or writable by other users is not loaded but rebuilt.
 
-A build on a busy machine is waited for, up to half an hour. Then the run is refused: it must not
-compute one part with these kernels and another without them.
+On a busy machine a build may take up to half an hour. Then the run is refused, because it must not
+compute one part with the kernels and another part without them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedshot.core import storage
 from fedshot.core.errors import BuildError
 from fedshot.core.locks import locked
 
-# No fast-math: NaN must stay NaN, and sums keep the order that the source gives them.
+# No fast-math: NaN must stay NaN, and sums keep the order of the source.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = (
     "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
@@ -90,11 +90,11 @@ _SIGNATURES = {
     "fedshot_draw": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
     "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
 }
-# Lines of /proc/cpuinfo that tell processors apart, on x86, ARM and RISC-V.
+# Lines of /proc/cpuinfo that identify a processor, on x86, ARM and RISC-V.
 _TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
-_SLOW = 30.0  # seconds after which a person is told what is waited for
-_LIMIT = 1800.0  # seconds after which a compiler is taken to hang; it needs some twenty
-# What a machine lacks for a while, by number and in a compiler's words.
+_SLOW = 30.0  # seconds after which a notice is printed
+_LIMIT = 1800.0  # seconds after which the compiler is considered hung; it needs about twenty
+# Resources that may be lacking only for a while, as error numbers and in the compiler's words.
 _PASSING = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _PASSING_WORDS = (
     "killed", "terminated program", "no space left", "cannot allocate", "out of memory",
@@ -105,10 +105,10 @@ _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the kernels, building them the first time; None where they cannot be had.
+    """Return the kernels, building them at the first call; None if this machine cannot.
 
-    Says on stderr why not, where there is a compiler. Raises BuildError where the compiler was
-    killed, or memory, disk or time did not suffice: another try may have the kernels.
+    If there is a compiler but it fails, the reason is printed to stderr. Raises BuildError if the
+    compiler was killed or lacked memory, disk or time: another try may succeed.
     """
     if os.environ.get("FEDSHOT_KERNELS", "").lower() in ("off", "0", "no", "false"):
         return None
@@ -124,21 +124,21 @@ def library() -> ctypes.CDLL | None:
             if _may_pass(error):
                 raise BuildError(
                     f"the C kernels cannot be built for now ({why[-1]}). Try again with more "
-                    "memory or disk free, or set FEDSHOT_KERNELS=off to run without them, which "
-                    "differs in the last digits."
+                    "memory or disk free, or set FEDSHOT_KERNELS=off to run without them; results "
+                    "then differ in the last digits."
                 ) from error
     if why:
         print(
-            f"fedshot: the C kernels cannot be built ({'; '.join(why)}). Plain torch operations "
-            "take their place, which are slower and differ in the last digits. "
-            "FEDSHOT_KERNELS=off chooses them without this notice.",
+            f"fedshot: the C kernels cannot be built ({'; '.join(why)}). Torch operations are used "
+            "instead, which are slower and differ in the last digits. Set FEDSHOT_KERNELS=off to "
+            "choose them without this notice.",
             file=sys.stderr,
         )
     return None
 
 
 def kind() -> str:
-    """Return "compiled" or "plain": results of the two differ in their last digits."""
+    """Return "compiled" or "plain" (torch operations); their results differ in the last digits."""
     return "plain" if library() is None else "compiled"
 
 
@@ -146,7 +146,7 @@ def _compilers() -> Iterator[list[str]]:
     """Yield the commands to try: $CC with its options and wrappers, then the usual names."""
     try:
         own = shlex.split(os.environ.get("CC", ""))
-    except ValueError:  # a quotation that does not end
+    except ValueError:  # an unclosed quotation mark
         own = []
     for command in filter(None, (own, ["cc"], ["gcc"], ["clang"])):
         path = shutil.which(command[0])
@@ -155,11 +155,10 @@ def _compilers() -> Iterator[list[str]]:
 
 
 def _built(compiler: list[str]) -> ctypes.CDLL:
-    """Return the library from the cache, put there first if need be.
+    """Return the library from the cache, building it first if it is missing.
 
-    In a cache that others may write to, each user has a folder. Of processes that find none, one
-    compiles and the others wait. A cache that cannot be used costs this process some seconds: it
-    compiles for itself.
+    If several processes find none, one compiles and the others wait. If the cache cannot be used,
+    this process compiles a library of its own.
     """
     place = resources.files("fedshot.nn.kernels") / "c"
     source = b"".join(place.joinpath(name).read_bytes() for name in _SOURCES)
@@ -184,7 +183,7 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
 
 
 def _found(folder: Path, name: str) -> ctypes.CDLL | None:
-    """Return the library that lies in the cache, or None."""
+    """Return the library from the cache; None if there is none that is valid."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError, AttributeError):
             return _loaded(path)
@@ -199,7 +198,7 @@ def _compiled(compiler: list[str], source: bytes) -> bytes:
 
 
 def _kept(library: bytes, folder: Path, name: str) -> Path:
-    """Write the library; it appears whole or not at all, and its name holds its hash."""
+    """Write the library atomically, with its hash in its name."""
     path = folder / f"{name}-{hashlib.sha256(library).hexdigest()}.so"
     partial = folder / f".{secrets.token_hex(8)}"
     try:
@@ -215,9 +214,9 @@ def _kept(library: bytes, folder: Path, name: str) -> Path:
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    """Load a library that is whole and that nobody but this user or root can have written.
+    """Load a library after checking its hash, and that only this user or root can write it.
 
-    A file that was cut short would otherwise end the process by a signal when it is read.
+    Loading a truncated file would end the process by a signal.
     """
     _check(path.parent.lstat(), path.parent)
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -226,8 +225,8 @@ def _loaded(path: Path) -> ctypes.CDLL:
         with os.fdopen(handle, "rb", closefd=False) as file:
             if hashlib.sha256(file.read()).hexdigest() != path.stem.rpartition("-")[2]:
                 raise OSError(f"{path} is damaged")
-        # By the descriptor that was checked: somebody may have put another folder in the place of
-        # this one. It stays open, as the loader takes two libraries of one name for the same.
+        # Load by the checked descriptor, because the folder may have been replaced meanwhile. It
+        # stays open, because the loader treats two libraries of the same name as one.
         same = Path(f"/proc/self/fd/{handle}")
         found = ctypes.CDLL(str(same if os.access(same, os.R_OK) else path))
         for name, arguments in _SIGNATURES.items():
@@ -243,14 +242,14 @@ def _check(about: os.stat_result, path: Path) -> None:
     if about.st_uid not in (0, os.geteuid()):
         raise OSError(f"{path} belongs to another user")
     if about.st_mode & _OPEN_TO_OTHERS or stat.S_ISLNK(about.st_mode):
-        raise OSError(f"others could write to {path}")
+        raise OSError(f"other users can write to {path}")
 
 
 @contextmanager
 def _notice(compiler: str) -> Iterator[None]:
-    """Tell a person what is waited for, here or in the process that compiles, if it takes long."""
+    """Print a notice if the build takes long, in this process or in another that compiles."""
     notice = threading.Timer(
-        _SLOW, print, [f"fedshot: waits for the C kernels: {compiler} is at work"],
+        _SLOW, print, [f"fedshot: waiting for the C kernels: {compiler} is running"],
         {"file": sys.stderr},
     )  # fmt: skip
     notice.daemon = True
@@ -268,7 +267,7 @@ def _run(command: list[str], given: bytes) -> bytes:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether a build that failed may succeed at another try."""
+    """Whether a failed build may succeed when it is tried again."""
     if isinstance(error, subprocess.CalledProcessError):
         said = error.stderr.decode(errors="replace").lower()
         return error.returncode < 0 or any(words in said for words in _PASSING_WORDS)
@@ -278,9 +277,9 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line: the compiler's first about an error, if it is a compiler that failed."""
+    """Return one line: the first error message of the compiler, or the exception's text."""
     if isinstance(error, subprocess.TimeoutExpired):
-        return f"it does not end within {error.timeout:,g} seconds"
+        return f"it did not finish within {error.timeout:,g} seconds"
     if not isinstance(error, subprocess.CalledProcessError):
         return str(error)
     said = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
@@ -289,7 +288,7 @@ def _reason(error: Exception) -> str:
 
 
 def _processor() -> str:
-    """Return what `-march=native` stands for here."""
+    """Return a description of the processor, which determines what `-march=native` means."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,31 +1,37 @@
-"""Locks between processes that die with their holder.
+"""File locks between processes. A lock ends with the process that holds it.
 
-Windows and some network file systems have none; there nobody waits, and nobody is refused.
+Some network file systems have no locks: there nobody waits and nobody is refused.
 """
 
 from __future__ import annotations
 
-import os
+import errno
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fedshot.core.errors import BusyError
 
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+_WHILE_OTHERS_CHECK = 0.2  # seconds; `taken` holds the lock for an instant
+
 
 class Lock(NamedTuple):
-    """A lock file that this process has open; not `held` where there are no locks."""
+    """A lock file that this process holds; `inode` is None where there are no locks."""
 
     path: Path
-    file: IO[bytes]
-    held: bool
+    inode: tuple[int, int] | None
+
+    @property
+    def held(self) -> bool:
+        """Whether other processes are refused."""
+        return self.inode is not None
 
     def check(self) -> None:
-        """Raise BusyError where the file is held but gone from its path: another may hold one."""
-        if self.held and not _is_at(self.path, self.file):
+        """Raise BusyError if another file is at the path: another process may hold that one."""
+        if self.held and _inode(self.path) != self.inode:
             raise BusyError(
                 f"{self.path.parent} was deleted or replaced while this process trained there; "
                 "it writes nothing more. To train there again, start the run again."
@@ -34,72 +40,78 @@ class Lock(NamedTuple):
 
 @contextmanager
 def only_one(path: Path, does: str = "is training") -> Iterator[Lock]:
-    """Hold the lock file at `path`, which stays.
+    """Hold the lock file at `path`, which is kept afterwards.
 
-    Raises BusyError when another process holds it, which says what that one `does`, and not when
-    one only looks whether it is held.
+    Raises BusyError if another process holds it; `does` is what the message says of that process.
     """
-    with path.open("ab") as file:
-        got = _lock(file.fileno(), wait=False)
-        for pause in (0.02, 0.1):
-            if got == "taken":
-                time.sleep(pause)
-                got = _lock(file.fileno(), wait=False)
+    with _lock(path, _WHILE_OTHERS_CHECK) as got:
         if got == "taken":
             raise BusyError(
                 f"another process {does} in {path.parent}. Wait for it, or stop it first."
             )
-        yield Lock(path, file, got == "held")
-
-
-def taken(path: Path) -> bool | None:
-    """Return whether a process holds the lock file at `path`; None where there are no locks."""
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        got = _lock(file.fileno(), wait=False, shared=True)
-    return None if got == "none" else got == "taken"
+        yield Lock(path, _inode(path) if got == "held" else None)
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Wait for the lock file at `path`; yield whether the lock is held.
+    """Hold the lock file at `path` and remove it afterwards; yield whether the lock is held.
 
-    With `wait=False`, `False` is yielded at once where somebody else holds it, and always where
-    there are no locks: the caller must be right without one. The holder removes the file in the
-    end; a killed one leaves it, free.
+    It is not held where there are no locks, and with `wait=False` if another process holds it. The
+    caller must be right without it.
     """
-    while True:
-        with path.open("ab") as file:
-            held = _lock(file.fileno(), wait=wait) == "held"
-            if held and not _is_at(path, file):
-                continue  # its holder removed it while we waited: somebody may hold a new one
-            try:
-                yield held
-            finally:
-                if held:
-                    with suppress(OSError):
-                        path.unlink()
-            return  # closing the file frees the lock
+    with _lock(path, -1 if wait else 0) as got:
+        try:
+            yield got == "held"
+        finally:
+            if got == "held":
+                with suppress(OSError):
+                    path.unlink()
 
 
-def _lock(handle: int, *, wait: bool, shared: bool = False) -> Literal["held", "taken", "none"]:
+@contextmanager
+def _lock(path: Path, timeout: float) -> Iterator[Literal["held", "taken", "none"]]:
+    from filelock import FileLock, Timeout  # 40 ms
+
+    lock = FileLock(path, timeout, thread_local=False, poll_interval=0.02, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield "taken"
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        yield "none"
+    else:
+        try:
+            yield "held"
+        finally:
+            lock.release()
+
+
+def taken(path: Path) -> bool | None:
+    """Return whether a process holds the lock file at `path`; None where there are no locks.
+
+    A shared lock tells it, so that several processes can ask at once, without permission to write.
+    """
+    if not path.exists():
+        return False
     if sys.platform == "win32":
-        return "none"
+        return None
     import fcntl
 
-    try:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(handle, kind | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return "taken"
-    except OSError:
-        return "none"
-    return "held"
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+    return False
 
 
-def _is_at(path: Path, file: IO[bytes]) -> bool:
+def _inode(path: Path) -> tuple[int, int] | None:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
+    return found.st_dev, found.st_ino

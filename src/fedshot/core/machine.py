@@ -1,4 +1,4 @@
-"""What this process may use of the machine."""
+"""Cores, memory and threads of this process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import torch
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _MB = 1 << 20
 _HARD = 2  # omp_pause_hard, from omp.h
-# 2^-127 by its bits, whatever this thread does to such a number.
+# 2^-127, written by its bits because this thread may flush such a number to 0.
 _TINY = torch.tensor([1 << 22], dtype=torch.int32, device="cpu").view(torch.float32)
 
 
 def cores() -> int:
-    """Return the cores that this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -30,18 +30,15 @@ def cores() -> int:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let glibc keep large blocks for the next step instead of giving them back to the system.
+    """Make glibc keep large freed blocks for the next step instead of returning them to the system.
 
-    Feature maps above 32 MB are otherwise mapped anew, and zeroed page by page, at every step of
-    training, which takes as long as half of a Conv4 at 84 pixels. Blocks that large fit only the
-    main arena, so threads share it. For the whole process, and only on Linux with glibc; returns
-    whether it was done.
+    Otherwise the system maps feature maps above 32 MB anew, and zeroes them page by page, at every
+    training step, which takes as long as half of a Conv4 at 84 pixels. Blocks that large fit only
+    the main arena, so threads share it. Affects the whole process, on Linux with glibc only;
+    returns whether it was done.
     """
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    mallopt = _glibc("mallopt")
+    if mallopt is None:
         return False
     wanted = (
         (_MMAP_THRESHOLD, 1024 * _MB),
@@ -49,40 +46,41 @@ def keep_freed_memory() -> bool:
         (_TOP_PAD, 64 * _MB),
         (_ARENA_MAX, 1),
     )
-    done = [mallopt(name, value) == 1 for name, value in wanted]  # every one of them
+    done = [mallopt(name, value) == 1 for name, value in wanted]  # a list, so that all are set
     return all(done)
 
 
 def give_back_memory() -> bool:
-    """Give free blocks back to the system; returns whether there was a way to.
+    """Return free blocks to the system; returns whether any memory was released.
 
-    A loop that keeps small results between large blocks of slightly different places leaves holes
-    that glibc cannot use again, and grows without bound where it keeps what is freed.
+    A loop that allocates small results between large blocks fragments the heap: glibc cannot reuse
+    the holes, and after `keep_freed_memory` the process would grow without bound.
     """
-    trim = _trim()
+    trim = _glibc("malloc_trim")
     return trim is not None and bool(trim(0))
 
 
 @cache
-def _trim() -> Callable[[int], int] | None:
+def _glibc(name: str) -> Callable[..., int] | None:
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return None
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
     return found
 
 
 def denormals_flushed() -> bool:
-    """Whether this thread takes numbers too small for a float32's exponent, below 1e-38, for 0."""
+    """Whether this thread treats float32 numbers below 1e-38 (denormals) as 0."""
     return bool(_TINY * 1.0 == 0.0)
 
 
 def begin_thread(threads: int, flush: bool) -> None:
-    """Set what counts for the thread that calls it alone: intra-op threads, and tiny numbers.
+    """Set the intra-op threads and the flushing of denormals for the calling thread alone.
 
-    When a thread first uses torch it takes the number that any thread set last; asking is a use.
+    At its first use of torch a thread takes over the number of intra-op threads that any thread set
+    last, so this reads the number before it sets it.
     """
     torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -91,11 +89,12 @@ def begin_thread(threads: int, flush: bool) -> None:
 
 @contextmanager
 def arithmetic(threads: int) -> Iterator[None]:
-    """Let this thread, and those it starts, compute as runs do; as before it afterwards.
+    """Set how this thread, and threads it starts, compute in a run; restore it afterwards.
 
-    With so many intra-op threads, and with numbers below 1e-38 taken for 0. Gradients of that size
-    are what an episode sends back that is solved for certain, and processors of some makers need a
-    hundred times as long for each: on an Intel Xeon a step of a Conv4 at 84 pixels took 17 times.
+    It uses `threads` intra-op threads and treats numbers below 1e-38 as 0. Episodes that are
+    classified with near certainty produce gradients of that size, and some processors need a
+    hundred times as long for them: on an Intel Xeon a step of a Conv4 at 84 pixels took 17 times as
+    long.
     """
     before, flushed = torch.get_num_threads(), denormals_flushed()
     torch.set_num_threads(threads)
@@ -108,11 +107,11 @@ def arithmetic(threads: int) -> Iterator[None]:
 
 
 def end_idle_openmp_threads() -> None:
-    """End the threads that GNU OpenMP keeps for the next operator of the calling thread.
+    """End the idle threads that GNU OpenMP keeps for the next operator of the calling thread.
 
-    A forked process inherits the record of these threads and not the threads, and its first
-    operator that uses several would wait for them for ever. They start again when they are needed.
-    LLVM's and Intel's OpenMP see to this themselves.
+    A forked process inherits the record of these threads but not the threads themselves, so its
+    first parallel operator would wait for them forever. OpenMP starts them again when needed.
+    LLVM's and Intel's OpenMP handle forks themselves.
     """
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,9 +1,9 @@
-"""The records that runs, recipes and nodes keep as JSON: read within bounds, checked key by key.
+"""Reading the JSON records of runs, recipes and nodes, with limits and a schema.
 
-A record may come from another machine, or be damaged, so nothing in it is trusted: neither its
-size, nor its depth, nor what stands at a key. A schema is a type, most often a `TypedDict`, that
-says what a reader relies on; keys that it does not name may hold anything. `read` returns what JSON
-holds, unchanged, or raises CheckpointError with the file, the key and the line.
+A record may come from another machine, or be damaged, so neither its size, nor its depth, nor its
+values are trusted. A schema is a type, usually a `TypedDict`, that declares what the reader relies
+on; keys that it does not declare may hold anything. `read` returns the JSON value unchanged, or
+raises CheckpointError with the file, the key and the line.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from fedshot.core.regular_files import read_regular
 
 COPY = "Restore it from a copy"
 LARGEST = 2**64
-"""Whole numbers in a record are below this, and above its negative."""
+"""Integers in a record must be smaller than this in absolute value."""
 DEEPEST = 32
-"""Lists and objects that may lie in one another."""
+"""Lists and objects may be nested this deep."""
 
 _MOST_BYTES = 64 << 20
-_MOST_VALUES = 5_000_000  # a list of empty lists takes thirty times the room of its text
-_MOST_LINES = 2 << 30  # bytes of a file with a record in each line
-_FIND_LINE = 256 << 10  # bytes of a text in which the line of a key is looked for
+_MOST_VALUES = 5_000_000  # a list of empty lists takes thirty times the memory of its text
+_MOST_LINES = 2 << 30  # bytes of a file with one record per line
+_FIND_LINE = 256 << 10  # the line of a key is only searched in texts of at most this many bytes
 
 Whole: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-"""A count, a number of bytes, or the number of a round, a client or an episode."""
+"""A count, a number of bytes, or the index of a round, a client or an episode."""
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _DamageError(Exception):
-    """What is wrong in a record: at which key, and in which line where it is known."""
+    """What is wrong in a record, with the path of the key, and the line if it is known."""
 
-    def __init__(self, why: str, place: tuple[Any, ...] = (), line: int | None = None) -> None:
+    def __init__(self, why: str, keys: tuple[Any, ...] = (), line: int | None = None) -> None:
         super().__init__(why)
-        self.why, self.place, self.line = why, place, line
+        self.why, self.keys, self.line = why, keys, line
 
 
 def content(path: Path, most: int | None = _MOST_BYTES, fix: str = COPY) -> bytes:
-    """Return what a regular file of at most so many bytes holds; of any number for None.
+    """Return the content of a regular file of at most `most` bytes; None for no limit.
 
     Raises:
         CheckpointError: it is a folder, a pipe or a device, or holds more.
-        OSError: it is not there, or cannot be read.
+        OSError: it does not exist, or cannot be read.
     """
     try:
         return read_regular(path, most)
@@ -63,30 +63,30 @@ def content(path: Path, most: int | None = _MOST_BYTES, fix: str = COPY) -> byte
 
 
 def read(path: Path, schema: Any, fix: str = COPY) -> Any:
-    """Return what a JSON file holds, checked.
+    """Return the value of a JSON file, checked against a schema.
 
     Args:
         path: the file.
         schema: the type that its content must have.
         fix: what to do about a damaged file, a sentence without its full stop.
 
-    Raises CheckpointError and OSError, as `content` does, and CheckpointError for what is not JSON,
-    beyond the bounds, or not of the schema.
+    Raises CheckpointError and OSError as `content` does, and CheckpointError for content that is
+    not JSON, exceeds the limits, or does not match the schema.
     """
     return parse(content(path, fix=fix), schema, str(path), fix)
 
 
 def parse(data: bytes, schema: Any, origin: str, fix: str = COPY) -> Any:
-    """Return what a JSON text holds, checked as `read` does; `origin` is what messages call it."""
+    """Return the value of a JSON text, checked as `read` does; `origin` names it in messages."""
     try:
         return _checked(data, schema)
     except _DamageError as error:
-        line = error.line or _line(data, error.place)
+        line = error.line or _line(data, error.keys)
         raise _refusal(error, origin, line, fix) from None
 
 
 def read_lines(path: Path, schema: Any, fix: str = COPY) -> list[Any]:
-    """Return the records of a file with one in each line; a last one cut short is left out.
+    """Return the records of a file with one per line; a truncated last line is left out.
 
     Arguments and errors are those of `read`.
     """
@@ -102,19 +102,19 @@ def read_lines(path: Path, schema: Any, fix: str = COPY) -> list[Any]:
 
 
 def check(value: Any, schema: Any, path: Path, fix: str = COPY) -> None:
-    """Raise CheckpointError unless what a file was found to hold is of a schema."""
+    """Raise CheckpointError unless a value that was read from `path` matches a schema."""
     try:
         _check(value, schema)
     except _DamageError as error:
         text = content(path) if path.suffix in (".yaml", ".json") else b""
-        raise _refusal(error, str(path), _line(text, error.place), fix) from None
+        raise _refusal(error, str(path), _line(text, error.keys), fix) from None
 
 
 def _refusal(error: _DamageError, origin: str, line: int | None, fix: str) -> CheckpointError:
-    key = ".".join(str(part) for part in error.place)[:200]
+    key = ".".join(str(part) for part in error.keys)[:200]
     where = f" (line {line})" if line else ""
-    told = f"{key} {error.why}" if key else error.why
-    return CheckpointError(f"{origin} is damaged: {told}{where}. {fix}.")
+    damage = f"{key} {error.why}" if key else error.why
+    return CheckpointError(f"{origin} is damaged: {damage}{where}. {fix}.")
 
 
 def _checked(data: bytes, schema: Any) -> Any:
@@ -141,35 +141,34 @@ def _checked(data: bytes, schema: Any) -> Any:
 
 
 def _excesses(value: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yield the places that are nested too deeply or hold too large a number, and which it is."""
+    """Yield (keys, message) for values that are nested too deeply and for integers too large."""
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     while waiting:
-        place, value = waiting.pop()
+        keys, value = waiting.pop()
         if isinstance(value, int) and not -LARGEST < value < LARGEST:
-            yield place, f"is a whole number of {value.bit_length()} bits, expected at most 64"
+            yield keys, f"is a whole number of {value.bit_length()} bits, expected at most 64"
         if not isinstance(value, dict | list):
             continue
-        if len(place) >= DEEPEST:
-            yield place, f"is nested deeper than {DEEPEST} lists and objects"
+        if len(keys) >= DEEPEST:
+            yield keys, f"is nested deeper than {DEEPEST} lists and objects"
             continue
         inside = value.items() if isinstance(value, dict) else enumerate(value)
-        waiting += [((*place, k), v) for k, v in inside if isinstance(v, dict | list | int)]
+        waiting += [((*keys, k), v) for k, v in inside if isinstance(v, dict | list | int)]
 
 
 def _check(value: Any, schema: Any) -> None:
-    """Raise _DamageError unless a value is within bounds and of a schema."""
-    for place, why in _excesses(value):
-        raise _DamageError(why, place)
+    """Raise _DamageError unless a value is within the limits and matches a schema."""
+    for keys, why in _excesses(value):
+        raise _DamageError(why, keys)
     try:
         _adapter(schema).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place, said = first["loc"], first["msg"]
+        location, said = first["loc"], first["msg"]
         if first["type"] == "missing":
-            raise _DamageError(f"has no {place[-1]!r}", place[:-1]) from None
-        raise _DamageError(
-            f"is {reprlib.repr(first['input'])}; {said[:1].lower()}{said[1:]}", _keys(value, place)
-        ) from None
+            raise _DamageError(f"has no {location[-1]!r}", location[:-1]) from None
+        why = f"is {reprlib.repr(first['input'])}; {said[:1].lower()}{said[1:]}"
+        raise _DamageError(why, _keys(value, location)) from None
 
 
 @lru_cache(maxsize=64)
@@ -177,10 +176,10 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
     return TypeAdapter(schema)
 
 
-def _keys(value: Any, place: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the part of a place that are keys; pydantic names the kinds of a union there, too."""
+def _keys(value: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return pydantic's location without the members of unions, which are not keys."""
     found: list[Any] = []
-    for part in place:
+    for part in location:
         try:
             value = value[part]
         except (LookupError, TypeError):
@@ -189,13 +188,13 @@ def _keys(value: Any, place: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _line(data: bytes, place: tuple[Any, ...]) -> int | None:
-    """Return the line of a key in a JSON text, from 1; None where it is long, or one line."""
-    if b"\n" not in data.strip() or len(data) > _FIND_LINE or not place:
+def _line(data: bytes, keys: tuple[Any, ...]) -> int | None:
+    """Return the line of a key in a JSON text, from 1; None for a long text or a single line."""
+    if b"\n" not in data.strip() or len(data) > _FIND_LINE or not keys:
         return None
     try:
         node: Any = yaml.compose(data.decode("utf-8"), Loader=yaml.SafeLoader)  # JSON is YAML
-        for part in place:
+        for part in keys:
             if isinstance(node, yaml.MappingNode):
                 node = next(inner for key, inner in node.value if key.value == part)
             else:

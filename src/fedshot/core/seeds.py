@@ -1,7 +1,7 @@
-"""Seeds by path: every random choice has a name, and the name alone decides it.
+"""Random seeds derived from a path: every random choice is a function of its key alone.
 
 `Key(0).at("round", 3, "client", 17)` is the same key on every machine and in every order of
-work. There is no global generator anywhere in fedshot, so nothing depends on what ran before.
+execution. fedshot uses no global generator, so no result depends on what ran before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Key:
-    """A seed and a path below it.
+    """A root seed and a path below it.
 
     >>> Key(0).at("round", 3) == Key(0).at("round").at(3)
     True
@@ -33,7 +33,7 @@ class Key:
         return Key(self.root, self.path + parts)
 
     def above(self, part: str | int) -> Key:
-        """Return the key above the last `part` of the path: what all keys below it share.
+        """Return the key whose path ends before the last `part`.
 
         >>> Key(0).at("round", 3, "step", 1, "client", 17).above("step") == Key(0).at("round", 3)
         True
@@ -45,15 +45,15 @@ class Key:
 
     @property
     def seed(self) -> int:
-        """A whole number in [0, 2**63), the same for the same path on every machine."""
+        """An integer in [0, 2**63) that depends on root and path alone."""
         name = json.dumps([self.root, *self.path]).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
     def torch(self) -> torch.Generator:
         """Return a fresh torch generator (CPU).
 
-        It takes half of the seed's bits: of tens of thousands of keys two draw alike. What is drawn
-        as often as that is drawn by `numpy`.
+        It uses only half of the seed's bits, so among tens of thousands of keys two may give the
+        same stream. Use `numpy` for choices made that often.
         """
         return torch.Generator().manual_seed(self.seed)
 
@@ -62,16 +62,16 @@ class Key:
         return np.random.Generator(np.random.Philox(self.seed))
 
     def tensor(self) -> Tensor:
-        """Return the seed as an int64 scalar, the form in which client work receives it."""
+        """Return the seed as an int64 scalar, the form that client work receives."""
         return torch.tensor(self.seed, dtype=torch.int64)
 
 
 @cache
 def draws() -> str:
-    """Return the hash of what a key draws here, to four digits after the point.
+    """Return a hash of random numbers drawn on this machine, rounded to four decimals.
 
-    Neither numpy nor torch promises that its next version draws the same; two hosts that have this
-    in common do. Their processors may differ in the last bits of what follows a normal law.
+    Neither numpy nor torch promises that another version draws the same numbers; two machines with
+    equal hashes do, except for the last bits of normally distributed numbers.
     """
     rng, key = Key(0).at("draws").numpy(), Key(0).at("draws")
     arrays: list[np.ndarray[Any, Any]] = [
@@ -81,10 +81,10 @@ def draws() -> str:
         *(draw(n, generator=key.torch(), dtype=dtype).numpy()
           for draw in (torch.rand, torch.randn)
           for dtype in (torch.float32, torch.float64)
-          for n in (9, 64)),  # many are drawn by the block
+          for n in (9, 64)),  # torch draws larger sizes in blocks
         torch.randperm(9, generator=key.torch()).numpy(),
     ]  # fmt: skip
     found = hashlib.blake2b(digest_size=16)
-    for one in arrays:
-        found.update((one.astype(np.float64).round(4) + 0.0).tobytes())  # of two zeros one
+    for array in arrays:
+        found.update((array.astype(np.float64).round(4) + 0.0).tobytes())  # -0.0 becomes 0.0
     return found.hexdigest()

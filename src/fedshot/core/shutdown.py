@@ -1,4 +1,4 @@
-"""The end that a person or a supervisor asks for: one handler for Ctrl-C and SIGTERM."""
+"""Stopping on request: one handler for Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 import threading
 
 asked = threading.Event()
-"""Set once the end is asked for: compiled code may raise an error of its own in its place."""
+"""Set once a stop is requested: compiled code may turn the KeyboardInterrupt into another error."""
 
 
 def stop(number: int, frame: object) -> None:
-    """Let the first signal stop the program, and no second one garble its last words."""
+    """Stop the program at the first signal and ignore further ones, so that it ends cleanly."""
     del frame
     signal.signal(number, signal.SIG_IGN)
     asked.set()
@@ -22,15 +22,15 @@ def stop(number: int, frame: object) -> None:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt once the end is asked for: the work of a thread counts no more."""
+    """Raise KeyboardInterrupt if a stop was requested; for worker threads, which get no signal."""
     if asked.is_set():
         raise KeyboardInterrupt
 
 
 def leave(code: int) -> None:
-    """End the process where threads are at work that Python would wait for, maybe for long."""
-    waited_for = (t for t in threading.enumerate() if t is not threading.main_thread())
-    if all(thread.daemon for thread in waited_for):
+    """End the process if non-daemon threads still run, which Python would wait for."""
+    others = (t for t in threading.enumerate() if t is not threading.main_thread())
+    if all(thread.daemon for thread in others):
         return
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,8 +1,8 @@
-"""Trees on disk: safetensors, written whole or not at all, with a hash inside.
+"""Trees on disk: safetensors files, written atomically, with a hash inside.
 
-A file is written under a temporary name, flushed to the disk, and renamed; a reader therefore
-sees the old file, the new one, or none. The SHA-256 of names, types, shapes, values and notes
-stands in the header and is checked on every read. Nothing is ever unpickled.
+A file is written under a temporary name, flushed to the disk, and renamed, so a reader sees the old
+file, the new file, or none. The header holds the SHA-256 of names, types, shapes, values and notes,
+which every read checks. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PARTIAL = ".partial"
 
 
 def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, sync: bool) -> str:
-    """Write a tree and JSON-able notes to `path`; return the content's hash.
+    """Write a tree and notes to `path`; return the hash of the content.
 
     Args:
         path: the file; its folder must exist.
         content: any tree.
-        notes: anything JSON can hold.
+        notes: anything that JSON can hold.
         sync: flush to the disk before renaming. Without it the caller must `flush` the file
             before anything relies on it.
     """
-    # A copy of each leaf: leaves may be pieces of one memory, which safetensors refuses.
+    # Leaves are copied, because safetensors refuses tensors that share memory.
     flat = {
         name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, leaf in tree.items(content)
@@ -46,12 +46,12 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
     text = json.dumps(dict(notes or {}), sort_keys=True)
     sha = _hash(flat, text)
     data = save(flat, metadata={"notes": text, "sha256": sha})
-    write_bytes(path, *_in_one_order(data), sync=sync)
+    write_bytes(path, *_with_sorted_header(data), sync=sync)
     return sha
 
 
-def _in_one_order(data: bytes) -> tuple[bytes, memoryview]:
-    """Return a safetensors file, its header's keys in order: of equal content, equal bytes."""
+def _with_sorted_header(data: bytes) -> tuple[bytes, memoryview]:
+    """Sort the keys of a safetensors header, so that equal content gives equal bytes."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the values stay aligned
@@ -59,7 +59,7 @@ def _in_one_order(data: bytes) -> tuple[bytes, memoryview]:
 
 
 def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
-    """Replace the file at `path` by the pieces of `data` in one step, whoever else is at it."""
+    """Replace the file at `path` atomically by the pieces of `data`."""
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:
@@ -70,7 +70,7 @@ def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
         partial.replace(path)
     except BaseException as error:  # a full disk, an interrupt
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # which names the partial file, or none
+        if isinstance(error, OSError) and error.errno:  # its file name is the partial one, or none
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     if sync:
@@ -78,24 +78,24 @@ def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
 
 
 def deliver(path: Path, data: bytes) -> None:
-    """Write `data` to a place that a person has named.
+    """Write `data` to a path that the user chose.
 
-    What is no file, such as a pipe, a device or a standard stream, is written to; a link keeps its
-    name, and what it leads to is replaced.
+    A pipe, a device or a standard stream is written to. A regular file is replaced; for a symbolic
+    link, the file that it points to is replaced.
     """
     stream = path.is_absolute() and path.parts[1] in ("dev", "proc")
     if stream or (path.exists() and not path.is_file() and not path.is_dir()):
-        with path.open("ab") as place:  # after what was written there before
-            place.write(data)
+        with path.open("ab") as file:
+            file.write(data)
         return
     try:
         write_bytes(path.resolve(), data, sync=False)
     except RuntimeError:
-        raise OSError(errno.ELOOP, "Links that lead in a circle", str(path)) from None
+        raise OSError(errno.ELOOP, "Symbolic links form a loop", str(path)) from None
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -104,21 +104,21 @@ def flush(path: Path) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """Read what `write` wrote: leaves by path, notes, and the content's hash.
+    """Return the leaves by path, the notes, and the hash of a file that `write` wrote.
 
     Raises:
-        CheckpointError: the file is missing, cut short, or differs from its hash.
-        OSError: it may not, or cannot, be read.
+        CheckpointError: the file is missing, truncated, or does not match its hash.
+        OSError: it cannot be read.
     """
     try:
         data = records.content(path, None)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     try:
-        # Not by `safe_open`, which keeps two objects for every tensor, for ever. Copied, because
-        # what is computed may depend on where in memory a tensor begins.
+        # Not `safe_open`, which leaks two objects for every tensor. Tensors are copied, because
+        # results may depend on where in memory a tensor begins.
         loaded, header = load(data), _header(data)
-        del data  # and each tensor once it is copied: a file lies in memory twice, not three times
+        del data  # frees each tensor once it is copied: the file is in memory twice, not 3 times
         flat = {name: loaded.pop(name).clone() for name in list(loaded)}
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
@@ -144,7 +144,7 @@ def _hash(flat: Mapping[str, Tensor], notes: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return $FEDSHOT_CACHE, else fedshot/ below the user's cache folder."""
+    """Return $FEDSHOT_CACHE, or fedshot/ in the user's cache folder."""
     own = os.environ.get("FEDSHOT_CACHE")
     if own:
         return Path(own).expanduser()

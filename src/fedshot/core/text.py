@@ -1,4 +1,4 @@
-"""Text that comes from data, made safe to show, and numbers as they stand in tables."""
+"""Formatting: untrusted text made safe to print, and numbers for tables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 
 def printable(text: object) -> str:
-    """Return the text on one line, without control characters or halves of characters.
+    """Return the text on one line, without control characters or lone surrogates.
 
-    Names of classes are names of folders, so they may hold anything: an escape sequence would
-    recolour a terminal, a lone surrogate cannot be written as UTF-8.
+    Class names come from folder names, so they may hold anything: an escape sequence would
+    recolour a terminal, and a lone surrogate cannot be encoded as UTF-8.
     """
     line = " ".join(str(text).split())
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
 
 
 def spelling(text: str) -> str:
-    """Return a text that all ways to write it share: composed (NFC), with single blanks.
+    """Normalise a text: Unicode NFC, with single blanks.
 
     >>> spelling(" cafe\\u0301  noir") == "caf\\u00e9 noir"
     True
@@ -29,7 +29,7 @@ def spelling(text: str) -> str:
 
 
 def spelt_alike(names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first two different names that one spelling has, if there are such."""
+    """Return the first two different names with the same `spelling`; None if all differ."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(spelling(name), name)
@@ -45,9 +45,9 @@ def shortened(text: object, length: int) -> str:
 
 
 def other_kinds(paths: Iterable[Path], what: str) -> str:
-    """Return how many files are of other kinds than those read, and what became of them.
+    """Describe the files that a reader does not support; `what` says what it did with them.
 
-    "" for none.
+    Returns "" if there are none.
 
     >>> other_kinds([Path("a.heic"), Path("b.HEIC"), Path("c")], "left out")
     '3 files of other kinds left out (.heic 2, no suffix 1)'
@@ -61,15 +61,15 @@ def other_kinds(paths: Iterable[Path], what: str) -> str:
 
 
 def percent(accuracy: float, interval: float) -> str:
-    """Return e.g. "57.64 ± 1.74" of shares in [0, 1].
+    """Return shares in [0, 1] in percent, e.g. "57.64 ± 1.74"; "57.64 ± ?" for an interval of 0.
 
-    Equal values, whose interval is 0, do not tell how far others would differ: "57.64 ± ?".
+    An interval of 0 comes from equal values, which do not tell how far others would differ.
     """
     return f"{100 * accuracy:.2f} ± {_half(interval)}"
 
 
 def points(difference: float, interval: float) -> str:
-    """Return a difference of two shares in percentage points, e.g. "+1.20 ± 0.40 points"."""
+    """Return the difference of two shares in percentage points, e.g. "+1.20 ± 0.40 points"."""
     sign = "\N{MINUS SIGN}" if difference < 0 else "+"
     return f"{sign}{100 * abs(difference):.2f} ± {_half(interval)} points"
 
@@ -84,12 +84,12 @@ def megabytes(n: int) -> str:
 
 
 def seconds(s: float) -> str:
-    """Return seconds, without more digits than a reader compares."""
+    """Return seconds with about three digits."""
     return _amount(s)
 
 
 def duration(s: float) -> str:
-    """Return seconds as a person says them.
+    """Return seconds in a unit that suits their size.
 
     >>> [duration(s) for s in (0.04, 7.25, 59.7, 200, 7000, 86400 * 3.5)]
     ['0.04 s', '7.2 s', '60 s', '3.3 min', '1.9 h', '3.5 d']
@@ -116,7 +116,7 @@ def count(n: int, one: str, many: str | None = None) -> str:
 
 
 def long_names(text: str) -> list[str]:
-    """Return the long options that a help text names, in order.
+    """Return the long options in a help text, sorted.
 
     >>> long_names("usage: show [--out OUT] [--data-dir DIR]")
     ['--data-dir', '--out']

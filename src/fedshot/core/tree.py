@@ -1,8 +1,8 @@
 """Trees of tensors: a tensor, or a dict, tuple or named tuple of trees.
 
-Everything that travels, is averaged, or is stored is such a tree. A leaf is named by its path,
-`theta/body/conv1.weight`; the names are what checkpoints, messages and error texts use.
-Nothing here changes its arguments.
+Everything that is sent, averaged or stored is a tree. A leaf is named by its path, such as
+`theta/body/conv1.weight`, in checkpoints, messages and error texts. No function changes its
+arguments.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-# A recursive alias would make every `tree["theta"]` an error under mypy; the module's text is
-# the type.
+# With a recursive alias mypy would reject every `tree["theta"]`.
 Tree: TypeAlias = Any
 
-_BRANCHES = (dict, tuple, Mapping)  # the quick ones to tell first
+_BRANCHES = (dict, tuple, Mapping)  # Mapping last: checking for it is slow
 
 
 def _children(tree: Tree) -> Iterator[tuple[str, Tree]]:
-    if isinstance(tree, tuple):  # first: whether something is a Mapping is slow to tell
+    if isinstance(tree, tuple):
         names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
         yield from zip(names, tree, strict=True)
     else:
@@ -33,7 +32,7 @@ def _children(tree: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (path, tensor) of every leaf; names in order, the fields of a tuple as they stand."""
+    """Yield (path, tensor) of every leaf: dicts sorted by name, tuples in their own order."""
     if isinstance(tree, Tensor):
         yield prefix or ".", tree
     elif isinstance(tree, _BRANCHES):
@@ -55,7 +54,7 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def _gather(tree: Tree, found: list[Tensor]) -> bool:
-    """Collect the leaves of dicts and tuples, nearly all trees; False for what `items` must see."""
+    """Collect the leaves of dicts and tuples quickly; False if `items` has to handle the tree."""
     if isinstance(tree, Tensor):
         found.append(tree)
         return True
@@ -69,21 +68,20 @@ def _gather(tree: Tree, found: list[Tensor]) -> bool:
 def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `fn` leaf by leaf; the result has the structure of the first tree.
 
-    Raises ValueError, naming the place, where the trees differ in structure.
+    Raises ValueError with the path at which the trees differ in structure.
     """
     try:
         return _map(fn, tree, others)
     except _DifferError as error:
-        place = "/".join(reversed(error.above)) or "the root"
-        raise ValueError(error.words.format(place)) from None
+        path = "/".join(reversed(error.above)) or "the root"
+        raise ValueError(f"trees differ at {path}: {error}") from None
 
 
 class _DifferError(Exception):
-    """Trees are not of one structure; `above` grows on the way up, from the place to the root."""
+    """Trees differ in structure; `above` collects the path from the difference up to the root."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self.words = words
+    def __init__(self, difference: str) -> None:
+        super().__init__(difference)
         self.above: list[str] = []
 
 
@@ -91,16 +89,15 @@ def _map(fn: Callable[..., Any], tree: Tree, others: Sequence[Tree]) -> Tree:
     if isinstance(tree, Tensor):
         for other in others:
             if not isinstance(other, Tensor):
-                raise _DifferError("{} is a tensor in one tree, not in the other")
+                raise _DifferError("a tensor in one, not in the other")
         return fn(tree, *others)
     for other in others:
         if type(other) is not type(tree) or not _alike(tree, other):
-            names = f"{_names(tree)} against {_names(other)}".replace("{", "{{").replace("}", "}}")
-            raise _DifferError("trees differ at {}: " + names)
+            raise _DifferError(f"{_names(tree)} against {_names(other)}")
     done = {}
     name: Any = ""
     try:
-        if type(tree) is dict:  # nearly every tree, so it goes the short way
+        if type(tree) is dict:  # the quick path for nearly all trees
             for name in sorted(tree, key=str):
                 done[name] = _map(fn, tree[name], [other[name] for other in others])
         else:
@@ -116,8 +113,8 @@ def _map(fn: Callable[..., Any], tree: Tree, others: Sequence[Tree]) -> Tree:
 
 
 def _alike(a: Tree, b: Tree) -> bool:
-    """Whether two trees of one type have parts of the same names."""
-    if isinstance(a, tuple):  # of one type: the names of fields are its own
+    """Whether two trees of the same type have parts of the same names."""
+    if isinstance(a, tuple):
         return len(a) == len(b)
     return a.keys() == b.keys() if type(a) is dict else _names(a) == _names(b)
 
@@ -131,9 +128,9 @@ def _names(tree: Tree) -> list[str]:
 
 
 def unflatten(like: Tree, found: Iterable[Tensor]) -> Tree:
-    """Return a tree of the structure of `like` with these leaves, in the order of `leaves`.
+    """Return a tree with the structure of `like` from leaves in the order of `leaves`.
 
-    Raises ValueError where there are more or fewer of them than `like` has.
+    Raises ValueError if there are more or fewer of them than `like` has.
     """
     ordered = iter(found)
     try:
@@ -154,9 +151,9 @@ def _fill(like: Tree, ordered: Iterator[Tensor]) -> Tree:
 
 
 def rebuild(like: Tree, flat: Mapping[str, Tensor]) -> Tree:
-    """Return a tree of the structure of `like` with the leaves of `flat`, which are named by path.
+    """Return a tree with the structure of `like` from leaves named by path.
 
-    Raises ValueError when a name, shape or dtype differs from `like`.
+    Raises ValueError if a name, shape or dtype differs from `like`.
     """
     expected = dict(items(like))
     missing, extra = expected.keys() - flat.keys(), flat.keys() - expected.keys()
@@ -174,7 +171,7 @@ def form(leaf: Tensor) -> str:
 
 
 def difference(like: Tree, other: Tree) -> str | None:
-    """Say where `other` departs from the names, shapes or dtypes of `like`; None if nowhere."""
+    """Describe the first difference in names, shapes or dtypes of two trees; None if they agree."""
     if _equal_form(like, other):
         return None
     try:
@@ -190,7 +187,7 @@ def difference(like: Tree, other: Tree) -> str | None:
         a, b = given[path], expected[path]
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             return f"{path} is {form(given[path])}, expected {form(expected[path])}"
-    try:  # the same leaves may sit in other containers, or beside empty ones
+    try:  # equal leaves may be in other containers, or next to empty ones
         map(lambda leaf, _: leaf, like, other)
     except ValueError as error:
         return str(error)
@@ -198,7 +195,7 @@ def difference(like: Tree, other: Tree) -> str | None:
 
 
 def _equal_form(like: Tree, other: Tree) -> bool:
-    """Whether two trees of tensors and dicts, nearly all, are surely of one form."""
+    """Whether two trees of tensors and dicts surely agree; the quick path of `difference`."""
     if isinstance(like, Tensor):
         return isinstance(other, Tensor) and (like.shape, like.dtype) == (other.shape, other.dtype)
     return (
@@ -228,12 +225,12 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def to(tree: Tree, device: torch.device) -> Tree:
-    """Return the tree on a device; itself, leaf by leaf, where it is there already."""
+    """Return the tree on a device; leaves that are already there are not copied."""
     return map(lambda leaf: leaf.to(device), tree)
 
 
 def detach(tree: Tree) -> Tree:
-    """Return the same values, cut from any graph of gradients."""
+    """Return the same values, detached from the autograd graph."""
     return map(Tensor.detach, tree)
 
 
@@ -248,7 +245,7 @@ def stack(trees: list[Tree]) -> Tree:
 
 
 def nbytes(tree: Tree) -> int:
-    """Return the bytes of all leaves together."""
+    """Return the total size of all leaves in bytes."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
@@ -258,7 +255,7 @@ def digest(tree: Tree) -> str:
 
 
 def digest_of(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the digest of a tree whose leaves are named by path."""
+    """Return the `digest` of leaves named by path."""
     sha = hashlib.sha256()
     for path, leaf in sorted(named, key=lambda item: item[0]):
         sha.update(f"{path}:{form(leaf)};".encode())

@@ -1,7 +1,7 @@
 """Classification by the average distance to the examples of each class.
 
-p(y = l | x) is the softmax over classes of minus the mean Euclidean distance, not squared, from x
-to the examples of class l: Zhao et al. 2024, pFedFSL, eq. (3). No mean of features is taken, and no
+p(y = l | x) is the softmax over classes of minus the mean Euclidean distance (not squared) from x
+to the examples of class l: Zhao et al. 2024, pFedFSL, eq. (3). Features are not averaged, and no
 head is trained.
 """
 
@@ -32,15 +32,14 @@ from fedshot.nn.prototypes import members
 
 OwnSample = Literal["with", "without"]
 OWN_SAMPLE = ("with", "without")
-_TINY = 1e-12  # below the root of a squared distance, whose slope at 0 is infinite
+_TINY = 1e-12  # added to squared distances, because the square root has an infinite slope at 0
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
     """Return the Euclidean distances [n, m] of rows of a [n, d] and b [m, d].
 
-    |a|^2 - 2ab + |b|^2 in float64, about the mean of b: the memory of n * m numbers, where the
-    differences themselves would take n * m * d. Rows that coincide are 1e-6 apart and pull at each
-    other with a slope of 0.
+    Computed as |a|^2 - 2ab + |b|^2 in float64, centred at the mean of b, in n * m numbers of memory
+    instead of n * m * d. Equal rows have a distance of 1e-6 and a gradient of 0.
     """
     centre = b.detach().double().mean(0)
     a64, b64 = a.double() - centre, b.double() - centre
@@ -51,7 +50,7 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 def average_distance_logits(query: Tensor, support: Tensor, y: Tensor, way: int) -> Tensor:
     """Return minus the mean distances [queries, way] to the support of each class, eq. (3).
 
-    A class without support is never the nearest.
+    A class without support is never predicted.
     """
     member = members(y, way).to(query.dtype)
     return _negative_means(distances(query, support) @ member.T, member.sum(1))
@@ -61,10 +60,10 @@ def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
     """Return minus the mean distances [n, way] of examples h [n, d] to those of each class.
 
     "with" counts an example among those of its class, at a distance of 0; "without" leaves it out.
-    An example that is alone in its class stays in either way, so its own class is 0 away.
+    The only example of a class always counts, so the distance to its own class is 0.
     """
     member = members(y, way).to(h.dtype)
-    # The way to itself is no way: exactly 0, and no gradient comes through the root there.
+    # The distance of an example to itself is exactly 0, without a gradient through the root.
     itself = torch.eye(len(h), dtype=torch.bool, device=h.device)
     sums = distances(h, h).masked_fill(itself, 0.0) @ member.T
     counts = member.sum(1).expand(len(h), way)
@@ -79,14 +78,14 @@ def _negative_means(sums: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AverageDistance:
-    """An encoder whose examples are near those of their own class: eqs. (3) to (5).
+    """An encoder trained so that examples are near those of their own class: eqs. (3) to (5).
 
     Args:
-        model: backbone; a head plays no part.
-        classes: how many classes a label of a batch may name.
+        model: backbone; a head is not used.
+        classes: number of classes; labels of a batch are below it.
         own_sample: whether an example counts among those of its class in training.
-        alone: an example that is the only one of its class, under "without": "include" it at a
-            distance of 0 from itself, or "drop" it from the mean loss.
+        alone: with "without", the only example of a class is "include"d at a distance of 0 from
+            itself, or "drop"ped from the mean loss.
     """
 
     model: Model
@@ -105,18 +104,18 @@ class AverageDistance:
         return None
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw the encoder; a head of the model plays no part."""
+        """Draw the encoder; a head of the model is not used."""
         params, stats = self.model.init(key)
         return {"body": params["body"]}, stats
 
     def episode_loss(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
-        """Return the mean of -log p(y | x) over the batch, each example against the batch."""
+        """Return the mean of -log p(y | x), each example compared with all of the batch."""
         h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
         loss, right = self._loss(h, batch.y)
         return EpisodeLoss(loss, stats, right)
 
     def loss(self, params: Tree, stats: Tree, batch: Batch) -> Tensor:
-        """Return the loss as at test: no dropout, batch norm by the model's policy, no gradient."""
+        """Return the loss as at test: no dropout, the model's batch-norm policy, no gradient."""
         with torch.no_grad():
             h, _ = self.model.features(params, stats, batch.x, test_modes(self.model)[0])
             return self._loss(h, batch.y)[0]
@@ -134,5 +133,5 @@ class AverageDistance:
         right = accuracy(logits.detach(), y)
         if self.alone == "include" or self.own_sample == "with":
             return each.mean(), right
-        in_company = ((y[:, None] == y).sum(1) > 1).to(h.dtype)
-        return (each * in_company).sum() / in_company.sum().clamp_min(1.0), right
+        not_alone = ((y[:, None] == y).sum(1) > 1).to(h.dtype)
+        return (each * not_alone).sum() / not_alone.sum().clamp_min(1.0), right

@@ -1,7 +1,7 @@
-"""Learning to tell all base classes apart: batches of images, and a classifier over the classes.
+"""Supervised classification of all base classes: batches of examples, and a classifier.
 
-Episodes ask which of a few classes a query is, and number them anew each time. Here a class has one
-number for good, its place among the base classes in rising order, the same at every client.
+In episodes the classes are numbered anew each time. Here the label of a class is its index among
+the sorted base classes, the same at every client.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fedshot.nn.models.model import Model
 
 
 class Batch(NamedTuple):
-    """Some examples and their classes."""
+    """A batch of labelled examples."""
 
     x: Tensor  # uint8 [n, H, W, C], or int32 [n, L]
     y: Tensor  # int64 [n], 0..classes-1
 
 
 class Batches(NamedTuple):
-    """The batches of one visit to a client, the seed of noise, and how many examples it holds."""
+    """The batches of one local update, the seed of its dropout masks, and the client's size."""
 
     steps: tuple[tuple[Batch, ...], ...]
     seed: Tensor
-    n: Tensor  # int64 scalar
+    n: Tensor  # int64 scalar, examples that the client holds
 
 
 def draw_batches(
@@ -46,7 +46,7 @@ def draw_batches(
 ) -> Batches:
     """Draw a batch of `size` examples for each local step.
 
-    The examples of a batch are distinct where the client has as many. `classes` are the dataset's
+    The examples of a batch are distinct if the client has enough. `classes` are the dataset's
     numbers of the base classes.
 
     Raises DataError for an example of another class.
@@ -68,10 +68,10 @@ def draw_passes(
     augment: Augment,
     key: Key,
 ) -> Batches:
-    """Draw passes over all examples of a client: one step each, or several of about `size`.
+    """Draw passes over all examples of a client, each as one batch or as batches of about `size`.
 
-    A pass of several steps goes through the examples in an order of chance and cuts them evenly.
-    `classes` are the dataset's numbers of the base classes.
+    With several batches a pass shuffles the examples and splits them evenly. `classes` are the
+    dataset's numbers of the base classes.
 
     Raises DataError for an example of another class.
     """
@@ -91,14 +91,14 @@ def draw_passes(
 
 
 def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
-    """Return the places of class numbers among the base classes, in rising order."""
+    """Return the indices of class numbers among the sorted base classes."""
     known = torch.tensor(sorted(classes), dtype=torch.int64, device=labels.device)
     y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
     strange = labels[known[y] != labels]
     if len(strange):
         raise DataError(
             f"the client has an example of class {int(strange[0])}, which is none of the "
-            f"{len(known)} base classes; a classifier over them has no place for it."
+            f"{len(known)} base classes, and the classifier has no output for it."
         )
     return y
 
@@ -112,16 +112,16 @@ def _augmented(x: Tensor, data: ClientData, augment: Augment, key: Key) -> Tenso
 
 @dataclass(frozen=True)
 class Classifier:
-    """An encoder under a classifier: the cross-entropy over all classes at once.
+    """An encoder with a classifier, trained with the cross-entropy over all classes.
 
-    Parameters are `{"body": ..., "classifier": ...}`; the model's own head plays no part.
+    Parameters are `{"body": ..., "classifier": ...}`; the model's own head is not used.
 
     Args:
         model: the encoder.
-        classes: how many classes there are.
+        classes: number of classes.
         kind: "linear" has weights and biases, "cosine" a weight row for each class, "mlp" three
             layers.
-        scale: of the cosines.
+        scale: factor of the cosines.
     """
 
     model: Model
@@ -140,7 +140,7 @@ class Classifier:
 
     @property
     def head(self) -> Head:
-        """The classifier itself."""
+        """The classifier."""
         if self.kind == "cosine":
             return CosineHead(self.classes, self.scale)
         if self.kind == "mlp":
@@ -148,7 +148,7 @@ class Classifier:
         return LinearHead(self.classes)
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw encoder and classifier; the encoder is the one that prototypes start from, too."""
+        """Draw encoder and classifier; `Proto` draws the same encoder from the same key."""
         params, stats = self.model.init(key)
         model = self.model
         row = self.head.init(key.at("classifier"), model.out_features, model.torch_dtype)
@@ -164,10 +164,10 @@ class Classifier:
     def logits_among(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, classes: Sequence[int]
     ) -> Tensor:
-        """Return the classifier's logits for the classes of a question, by the dataset's numbers.
+        """Return the classifier's logits [queries, way] for the classes of an episode.
 
-        `classes` are the base classes; others have no logit. The support says nothing but, under
-        the batch-norm policy "support", its statistics.
+        `classes` are the base classes; the logit of another class is -inf. The support set is only
+        used for its batch-norm statistics, under the policy "support".
         """
         _, query = self.encode(params, stats, eval_episode)
         with torch.no_grad():
@@ -178,17 +178,17 @@ class Classifier:
         return torch.where(there, logits[:, column], -torch.inf)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
-        """Return features under running statistics: they do not depend on the rest of the batch."""
+        """Return features under running statistics, independent of the rest of the batch."""
         return self.model.features(params, stats, x, Mode(norm="given"))[0]
 
     def encode(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> tuple[Tensor, Tensor]:
-        """Return the features (support, queries) of a question, without a graph."""
+        """Return the features (support, queries) of an episode, without a graph."""
         with torch.no_grad():
             return episode_features(self.model, params, stats, eval_episode)
 
 
 def check_batches(local_steps: int, batch: int) -> None:
-    """Refuse a budget of local work that is not at least one step of one example."""
+    """Raise ConfigError unless there is at least one local step of one example."""
     if local_steps < 1 or batch < 1:
         raise ConfigError(
             f"local_steps is {local_steps} and batch is {batch}; expected whole numbers from 1."

@@ -1,7 +1,8 @@
-"""The examples of a whole test, each once: for encoders whose features do not depend on company.
+"""Features of all examples of an episodic test, computed once per example.
 
-A thousand episodes of 80 images are 80,000 forward passes of perhaps 4,000 images. Where batch norm
-goes by running statistics, and nothing adapts, an image has one row of features in all of them.
+A thousand episodes of 80 images are 80,000 forward passes of perhaps 4,000 distinct images. If
+batch norm uses running statistics and the encoder does not adapt, an image has the same features in
+every episode.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ParallelMap = Callable[[Callable[[int], Tensor], Sequence[int]], list[Tensor]]
 
 
 class EpisodeIndex(NamedTuple):
-    """A question as places in the gallery."""
+    """An evaluation episode as indices into the distinct examples."""
 
     support: Tensor  # int64 [way * shot]
     support_y: Tensor  # int64 [way * shot], 0..way-1
@@ -30,30 +31,30 @@ class EpisodeIndex(NamedTuple):
 
 @runtime_checkable
 class FeatureCache(Protocol):
-    """Questions that know which of their examples are the same."""
+    """Evaluation episodes that know which of their examples are the same."""
 
     def __len__(self) -> int:
-        """Return the number of questions."""
+        """Return the number of episodes."""
         ...
 
     @property
     def distinct(self) -> int:
-        """How many examples there are, each counted once."""
+        """The number of distinct examples."""
         ...
 
     def examples(self, first: int, last: int) -> Tensor:
-        """Return the examples at the places first .. last - 1, as a model takes them."""
+        """Return the distinct examples first .. last - 1 as model input."""
         ...
 
-    def sheet(self, u: int) -> EpisodeIndex:
-        """Return where the examples of question u are."""
+    def episode_index(self, u: int) -> EpisodeIndex:
+        """Return the indices of the examples of episode u."""
         ...
 
 
 def features_of(
     cache: FeatureCache, embed: Callable[[Tensor], Tensor], parallel_map: ParallelMap
 ) -> Tensor:
-    """Return the features [distinct, d] of every example, embedded once, block by block."""
+    """Return the features [distinct, d] of every distinct example, computed block by block."""
 
     def block(i: int) -> Tensor:
         with torch.no_grad():
@@ -63,8 +64,8 @@ def features_of(
 
 
 def worth_caching(eval_episodes: Sequence[EvalEpisode]) -> TypeGuard[FeatureCache]:
-    """Whether embedding every example once is less than embedding each question's."""
+    """Whether there are fewer distinct examples than examples in all episodes together."""
     if not isinstance(eval_episodes, FeatureCache) or not len(eval_episodes):
         return False
-    sheet = eval_episodes.sheet(0)
-    return eval_episodes.distinct < len(eval_episodes) * (len(sheet.support) + len(sheet.query))
+    first = eval_episodes.episode_index(0)
+    return eval_episodes.distinct < len(eval_episodes) * (len(first.support) + len(first.query))

@@ -1,4 +1,4 @@
-"""The local training loop that federated methods share."""
+"""The local training loop shared by federated methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.models.mode import Mode, grid
-from fedshot.nn.optim import OptState, Steps, shortened
+from fedshot.nn.optim import OptState, Steps, clip_grad_norm
 from fedshot.nn.stacks import memory
 
 E = TypeVar("E")
@@ -26,7 +26,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class LocalSteps(Protocol[E_co]):
-    """What a visit learns from: for each step some episodes or batches, and the seed of noise."""
+    """The data of one local update: episodes or batches for each step, and a seed."""
 
     @property
     def steps(self) -> tuple[tuple[E_co, ...], ...]:
@@ -35,12 +35,12 @@ class LocalSteps(Protocol[E_co]):
 
     @property
     def seed(self) -> Tensor:
-        """Makes the dropout masks."""
+        """Seed of the dropout masks."""
         ...
 
 
 class LocalEpisodes(NamedTuple):
-    """The episodes of one visit to a client: for each step some episodes, and the seed of noise."""
+    """The episodes of one local update: some for each step, and the seed of dropout masks."""
 
     steps: tuple[tuple[Episode, ...], ...]
     seed: Tensor
@@ -48,7 +48,7 @@ class LocalEpisodes(NamedTuple):
 
     @property
     def n_episodes(self) -> int:
-        """How many episodes there are in all steps together, |B_k|."""
+        """The number of episodes in all steps together, |B_k|."""
         return sum(len(step) for step in self.steps)
 
 
@@ -69,7 +69,7 @@ def sample_episodes(
 
 
 class Trained(NamedTuple):
-    """Where local training ended."""
+    """The result of local training."""
 
     params: Tree
     stats: Tree
@@ -78,11 +78,11 @@ class Trained(NamedTuple):
 
 
 class GradientResult(NamedTuple):
-    """What the episodes of one step taught together."""
+    """The mean gradient over the episodes of one step."""
 
-    grads: Tree  # mean over the episodes
-    stats: Tree  # running statistics, moved by one episode after another
-    told: list[dict[str, Tensor]]  # of each episode: loss (nats), accuracy ([0, 1]), extras
+    grads: Tree
+    stats: Tree  # running statistics, updated by one episode after another
+    metrics: list[dict[str, Tensor]]  # of each episode: loss (nats), accuracy ([0, 1]), extras
 
 
 def mean_gradient(
@@ -104,7 +104,7 @@ def _mean_gradient(
     step: tuple[E, ...],
     seeds: Sequence[Tensor | None],
 ) -> GradientResult:
-    told: list[dict[str, Tensor]] = []
+    metrics: list[dict[str, Tensor]] = []
     grads = None
     for episode, seed in zip(step, seeds, strict=True):
         assert seed is not None
@@ -112,23 +112,22 @@ def _mean_gradient(
         def fn(
             w: Tree, episode: E = episode, stats: Tree = stats, seed: Tensor = seed
         ) -> tuple[Tensor, EpisodeLoss]:
-            gradients = episode_loss(w, stats, episode, seed)
-            return gradients.loss, gradients
+            result = episode_loss(w, stats, episode, seed)
+            return result.loss, result
 
-        loss, gradients, grad = value_and_grad(fn, params)
-        stats = tree.detach(gradients.stats)
+        loss, result, grad = value_and_grad(fn, params)
+        stats = tree.detach(result.stats)
         grads = grad if grads is None else tree.add(grads, grad)
-        scalars = {"loss": loss, "accuracy": gradients.accuracy, **gradients.extra}
-        told.append(tree.detach(scalars))
-        del gradients  # with its graph, before the next one is made
+        metrics.append(tree.detach({"loss": loss, "accuracy": result.accuracy, **result.extra}))
+        del result  # and its graph, before the next graph is built
     if len(step) > 1:
         grads = tree.map(partial(torch.mul, other=1 / len(step)), grads)
-    return GradientResult(grads, stats, told)
+    return GradientResult(grads, stats, metrics)
 
 
-def mean_metrics(told: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of every scalar over the episodes."""
-    return {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+def mean_metrics(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of every metric over the episodes."""
+    return {name: torch.stack([one[name] for one in metrics]).mean() for name in metrics[0]}
 
 
 def local_sgd(
@@ -139,63 +138,58 @@ def local_sgd(
     local_episodes: LocalSteps[E],
     state: OptState | None = None,
     *,
-    longest: float = 0.0,
+    max_grad_norm: float = 0.0,
 ) -> Trained:
-    """Minimise the mean loss of the episodes of each step, one optimiser step for each.
+    """Minimise the mean loss of the episodes of each step, with one optimiser step for each.
 
     Args:
-        lesson: `episode_loss(params, stats, episode, seed)`; a learner's, or one with terms added.
-        It may
-            return parameters; of what it keeps beside that it keeps a copy, as the next step may
-            write over their memory.
-        optimizer: what makes a step of a gradient.
-        params: where to start.
-        stats: running statistics, moved by one episode after another.
-        lessons: the episodes, or batches.
-        state: the optimiser's; None starts afresh.
-        longest: a longer gradient is shortened to this norm; 0 takes any.
+        episode_loss: `episode_loss(params, stats, episode, seed)`, a learner's or an extended one.
+            It may return parameters, but must not keep references to them between calls: the next
+            step may overwrite their memory.
+        optimizer: turns a gradient into a step.
+        params: initial parameters.
+        stats: running statistics, updated by one episode after another.
+        local_episodes: the episodes or batches of each step.
+        state: saved optimiser state, or None to start fresh.
+        max_grad_norm: longer gradients are scaled down to this norm; 0 turns it off.
     """
     state = optimizer.init(params) if state is None else state
-    own = False  # after a step they are nobody else's
-    told: list[dict[str, Tensor]] = []
-    most = max(map(len, local_episodes.steps), default=0)
-    for step, seeds in zip(
-        local_episodes.steps,
-        grid(local_episodes.seed, len(local_episodes.steps), most),
-        strict=True,
-    ):
-        grads, stats, found = _mean_gradient(episode_loss, params, stats, step, seeds[: len(step)])
-        told += found
-        if longest:
-            grads = shortened(grads, longest)
-        reuse = own and not _kept(params, (stats, *found))
+    own = False  # whether this function made `params` and may overwrite them
+    metrics: list[dict[str, Tensor]] = []
+    steps = local_episodes.steps
+    seeds = grid(local_episodes.seed, len(steps), max(map(len, steps), default=0))
+    for step, noise in zip(steps, seeds, strict=True):
+        grads, stats, found = _mean_gradient(episode_loss, params, stats, step, noise[: len(step)])
+        metrics += found
+        if max_grad_norm:
+            grads = clip_grad_norm(grads, max_grad_norm)
+        reuse = own and not _share_memory(params, (stats, *found))
         params, state = optimizer.update(grads, state, params, reuse=reuse)
         own = True
-    return Trained(params, stats, state, mean_metrics(told))
+    return Trained(params, stats, state, mean_metrics(metrics))
 
 
-def _kept(params: Tree, reported: Tree) -> bool:
-    """Whether something that a lesson told is a parameter, or a part of one."""
-    places = {memory(leaf) for leaf in tree.leaves(params)}
-    return any(memory(leaf) in places for leaf in tree.leaves(reported))
+def _share_memory(a: Tree, b: Tree) -> bool:
+    places = {memory(leaf) for leaf in tree.leaves(a)}
+    return any(memory(leaf) in places for leaf in tree.leaves(b))
 
 
 def check_not_negative(**options: float) -> None:
-    """Refuse a weight, or a number of things, below 0."""
+    """Raise ConfigError for a negative or infinite option."""
     for name, value in options.items():
         if not 0 <= value < float("inf"):
             raise ConfigError(f"{name} is {value}; expected a finite number from 0.")
 
 
 def check_positive(**options: int) -> None:
-    """Refuse a number of things below 1."""
+    """Raise ConfigError for an option below 1."""
     for name, value in options.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; expected a whole number from 1.")
 
 
 def check_budget(local_steps: int, episodes_per_step: int) -> None:
-    """Refuse a budget of local work that is not at least one step of one episode."""
+    """Raise ConfigError unless there is at least one local step of one episode."""
     if local_steps < 1 or episodes_per_step < 1:
         raise ConfigError(
             f"local_steps is {local_steps} and episodes_per_step is {episodes_per_step}; expected "

@@ -1,4 +1,4 @@
-"""Meta-SGD: MAML whose inner step sizes are learned, one for each number that adapts."""
+"""Meta-SGD: MAML with a learned inner step size for every parameter."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import Labels
-from fedshot.learners.learner import EpisodeLoss, EvalEpisode, InnerLoop, Maml
+from fedshot.learners.learner import EpisodeLoss, EvalEpisode
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.model import Model
 
 
 @dataclass(frozen=True)
 class MetaSgd:
-    """Learn the initialisation and the step sizes of the inner loop with one gradient.
+    """Learns the initialisation and the step sizes of the inner loop with one gradient.
 
-    w' = w - alpha * grad f_S(w), elementwise; the loss of the queries at w' is differentiated by w
-    and by alpha. With `inner.order="first"` the inner gradients count as constants, and the
-    derivative by alpha is what is left: minus their sum times the loss's gradient.
+    w' = w - alpha * grad f_S(w), elementwise; the loss of the queries at w' is differentiated with
+    respect to w and alpha. With `inner.order="first"` the inner gradients are constants, so the
+    gradient with respect to alpha is minus their sum times the gradient of the loss.
 
-    Source: Li et al. 2017, Meta-SGD, eqs. (3) and (4). Parameters are `{"start", "alpha"}`; alpha
-    starts at `inner.lr` everywhere, where the paper draws it, and may become negative.
+    Source: Li et al. 2017, Meta-SGD, eqs. (3) and (4). Parameters are `{"start", "alpha"}`. Alpha
+    starts at `inner.lr` everywhere (the paper draws it at random) and may become negative.
     """
 
     model: Model
@@ -35,7 +36,7 @@ class MetaSgd:
 
     @property
     def maml(self) -> Maml:
-        """The learner whose steps alpha scales."""
+        """MAML with the same model and inner loop."""
         return Maml(self.model, self.inner, self.labels)
 
     @property
@@ -44,7 +45,7 @@ class MetaSgd:
         return self.maml.max_way
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw backbone and head, as MAML does, and the first step sizes."""
+        """Draw backbone and head as MAML does, and set the initial step sizes."""
         start, stats = self.maml.init(key)
         adapts = start if self.inner.adapts == "all" else start["head"]
         alpha = tree.map(lambda leaf: torch.full_like(leaf, self.inner.lr), adapts)
@@ -60,5 +61,5 @@ class MetaSgd:
         return EpisodeLoss(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
 
     def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return the logits of the queries after adapting to the support with alpha."""
+        """Return the logits of the queries after adapting to the support set with alpha."""
         return self.maml.answer(params["start"], stats, eval_episode, params["alpha"])

@@ -1,10 +1,9 @@
-"""How far clients' models have drifted apart in what they predict, on made-up questions.
+"""Client drift in predictions: how far the models of clients disagree on synthetic episodes.
 
-The server has no data, and a client's images are its own. The questions are therefore synthetic:
-the classes are patterns of chance, an example is its class's pattern with half of the bytes (or
-words) drawn anew. They depend on nothing but the shape of the data, so that everybody draws the
-same and nobody sends any. Predictions on noise say how far the models differ as functions, not how
-far they differ on real images.
+The server has no data, and a client's data stay private, so the episodes are synthetic: a class is
+a random pattern, and an example is its class's pattern with half of the bytes (or words) drawn
+anew. They depend only on the shape of the data, so every client draws the same ones and none are
+sent. Predictions on noise tell how far the models differ as functions, not on real images.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import EvalEpisode, Maml
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import Maml
 from fedshot.nn.models.model import Model
 
-WAYS = 5  # of a question, or as many as the head has
+WAYS = 5  # classes of an episode, or as many as the head has
 QUERIES = 5  # of each class
-PART = "common_questions"  # in the upload
+PART = "common_questions"  # key in the upload
 
 
 def common_questions(model: Model, n: int) -> tuple[EvalEpisode, ...]:
-    """Return n questions of one shot, on the CPU."""
+    """Return n synthetic one-shot episodes, on the CPU."""
     text = model.table is not None
     shape = model.shape[:1] if text else model.shape
     words = 0 if model.table is None else len(model.table)
@@ -43,7 +43,7 @@ def _ways(model: Model) -> int:
 
 @lru_cache(64)
 def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> EvalEpisode:
-    # By numpy, whose draws are no operations of torch: a client may be one of a stack under vmap.
+    # Drawn by numpy, because torch's random operations would run under vmap with stacked clients.
     rng = Key(0).at("probe", u).numpy()
     low, high, dtype = (1, words, np.int32) if words else (0, 256, np.uint8)
 
@@ -59,7 +59,7 @@ def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> EvalEpisode:
 
 
 def common_form(model: Model, n: int) -> dict[str, Tensor]:
-    """Return what a client sends for n questions: float32 [n * queries, way]; `{}` for none."""
+    """Return the form of what a client sends: float32 [n * queries, way]; `{}` for n = 0."""
     if n == 0:
         return {}
     way = _ways(model)
@@ -67,16 +67,16 @@ def common_form(model: Model, n: int) -> dict[str, Tensor]:
 
 
 def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str, Tensor]:
-    """Answer n questions with a client's model: `{"common_questions": log p}`, float32.
+    """Return a client's predictions on n episodes: `{"common_questions": log p}`, float32.
 
-    Whatever an answer comes to, nothing of it can have a client's reply refused: p is 1e-35 at
-    least, and where there is no number stands one that no logarithm of a probability is.
+    All values are finite, so that they never cause a client's reply to be refused: p is at least
+    1e-35, and 1.0, which is no logarithm of a probability, replaces NaN.
     """
     if n == 0:
         return {}
     device = tree.leaves(params)[0].device
-    asked = [tree.to(eval_episode, device) for eval_episode in common_questions(learner.model, n)]
-    logits = torch.cat([learner.answer(params, stats, q).detach().float() for q in asked])
+    episodes = [tree.to(episode, device) for episode in common_questions(learner.model, n)]
+    logits = torch.cat([learner.answer(params, stats, e).detach().float() for e in episodes])
     log_p = logits.log_softmax(-1).clamp(min=-80.0)
     return {PART: torch.where(log_p.isnan(), 1.0, log_p)}
 
@@ -84,13 +84,13 @@ def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str,
 def divergence(parts: Mapping[str, Any]) -> dict[str, float]:
     """Return `{"divergence": mean over pairs of clients of (KL(i || j) + KL(j || i)) / 2}`, nats.
 
-    Mean over the queries, too. `{}` where there are no answers, or those of one client; who answers
-    with what is no number is left out.
+    It is a mean over queries, too. Clients whose predictions contain NaN are left out. Returns `{}`
+    for fewer than two clients.
 
     The mean over ordered pairs of sum p_i (log p_i - log p_j) is
-    (K sum_i p_i log p_i - sum_i p_i sum_j log p_j) / (K (K - 1)): no loop over pairs.
+    (K sum_i p_i log p_i - sum_i p_i sum_j log p_j) / (K (K - 1)), without a loop over pairs.
     """
-    answers = {c: told for c, told in parts.get(PART, {}).items() if float(told.max()) < 0.5}
+    answers = {c: log_p for c, log_p in parts.get(PART, {}).items() if float(log_p.max()) < 0.5}
     k = len(answers)
     if k < 2:
         return {}

@@ -1,10 +1,9 @@
-"""How the features of a support set become an answer, without training the encoder.
+"""Probes: classifiers on frozen features of a support set.
 
-Features are scaled to length 1 first. `mean`: the cosine with the mean of each class. `logistic`:
-scikit-learn's logistic regression (Tian et al. 2020, RFS). `ridge`: linear regression on the
-classes as one-hot targets, W = X^T (X X^T + lambda I)^-1 Y (Bertinetto et al. 2019, R2-D2): a
-matrix as large as the support, however long the features. `finetune`: gradient steps on a new
-linear head.
+Features are first scaled to length 1. `mean`: the cosine with the mean of each class. `logistic`:
+scikit-learn's logistic regression (Tian et al. 2020, RFS). `ridge`: linear regression on one-hot
+targets, W = X^T (X X^T + lambda I)^-1 Y (Bertinetto et al. 2019, R2-D2), with a matrix of the size
+of the support set. `finetune`: gradient steps on a new linear head.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _LONGEST = 1000  # iterations of the logistic regression's solver
 
 @dataclass(frozen=True)
 class FeatureProbe:
-    """From support features, their labels, query features and the way to logits.
+    """Computes the logits of query features from labelled support features.
 
     Args:
         probe: "mean", "logistic", "ridge" or "finetune".
-        logistic_c: C of the logistic regression: the larger, the less it is regularised.
-        ridge_lambda: weight of the ridge.
+        logistic_c: C of the logistic regression: larger values regularise less.
+        ridge_lambda: weight of the ridge penalty.
         finetune_lr: step size of the new head.
-        finetune_steps: gradient steps on it, over the whole support.
+        finetune_steps: gradient steps on the whole support set.
     """
 
     probe: Literal["mean", "logistic", "ridge", "finetune"] = "mean"
@@ -61,25 +60,26 @@ class FeatureProbe:
 
     @property
     def adds_examples(self) -> bool:
-        """Whether more examples only add terms: to the sums of a mean, or of X^T X and X^T Y."""
+        """Whether the probe depends on sums over examples only: class sums, or X^T X and X^T Y."""
         return self.probe in ("mean", "ridge")
 
     def __call__(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
         """Return logits [queries, way]; support is [n, d], y int64 [n], query [queries, d].
 
-        A class without support is told apart by nothing and never answered.
+        A class without support is never predicted.
         """
         held = members(y, way).any(1)
-        if self.adds_examples:  # class by class, so what another lacks does not matter
-            return mask_logits(self._read(support, y, query, way), held)
+        if self.adds_examples:  # logits of a class do not depend on missing classes
+            return mask_logits(self._logits(support, y, query, way), held)
         if bool(held.all()):
-            return self._read(support, y, query, way)
+            return self._logits(support, y, query, way)
         known = (y >= 0) & (y < way)
-        found = self._read(support[known], (held.cumsum(0) - 1)[y[known]], query, int(held.sum()))
-        parallel_map = found.new_zeros(len(query), way).index_copy(1, held.nonzero()[:, 0], found)
-        return mask_logits(parallel_map, held)
+        renumbered = (held.cumsum(0) - 1)[y[known]]
+        found = self._logits(support[known], renumbered, query, int(held.sum()))
+        logits = found.new_zeros(len(query), way).index_copy(1, held.nonzero()[:, 0], found)
+        return mask_logits(logits, held)
 
-    def _read(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
+    def _logits(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
         support, query = unit_rows(support), unit_rows(query)
         if self.probe == "mean":
             return cosine_logits(query, class_means(support, y, way), 1.0)
@@ -102,18 +102,18 @@ def ridge(support: Tensor, y: Tensor, query: Tensor, way: int, weight: float) ->
 def logistic(support: Tensor, y: Tensor, query: Tensor, way: int, c: float) -> Tensor:
     """Return the logits of scikit-learn's logistic regression, L2 with 1/C, in float64.
 
-    NaN, which counts as wrong, where a feature is not finite.
+    If a feature is not finite the logits are NaN, which counts as wrong.
     """
-    if way == 1:  # which scikit-learn refuses
+    if way == 1:  # scikit-learn refuses it
         return query.new_zeros(len(query), 1)
-    if not (support.isfinite().all() and query.isfinite().all()):  # which it refuses, too
+    if not (support.isfinite().all() and query.isfinite().all()):  # likewise
         return query.new_full((len(query), way), torch.nan)
     from sklearn.linear_model import LogisticRegression
 
     model = LogisticRegression(C=c, max_iter=_LONGEST)
     model.fit(support.detach().double().cpu().numpy(), y.cpu().numpy())
     found = model.decision_function(query.detach().double().cpu().numpy())
-    if way == 2:  # it gives the second class's lead over the first
+    if way == 2:  # scikit-learn returns one column, the difference between the two classes
         found = np.stack([np.zeros_like(found), found], axis=1)
     return torch.from_numpy(found).to(query)
 
@@ -123,7 +123,7 @@ def finetuned(
 ) -> Tensor:
     """Return the logits of a linear head after gradient steps on the cross-entropy.
 
-    It starts at zero. The loss is convex, so the start only matters while the steps are few.
+    It starts at zero. The loss is convex, so the start only matters for few steps.
     """
     head = {"weight": support.new_zeros(way, support.shape[1]), "bias": support.new_zeros(way)}
     support = support.detach()

@@ -1,4 +1,4 @@
-"""Networks as pure functions on parameter trees: no modules, no hidden state, no global seeds."""
+"""Neural networks as pure functions on trees of parameters, without hidden state."""
 
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import HEADS, Head

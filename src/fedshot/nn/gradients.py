@@ -13,14 +13,14 @@ from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.nn.stacks import stacked
 
-_TWICE = ContextVar("a gradient that is differentiated again", default=False)
+_TWICE = ContextVar("differentiated twice", default=False)
 
 
 def differentiated_twice() -> bool:
-    """Whether what is computed now is for a gradient that keeps its graph.
+    """Whether the current computation is part of a gradient that is differentiated again.
 
-    Operations whose second derivatives take the long way ask, to be spared it. Results hang on the
-    answer by no more than rounding, that of bfloat16 where the model has it.
+    Operations whose second derivatives are slow check it and use torch operations instead. Results
+    differ by rounding only (that of bfloat16 if the model uses it).
     """
     return _TWICE.get()
 
@@ -32,10 +32,9 @@ def value_and_grad(
 
     Args:
         fn: called once.
-        params: the point; leaves that `fn` does not use get a gradient of zero.
-        differentiable: keep the graph, so that the gradient can be differentiated again with
-            respect to what `params` was computed from. Without it value and gradient come back
-            detached; `extra` is as `fn` made it.
+        params: where the gradient is taken; leaves that `fn` does not use get a gradient of zero.
+        differentiable: keep the graph, so that the gradient can be differentiated again. Otherwise
+            value and gradient are detached; `extra` is returned as it is.
 
     `torch.func.grad` gives the same numbers; on a CPU it costs 5 % more for a Conv4 and a third
     more for a small net.
@@ -62,11 +61,11 @@ def value_and_grad(
 def with_graph(
     fn: Callable[..., Tensor], points: tuple[Tensor, ...], dy: Tensor
 ) -> list[Tensor | None]:
-    """Return the gradients of fn(*points) by the points that have one, to be differentiated again.
+    """Return the gradients of fn(*points) with a graph; None for points that require none.
 
-    Partial ones, as a `backward` has to return: a point may be made of another.
+    They are partial derivatives, as a `backward` must return, even if one point depends on another.
     """
-    at = [point.view_as(point) for point in points]
+    at = [point.view_as(point) for point in points]  # views cut the dependence
     asked = [point for point in at if point.requires_grad]
     found = iter(torch.autograd.grad(fn(*at), asked, dy, create_graph=True))
     return [next(found) if point.requires_grad else None for point in at]
@@ -82,14 +81,14 @@ def descend(
 ) -> Tree:
     """Take `steps` plain gradient steps, w' = w - lr * grad loss(w, step).
 
-    Source: Finn et al. 2017, MAML, eq. (1); a step size for each number is Li et al. 2017,
-    Meta-SGD, eq. (3).
+    Source: Finn et al. 2017, MAML, eq. (1); for a tree of step sizes, Li et al. 2017, Meta-SGD,
+    eq. (3).
 
     Args:
         loss: `loss(params, step) -> scalar`.
-        params: where to start.
-        lr: step size; a tree like `params` has one for each number, elementwise.
-        steps: how many; 0 returns `params`.
+        params: initial parameters.
+        lr: step size; a tree like `params` holds one per parameter.
+        steps: number of steps; 0 returns `params`.
         second_order: keep the graph through the steps. Otherwise the gradients are constants: the
             derivative with respect to `params` is the identity (first-order MAML), and that with
             respect to a tree of step sizes is minus the sum of the gradients.
@@ -101,7 +100,7 @@ def descend(
     start = params
     if not second_order:
         params = tree.detach(params)
-    elif not stacked():  # a leaf that nobody differentiates may still be one that adapts
+    elif not stacked():  # leaves that require no gradient must adapt, too
         params = tree.map(lambda w: w if w.requires_grad else w.detach().requires_grad_(), params)
     for step in range(steps):
 
@@ -118,7 +117,7 @@ def descend(
 def _descend_elementwise(
     loss: Callable[[Tree, int], Tensor], params: Tree, lr: Tree, steps: int, second_order: bool
 ) -> Tree:
-    """Take steps whose sizes are a tree, and may be differentiated by."""
+    """Take steps with a tree of step sizes, which may require gradients."""
     if second_order and not stacked():
         params = tree.map(lambda w: w if w.requires_grad else w.detach().requires_grad_(), params)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Heads: features in, logits out."""
+"""Heads: from features to logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedshot.nn.prototypes import cosine_logits
 
 @runtime_checkable
 class Head(Protocol):
-    """What turns features into logits. Configuration only: parameters are a tree."""
+    """Computes logits from features. It holds configuration only; parameters are a tree."""
 
     @property
     def way(self) -> int:
@@ -40,7 +40,7 @@ class LinearHead:
 
     Args:
         way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
-            for each class number.
+            for each class of the dataset.
     """
 
     way: int = 5
@@ -63,7 +63,7 @@ class TwoLayerHead:
 
     Args:
         way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
-            for each class number.
+            for each class of the dataset.
         hidden: width of the hidden layer.
     """
 
@@ -83,15 +83,15 @@ class TwoLayerHead:
         }
 
     def logits(self, params: Tree, h: Tensor) -> Tensor:
-        """Return the logits of both layers."""
+        """Return linear2(relu(linear1(h)))."""
         return linear(params["linear2"], F.relu(linear(params["linear1"], h)))
 
 
 @dataclass(frozen=True)
 class MLPClassifier:
-    """A hidden layer as wide as the features, with ReLU, then two linear layers without.
+    """A hidden layer as wide as the features, with ReLU, then two linear layers.
 
-    The server-model's classifier in the code of F2L's authors.
+    The classifier of the server model in the code of F2L's authors.
     """
 
     way: int
@@ -106,7 +106,7 @@ class MLPClassifier:
         }
 
     def logits(self, params: Tree, h: Tensor) -> Tensor:
-        """Return the logits of the three layers."""
+        """Return linear3(linear2(relu(linear1(h))))."""
         h = linear(params["linear2"], F.relu(linear(params["linear1"], h)))
         return linear(params["linear3"], h)
 
@@ -117,7 +117,7 @@ class CosineHead:
 
     Args:
         way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
-            for each class number.
+            for each class of the dataset.
         scale: the factor.
     """
 
@@ -130,7 +130,7 @@ class CosineHead:
             raise ConfigError(f"scale is {self.scale}; expected a number above 0.")
 
     def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
-        """Draw the weight rows; their length does not matter."""
+        """Draw the weight rows; their norm does not matter."""
         return {"weight": init_linear_head(key, n_features, self.way, dtype)["weight"]}
 
     def logits(self, params: Tree, h: Tensor) -> Tensor:

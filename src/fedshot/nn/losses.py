@@ -1,4 +1,4 @@
-"""Losses and scores. Means over examples; logarithms are natural."""
+"""Losses and accuracy: means over examples, with natural logarithms."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -> Tensor:
-    """Return KL(p || q), mean over rows, with the ratio p/q kept in [1 - epsilon, 1 + epsilon].
+    """Return KL(p || q), mean over rows, with the ratio p/q clipped to [1 - epsilon, 1 + epsilon].
 
-    Fan & Huang (revised version) clip the ratio "in (11)", where it stands inside the logarithm:
-    that is "log". Their lemma bounds the gradient, as "coef" does, too. p is a constant; gradients
-    reach q alone. With r = p/q, the gradient of KL by q is -r, and
+    Fan & Huang (revised version) clip the ratio "in (11)", where it is inside the logarithm: "log".
+    Their lemma bounds the gradient, which "coef" does, too. p is a constant; only q gets gradients.
+    With r = p/q, the gradient with respect to q is
 
-    - "none": -r, unbounded where q is small;
-    - "log": sum p log clamp(r), with -r inside the band and 0 outside. In a row with some classes
-      outside the softmax reverses their sign: descent takes q away from p, until all classes are
-      outside and no gradient is left. With p = (.40, .30, .30), q = (.30, .35, .35)
-      and epsilon .2 the gradient by q's logits is (.180, -.090, -.090), that of "none" (-.100,
-      .050, .050). The value is that of the clipped ratio, and may be below 0;
-    - "coef": -clamp(r), which is bounded by 1 + epsilon and never stops pulling. The surrogate is
-      -sum sg[clamp(r)] q; the value reported is that of KL. As sum q = 1, what moves a logit is
-      clamp(r) - 1 alone, so this pull is gentle: epsilon at most, where that of "none" is p - q.
+    - "none": -r, unbounded for small q;
+    - "log": that of sum p log clamp(r): -r inside the band and 0 outside. If only some classes of a
+      row are outside, the softmax reverses the sign of their gradients: descent moves q away from p
+      until all classes are outside and no gradient is left. With p = (.40, .30, .30),
+      q = (.30, .35, .35) and epsilon .2 the gradient with respect to q's logits is (.180, -.090,
+      -.090); with "none" it is (-.100, .050, .050). The value uses the clipped ratio and may be
+      negative;
+    - "coef": -clamp(r), bounded by 1 + epsilon and never 0. The surrogate loss is
+      -sum sg[clamp(r)] q; the value returned is KL. As sum q = 1, only clamp(r) - 1 moves a logit:
+      at most epsilon, where "none" moves it by p - q.
     """
     log_p, log_q = p_logits.detach().log_softmax(-1), q_logits.log_softmax(-1)
     log_r = log_p - log_q
@@ -55,16 +56,16 @@ def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -
     if clip != "coef":
         return value
     ratio = log_r.detach().exp().clamp(1 - epsilon, 1 + epsilon)
-    # sum q = 1, so 1 may be taken from the ratio: where p is q nothing is left, not even rounding.
+    # As sum q = 1, 1 may be subtracted from the ratio; then p = q gives exactly 0.
     surrogate = ((1 - ratio) * log_q.exp()).sum(-1).mean()
     return value.detach() + (surrogate - surrogate.detach())
 
 
 def floored_kl(p_logits: Tensor, q_logits: Tensor, floor: float) -> Tensor:
-    """Return KL(p || q), mean over rows, of probabilities no smaller than `floor` in the logarithm.
+    """Return KL(p || q), mean over rows, with probabilities in the logarithms of at least `floor`.
 
-    At most log(1 / floor), so that it can be maximised. A class whose q is below the floor gives q
-    no gradient; where p is below it, p keeps the gradient of its weight before the logarithms.
+    It is at most log(1 / floor), so that it can be maximised. If q is below the floor, it gets no
+    gradient; if p is, it still gets the gradient of the factor p before the logarithms.
     """
     log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
     least = math.log(floor)

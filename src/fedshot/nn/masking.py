@@ -1,4 +1,4 @@
-"""A loss over those classes of an episode that somebody has told of."""
+"""Logits and cross-entropy over a subset of the classes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch import Tensor
 
 
 def mask_logits(logits: Tensor, used: Tensor) -> Tensor:
-    """Return logits [n, numbers] that no number out of use can win, and that give it no gradient.
+    """Return logits [n, classes] with unused classes set to the lowest number, without gradient.
 
-    `used` is bool, [numbers] or of the logits' shape. They stay finite, as float32, too: what is
-    not finite has diverged.
+    `used` is bool, [classes] or of the shape of the logits. The result is finite, also in float32,
+    because values that are not finite count as divergence.
     """
     least = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))
     return logits.masked_fill(~used, least)
 
 
 def masked_cross_entropy(logits: Tensor, y: Tensor, used: Tensor, loss: str) -> Tensor:
-    """Return the mean over rows of -l_y + log sum_c exp(l_c), over the numbers in use; a scalar.
+    """Return the mean over rows of -l_y + log sum_c exp(l_c), with c over the used classes.
 
-    `logits` are [n, numbers], `y` is [n], `used` bool [numbers].
-    "softmax" sums over all of them, which is the cross-entropy; "literal" leaves out y, and where
-    nothing is left, the logarithm, too. Rows of a class out of use do not count.
+    `logits` are [n, classes], `y` is [n], `used` bool [classes]. The loss "softmax" sums over all
+    used classes, which is the cross-entropy; "literal" leaves out y, and drops the logarithm if no
+    class is left. Rows of an unused class do not count.
     """
-    known = used[y]  # a class whose clients were all lost has no prototype
+    known = used[y]  # a class has no prototype if all of its clients dropped out
     if loss == "softmax":
         each = F.cross_entropy(logits, y, reduction="none")
         return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp_min(1)

@@ -1,8 +1,8 @@
 """Optimisers as pure functions: (gradients, state, parameters) to (parameters, state).
 
-They give what `torch.optim.SGD` and `torch.optim.Adam` give, weight decay as an L2 penalty
-included, but the state is a tree that can be sent or saved, and nothing is changed in place unless
-the caller gives it away.
+They compute the same as `torch.optim.SGD` and `torch.optim.Adam`, with weight decay as an L2
+penalty, but the state is a tree that can be sent or saved. Arguments are changed in place only with
+`reuse`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedshot.nn.kernels.adam import adam_step
 
 
 class OptState(NamedTuple):
-    """What an optimiser remembers: tensors only. A moment that is not used is `{}`."""
+    """The state of an optimiser: tensors only. An unused moment is `{}`."""
 
     step: Tensor  # int64 scalar, steps taken
     first: Tree  # Adam's mean of gradients, or SGD's momentum buffer
@@ -28,7 +28,7 @@ class OptState(NamedTuple):
 
 
 class Steps(Protocol):
-    """What makes a step of a gradient: an `Optimizer`, or one with something added."""
+    """An `Optimizer`, or an extension of one."""
 
     def init(self, params: Tree) -> OptState:
         """Return the state before the first step."""
@@ -37,9 +37,9 @@ class Steps(Protocol):
     def update(
         self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
     ) -> tuple[Tree, OptState]:
-        """Return (parameters, state) one step further.
+        """Return (parameters, state) after one step.
 
-        `reuse`: nobody else has `state` and `params`, and their memory may be written over.
+        `reuse`: the caller has no other use for `state` and `params`; they may be overwritten.
         """
         ...
 
@@ -51,7 +51,7 @@ class Optimizer:
     Args:
         name: "sgd" or "adam".
         lr: step size.
-        momentum: of SGD; Adam has its own.
+        momentum: of SGD; must be 0 for Adam.
         weight_decay: weight_decay * w is added to the gradient.
     """
 
@@ -87,12 +87,12 @@ class Optimizer:
     def update(
         self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
     ) -> tuple[Tree, OptState]:
-        """Return (parameters, state) one step further. Runs under `torch.func.vmap` as it stands.
+        """Return (parameters, state) after one step; runs under `torch.func.vmap`.
 
-        `reuse`: nobody else has `state` and `params`, and Adam may write over their memory.
+        `reuse`: the caller has no other use for `state` and `params`; Adam may overwrite them.
 
-        Leaf by leaf: `torch._foreach_*` and one flat vector were no quicker on CPU, and the former
-        cannot be vmapped.
+        It works leaf by leaf: `torch._foreach_*` and one flat vector were no faster on a CPU, and
+        the former cannot be vmapped.
         """
         step = state.step + 1
         if self.name == "adam":
@@ -105,7 +105,7 @@ class Optimizer:
             grads = tree.map(lambda g, w: g.add(w, alpha=self.weight_decay), grads, params)
         first = state.first
         if self.momentum:
-            # The buffer starts at zero, so the first step's is the gradient itself, as in torch.
+            # The buffer starts at zero, so after the first step it is the gradient, as in torch.
             first = tree.map(lambda b, g: g.add(b, alpha=self.momentum), first, grads)
             grads = first
         return tree.map(lambda w, g: w.sub(g, alpha=self.lr), params, grads), OptState(
@@ -113,12 +113,11 @@ class Optimizer:
         )
 
 
-def shortened(grads: Tree, longest: float) -> Tree:
-    """Return the gradient scaled down to the norm `longest`, over all leaves, where it is longer.
+def clip_grad_norm(grads: Tree, max_norm: float) -> Tree:
+    """Scale the gradient down to the norm `max_norm` over all leaves if it is longer.
 
-    Pascanu et al. 2013, algorithm 1. A shorter gradient keeps its bits.
+    Source: Pascanu et al. 2013, algorithm 1. Shorter gradients are returned unchanged, to the bit.
     """
     norm = torch.stack([g.square().sum() for g in tree.leaves(grads)]).sum().sqrt()
-    # A norm of zero has 1 here, not longest / 0.
-    scale = (longest / norm.clamp_min(longest)).detach()
+    scale = (max_norm / norm.clamp_min(max_norm)).detach()  # 1 for a shorter gradient
     return tree.map(lambda g: g * scale, grads)

@@ -1,4 +1,4 @@
-"""Class means and distances to them: classification without a trained head."""
+"""Prototypes: class means, and classification by distances to them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TINY = 1e-8  # floor of a squared norm, so that a zero row has a finite gradien
 
 
 def members(y: Tensor, way: int) -> Tensor:
-    """Return which of the labels y [n] are of which class, bool [way, n].
+    """Return a bool mask [way, n]: whether label y [n] is of that class.
 
-    No shape depends on the labels; one outside [0, way) belongs to no class, so -1 is a mask.
+    Labels outside [0, way) belong to no class, so -1 masks an example.
     """
     return y[None, :] == torch.arange(way, device=y.device)[:, None]
 
@@ -21,7 +21,7 @@ def members(y: Tensor, way: int) -> Tensor:
 def class_means(h: Tensor, y: Tensor, way: int) -> Tensor:
     """Return the mean feature of each class, [way, d]; zeros for a class without examples.
 
-    `h` is [n, d], `y` int64 [n] as `members` takes them.
+    `h` is [n, d], `y` int64 [n], with labels as in `members`.
     """
     member = members(y, way).to(h.dtype)
     count = member.sum(1, keepdim=True).clamp_min(1.0)
@@ -31,8 +31,8 @@ def class_means(h: Tensor, y: Tensor, way: int) -> Tensor:
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return ||a_i - b_j||^2, [n, m], from a [n, d] and b [m, d].
 
-    From the differences, not from |a|^2 - 2ab + |b|^2, which loses all digits (and the sign) of
-    near neighbours. It takes n*m*d numbers of memory: fine for prototypes, not for databases.
+    Computed from the differences, because |a|^2 - 2ab + |b|^2 loses all digits (and the sign) for
+    near neighbours. It takes n * m * d numbers of memory.
     """
     return (a[:, None, :] - b[None, :, :]).square().sum(-1)
 
@@ -43,9 +43,9 @@ def prototype_logits(h: Tensor, means: Tensor) -> Tensor:
 
 
 def nearest_prototypes(support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
-    """Return logits [n, way] of query features [n, d] by the means of support features.
+    """Return logits [n, way] of query features [n, d] from the means of support features.
 
-    A class without support is never the nearest.
+    A class without support is never predicted.
     """
     return mask_logits(
         prototype_logits(query, class_means(support, y, way)), members(y, way).any(1)
@@ -58,5 +58,5 @@ def cosine_logits(h: Tensor, means: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Return the rows scaled to length 1; shorter ones than 1e-4 stay shorter, zeros zeros."""
+    """Return the rows scaled to length 1; rows shorter than 1e-4 stay below it, zero rows zero."""
     return rows * rows.square().sum(-1, keepdim=True).clamp_min(_TINY).rsqrt()

@@ -1,7 +1,7 @@
-"""The stack of clients under `torch.func.vmap`, for kernels whose numbers do not depend on others.
+"""Clients stacked by `torch.func.vmap`, for elementwise kernels that compute all of them at once.
 
-`torch.autograd.Function` would do the same for any nesting of transforms, in half a millisecond a
-call under Python's lock: more than a small net's step of Adam.
+`torch.autograd.Function` would do the same for nested transforms, but each call takes half a
+millisecond under Python's lock: more than a step of Adam for a small net.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from torch._C import _functorch
 
 
 class Stack(NamedTuple):
-    """All clients of one `vmap`."""
+    """The clients of one `vmap`."""
 
     level: int
     size: int
 
     def whole(self, leaf: Tensor) -> Tensor:
-        """Return what all clients have, [size, ...]; what they share is repeated without a copy."""
+        """Return a leaf of all clients, [size, ...]; a shared leaf is expanded without a copy."""
         if not _functorch.is_batchedtensor(leaf):
             return leaf.expand(self.size, *leaf.shape)
         return _functorch.get_unwrapped(leaf).movedim(_functorch.maybe_get_bdim(leaf), 0)
 
     def each(self, whole: Tensor) -> Tensor:
-        """Return a tensor [size, ...] as what each client has of it."""
+        """Return a tensor [size, ...] as the leaf of each client."""
         return _functorch._add_batch_dim(whole, 0, self.level)
 
 
 def stacked() -> bool:
-    """Whether this code runs under `torch.func.vmap` or another of its transforms."""
+    """Whether this code runs under `torch.func.vmap` or another functorch transform."""
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def memory(leaf: Tensor) -> int:
-    """Return where the numbers of a tensor, or of all clients of a stack, begin."""
+    """Return the address of a tensor's storage, below all functorch wrappers."""
     while _functorch.is_functorch_wrapped_tensor(leaf):
         leaf = _functorch.get_unwrapped(leaf)
     return leaf.untyped_storage().data_ptr()
 
 
 def is_batched(leaf: Tensor) -> bool:
-    """Whether the clients of a stack have each their own."""
+    """Whether each client of a stack has its own value of the leaf."""
     return stacked() and bool(_functorch.is_batchedtensor(leaf))
 
 
 def stack() -> Stack | None:
-    """Return the stack where one `vmap` is active and no other transform."""
+    """Return the stack if exactly one `vmap` and no other transform is active; else None."""
     active = _functorch.get_interpreter_stack()
     if active is None or len(active) != 1:
         return None
-    (one,) = active
-    if one.key() != _functorch.TransformType.Vmap:
+    (only,) = active
+    if only.key() != _functorch.TransformType.Vmap:
         return None
-    return Stack(one.level(), _functorch.CVmapInterpreterPtr(one).batchSize())
+    return Stack(only.level(), _functorch.CVmapInterpreterPtr(only).batchSize())

@@ -17,8 +17,9 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.feature_cache import FeatureCache, features_of, worth_caching
-from fedshot.learners.learner import EvalEpisode, Learner, Proto
+from fedshot.learners.learner import EvalEpisode, Learner
 from fedshot.learners.local_training import check_budget, sample_episodes
+from fedshot.learners.proto import Proto
 from fedshot.nn.models.model import Model
 from fedshot.nn.prototypes import nearest_prototypes
 from fedshot.protocol.clients import Clients
@@ -282,7 +283,7 @@ def predict_from_features(
     h = features_of(cache, embed, clients.parallel_map)
 
     def one(u: int) -> Prediction:
-        sheet = cache.sheet(u)
+        sheet = cache.index(u)
         with torch.no_grad():
             logits = compare(h[sheet.support], sheet.support_y, h[sheet.query], sheet.way)
         return Prediction(u, None, logits.cpu())

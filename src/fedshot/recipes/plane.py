@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from fedshot.data.episodes.episode import examples
-from fedshot.learners.learner import EvalEpisode, Maml
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import Maml
 from fedshot.nn.heads import LinearHead
 from fedshot.runs.experiment import Experiment
 
@@ -49,7 +50,7 @@ def plane(run: Experiment, marks: Sequence[float]) -> dict[str, Any]:
     seen = examples(run.setting.dataset, np.concatenate(rows))
     both = torch.cat([asked.support_x, seen])
     eval_episode = EvalEpisode(asked.support_x, asked.support_y, both, asked.classes)
-    adapted, h = learner.read(chosen.params, chosen.stats, eval_episode)
+    adapted, h = learner.adapt_at_test(chosen.params, chosen.stats, eval_episode)
     n, way = len(asked.support_y), len(asked.classes)
     names = [episodic_test.class_names[number] for number in asked.classes.tolist()]
     return {

@@ -295,7 +295,7 @@ class Experiment:
             self.fleet.void(self.round)
             if self.config.run.below_quorum == "stop":
                 raise
-            skipped = error.told
+            skipped = error.reason
         record = Record(
             self.round, metrics, faults=_faults(clients), skipped=skipped,
             exchanges=clients.exchanges,

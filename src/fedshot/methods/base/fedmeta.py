@@ -24,13 +24,13 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.learners.learner import InnerLoop, Maml
 from fedshot.learners.local_training import (
     LocalEpisodes,
     mean_gradient,
     mean_metrics,
     sample_episodes,
 )
+from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.meta_sgd import MetaSgd
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer, OptState
@@ -111,7 +111,7 @@ class FedMeta(Method[FedMetaState]):
         (step,) = drawn.steps
         g = mean_gradient(self.learner.episode_loss, theta, stats, step, Mode(seed=drawn.seed))
         up = {"gradient": g.grads, **changes({"stats": g.stats}, down)}
-        return Reply(up, private, drawn.n_episodes, mean_metrics(g.told))
+        return Reply(up, private, drawn.n_episodes, mean_metrics(g.metrics))
 
     def round(
         self, server: FedMetaState, clients: Clients, key: Key

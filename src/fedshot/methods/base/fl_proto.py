@@ -18,8 +18,8 @@ from typing import ClassVar
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import Proto
 from fedshot.learners.local_training import LocalEpisodes
+from fedshot.learners.proto import Proto
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients

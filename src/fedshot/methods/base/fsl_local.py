@@ -22,8 +22,10 @@ from torch import Tensor
 from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import EvalEpisode, InnerLoop, Learner, Maml, Proto
+from fedshot.learners.learner import EvalEpisode, Learner
 from fedshot.learners.local_training import LocalEpisodes, local_sgd
+from fedshot.learners.maml import InnerLoop, Maml
+from fedshot.learners.proto import Proto
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.learners.learner import EvalEpisode, InnerLoop
+from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.f2l.set_transformer import Queries, SetTransformer
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy

@@ -42,12 +42,13 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Classifier, base_numbers
-from fedshot.learners.learner import EvalEpisode, InnerLoop
+from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import (
     LocalEpisodes,
     mean_gradient,
     mean_metrics,
 )
+from fedshot.learners.maml import InnerLoop
 from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.methods.f2l.client_model import ClientModel
 from fedshot.methods.f2l.readings import (
@@ -300,7 +301,7 @@ class F2L(EpisodicMethod[F2LState]):
                 grads = mean_gradient(client_loss, psi, stats, step, noise.layer(s)).grads
             psi, state = self.client_steps.update(grads, state, psi)
             phi, stats = new, gradients.stats
-            told += gradients.told
+            told += gradients.metrics
         return F2LLocalState(phi, psi, stats, state), mean_metrics(told)
 
     @client_work(draw="draw")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from fedshot.core.errors import ConfigError, check_word
-from fedshot.learners.learner import InnerLoop
 from fedshot.learners.local_training import check_not_negative
+from fedshot.learners.maml import InnerLoop
 from fedshot.learners.probe import Probe
 from fedshot.methods.f2l.client_model import HeadStart
 from fedshot.methods.f2l.set_transformer import Queries

@@ -32,7 +32,8 @@ from torch import Tensor
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EpisodeLoss, InnerLoop
+from fedshot.learners.learner import EpisodeLoss
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import LossOf, Moments, Weighing
 from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.prediction_regularizer import Reading, RegularizedMaml

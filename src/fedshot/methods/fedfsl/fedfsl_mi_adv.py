@@ -38,13 +38,14 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import EpisodeLoss, InnerLoop
+from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import (
     LocalEpisodes,
     check_not_negative,
     local_sgd,
     mean_metrics,
 )
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import Moments, Weighing
 from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.prediction_regularizer import (
@@ -213,7 +214,7 @@ class FedFSLMIAdv(RegularizedMaml):
         for turn in self._turns(drawn.local_episodes):
             stage_1 = partial(self.objective, 1, reference, body)
             heads, _, head_state, _ = local_sgd(
-                stage_1, self.optimizer, heads, stats, turn, head_state, longest=self.longest
+                stage_1, self.optimizer, heads, stats, turn, head_state, max_grad_norm=self.longest
             )
             stage_2 = partial(self.objective, 2, reference, heads)
             body, stats, body_state, metrics = local_sgd(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.learners.learner import InnerLoop
+from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import FederatedMaml, Moments, Weighing
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.learner import Maml
+from fedshot.learners.maml import Maml
 from fedshot.nn.models.layers import needs_gradient
 from fedshot.nn.stacks import stacked
 
@@ -54,12 +54,12 @@ class SharedFeatures:
     ) -> tuple[Tensor, Tree]:
         """Return (features [n, d], running statistics moved)."""
         if body is not self._body or stacked() or needs_gradient(body):
-            return self._learner.look({"body": body}, stats, x, seed, site)
+            return self._learner.features({"body": body}, stats, x, seed, site)
         if stats is not self._stats:
             self._stats, self._known = stats, {}
         key = (id(x), int(seed), site)
         if key not in self._known:
-            self._known[key] = x, self._learner.look({"body": body}, stats, x, seed, site)
+            self._known[key] = x, self._learner.features({"body": body}, stats, x, seed, site)
         return self._known[key][1]
 
 
@@ -95,7 +95,7 @@ def paired_predictions(
 
     def embed(x: Tensor, site: int) -> tuple[Tensor, Tree]:
         if features is None:
-            return learner.look(models[0], stats, x, seed, site)
+            return learner.features(models[0], stats, x, seed, site)
         return features(body, stats, x, seed, site)
 
     with torch.set_grad_enabled(torch.is_grad_enabled() and learner.inner.order == "second"):

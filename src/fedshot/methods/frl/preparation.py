@@ -111,7 +111,7 @@ class Pretrained(FewRoundMethod[Prepared]):
         (step,), noise = drawn.steps, Mode(seed=drawn.seed).layer(0)
         got = mean_gradient(episode_loss, down["theta"], down["stats"], step, noise)
         up = {"gradient": got.grads, **changes({"stats": got.stats}, down)}
-        return Reply(up, private, drawn.n, mean_metrics(got.told))
+        return Reply(up, private, drawn.n, mean_metrics(got.metrics))
 
     def round(
         self, server: Prepared, clients: Clients, key: Key

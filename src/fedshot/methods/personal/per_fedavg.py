@@ -126,7 +126,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         for s, step in enumerate(drawn.steps):
             gradients = self.outer_gradient(w, stats, step, noise.layer(s))
             w = tree.map(lambda a, g: a - self.beta * g, w, gradients.grads)
-            stats, told = gradients.stats, told + gradients.told
+            stats, told = gradients.stats, told + gradients.metrics
         up = changes({"theta": w, "stats": stats}, down)
         return Reply(up, private, 1.0, mean_metrics(told))
 

@@ -1,1 +1,1 @@
-"""The C kernels and the functions that call them."""
+"""C kernels for CPUs, and the functions that call them."""

@@ -1,6 +1,6 @@
-"""One step of Adam on trees: by the compiled kernel where it fits, else by torch's operations.
+"""One step of Adam on trees, by the C kernel if it applies, else by torch operations.
 
-Kingma & Ba 2015, algorithm 1, with weight decay as an L2 penalty, as `torch.optim.Adam` has it.
+Kingma & Ba 2015, algorithm 1, with weight decay as an L2 penalty, as in `torch.optim.Adam`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def adam_step(
 ) -> tuple[Tree, Tree, Tree]:  # fmt: skip
     """Return (parameters, first moments, second moments) after step number `step`, from 1.
 
-    Runs under `torch.func.vmap` as it stands. With `reuse` what is returned may lie in the memory
-    of what was given, which saves a third of the traffic.
+    It runs under `torch.func.vmap`. With `reuse` the results may overwrite the arguments, which
+    saves a third of the memory traffic.
     """
     four: list[tuple[Tensor, ...]] = []
     tree.map(lambda *leaves: four.append(leaves), params, grads, first, second)
@@ -48,7 +48,7 @@ def adam_step(
 def _compiled(
     four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor, reuse: bool
 ) -> Moved | None:
-    """Take the step by the kernel; None where it cannot: it sees one stack, all at one step."""
+    """Take the step by the kernel; None if it cannot: nested transforms, or different steps."""
     clients = stack()
     if (clients is None and stacked()) or is_batched(step):
         return None
@@ -73,11 +73,11 @@ def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tens
 
 
 def _sizes(lr: float, t: Any) -> tuple[Any, Any]:
-    """Return what w moves by is multiplied with, and eps, such that only they are corrected.
+    """Return step size and eps with the bias correction of the moments included.
 
-    w - lr m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps), numerator and denominator times the root. `t`
-    is a number, or a float64 tensor whatever the model's dtype: float32 keeps too little of
-    1 - 0.999^t.
+    They follow from lr m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps), with numerator and denominator
+    multiplied by sqrt(1 - b2^t). `t` is a number or a float64 tensor: 1 - 0.999^t loses too many
+    digits in float32.
     """
     root = (1 - BETA2**t) ** 0.5
     return lr * root / (1 - BETA1**t), EPS * root

@@ -1,7 +1,7 @@
-"""Batch norm of a map as x * scale + shift, per channel, and the way back, by the C kernels.
+"""The per-channel computations of batch norm, written as x * scale + shift, in C.
 
-What is computed per channel takes a call each, not a dozen operations on short vectors: those of a
-Conv4 took as long as its Adam. Maps and vectors are as `kernels` has them, and x is [n, c, h, w].
+One call replaces a dozen operations on short vectors, which took as long as Adam for a Conv4. Maps
+x are [n, c, h, w]; see `tensors` for the layout.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from fedshot.nn.kernels.tensors import NAN, check_vector, each, empty, library
 
 
 class Folded(NamedTuple):
-    """What a map is normalised by, all float32 [c]."""
+    """Batch norm of a map as x * scale + shift; all are float32 [c]."""
 
     mean: Tensor
-    var: Tensor  # divided by all values
+    var: Tensor  # biased
     inverse: Tensor  # 1 / sqrt(var + eps)
     scale: Tensor  # weight * inverse
     shift: Tensor  # bias - mean * scale
 
 
 class Tilted(NamedTuple):
-    """The way back through a norm, all float32 [c]: dx = scale * dz + slope * (x - mean) + level.
+    """The backward pass of batch norm, all float32 [c]: dx = scale dz + slope (x - mean) + level.
 
-    dz is what reaches x * scale + shift.
+    dz is the gradient with respect to x * scale + shift.
     """
 
-    s0: Tensor  # the sum of dz, which is the derivative by the bias
+    s0: Tensor  # the sum of dz, which is the gradient of the bias
     s1: Tensor  # the sum of dz * (x - mean)
     slope: Tensor
     level: Tensor
@@ -38,7 +38,7 @@ class Tilted(NamedTuple):
 
 
 def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float = NAN) -> Folded:
-    """Return the norm of x, raised to `least`, by its own statistics, with scale and shift [c]."""
+    """Return batch norm of max(x, least) by batch statistics; `least` NaN leaves x as it is."""
     n, c, h, w = x.shape
     weight, bias = weight.contiguous(), bias.contiguous()
     check_vector(weight, c)
@@ -51,9 +51,9 @@ def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float = NAN
 
 
 def tilt(dz: Tensor, dzx: Tensor, by: Folded, values: int) -> Tilted:
-    """Return the way back from the sums over each image, float64 [n, c], of dz and dz (x - mean).
+    """Return the backward pass from the sums over each image of dz and dz * (x - mean).
 
-    `values` are those of a channel in all images.
+    The sums are float64 [n, c]; `values` is the number of values per channel in the batch.
     """
     n, c = dz.shape
     out = empty(5, c)
@@ -63,7 +63,7 @@ def tilt(dz: Tensor, dzx: Tensor, by: Folded, values: int) -> Tilted:
 
 
 def values_of(x: Tensor) -> int:
-    """Return how many values a channel of maps or rows has."""
+    """Return the number of values per channel."""
     return x.numel() // x.shape[1]
 
 
@@ -71,14 +71,14 @@ def keep(
     kept: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], bias: Tensor | None, momentum: float,
     values: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return running mean and variance [c], moved towards those of a batch by `momentum`.
+    """Return running mean and variance [c], updated by those of a batch.
 
     Args:
-        kept: mean and variance so far.
-        new: those of the batch, the variance divided by all `values` of a channel.
-        bias: added to the batch's mean; None for none.
-        momentum: the share of the batch.
-        values: of a channel, at least 2.
+        kept: running mean and variance.
+        new: those of the batch, the variance biased.
+        bias: added to the batch mean; None for none.
+        momentum: weight of the batch.
+        values: number of values per channel, at least 2.
     """
     vectors = [t.contiguous() for t in (*kept, *new, *([] if bias is None else [bias]))]
     c = len(vectors[0])

@@ -2,10 +2,9 @@
 
     y = relu(max_pool2d(batch_norm(x), 2)), or max_pool2d(batch_norm(relu(x)), 2)
 
-What stands between two convolutions of a Conv4 takes as long as they do when each operation goes
-through memory by itself. `pooled` reads a map twice forwards, and twice backwards. It equals the
-separate operations to rounding, and is itself a function of the values alone: of no number of
-threads.
+As separate operations, which each read and write the map, these take as long as the convolutions of
+a Conv4. `pooled` reads a map twice in the forward pass, and twice in the backward pass. It equals
+the separate operations to rounding and does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from fedshot.nn.models.mode import Mode
 def norm_pool_relu(
     p: Tree, s: Tree, x: Tensor, bias: Tensor | None, mode: Mode, cut: Cut = RELU_LAST
 ) -> tuple[Tensor, Tree]:
-    """Return (max_pool2d(norm(x + bias), 2) and its ReLU, statistics), as `batch_norm` has them.
+    """Return (relu(max_pool2d(norm(x + bias), 2)), statistics), with statistics as in `batch_norm`.
 
     Args:
         p: scale and shift of the norm.
         s: running statistics, `{}` for none.
-        x: a map that `fits`. Under "given" statistics nobody may differentiate by anything.
-        bias: of the convolution that made x, not yet added; for "batch" and "capture", where the
-            ReLU comes last.
+        x: a map that `fits`. With "given" statistics there are no gradients.
+        bias: bias of the preceding convolution, not yet added to x; only for "batch" and "capture"
+            with the ReLU last.
         mode: which statistics to use.
-        cut: where the ReLU comes.
+        cut: position of the ReLU.
     """
     if mode.norm == "given":
         return pooled_given(x, *at_given(p, s), cut), s
@@ -46,7 +45,7 @@ def norm_pool_relu(
 
 
 def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
-    """Return the scale and shift of a norm under given statistics, without a gradient."""
+    """Return the scale and shift of batch norm with given statistics, without gradients."""
     if not s:
         raise ConfigError(NO_STATISTICS)
     scale = (p["weight"] * torch.rsqrt(s["var"] + EPS)).detach()
@@ -54,7 +53,7 @@ def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
 
 
 def check_enough(x: Tensor) -> None:
-    """Refuse a map of one value per channel, which has no variance."""
+    """Raise ConfigError for a map with a single value per channel, which has no variance."""
     if values_of(x) < 2:
         raise ConfigError(too_few(values_of(x), x))
 
@@ -62,7 +61,7 @@ def check_enough(x: Tensor) -> None:
 def after_batch(
     s: Tree, mean: Tensor, var: Tensor, bias: Tensor | None, x: Tensor, mode: Mode
 ) -> Tree:
-    """Return the statistics after a batch x whose mean, less the bias, and variance these are."""
+    """Return the statistics after a batch x with this variance and this mean without the bias."""
     if mode.norm == "capture":
         return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
     if not s:
@@ -74,31 +73,31 @@ def after_batch(
 def pooled(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut = RELU_LAST
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise by the batch's own statistics and pool; cut at zero, last or first.
+    """Normalise by batch statistics and max-pool, with a ReLU.
 
     Args:
-        x: [n, c, h, w], one that `fits`.
+        x: [n, c, h, w], a map that `fits`.
         weight: scale [c].
         bias: shift [c].
         eps: added to the variance.
-        cut: where the ReLU comes.
+        cut: position of the ReLU.
 
     Returns:
-        y [n, c, h // 2, w // 2]; the batch's mean [c] and variance [c] (divided by n h w), which
-        carry no gradient.
+        y [n, c, h // 2, w // 2], and the batch's mean [c] and biased variance [c], without
+        gradients.
     """
     y, mean, var = _Pooled.apply(x, weight, bias, eps, cut)  # type: ignore[no-untyped-call]
     return y, mean, var
 
 
 def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) -> Tensor:
-    """Return max_pool2d(x * scale + shift, 2) and its ReLU, x one that `fits`; no gradient."""
+    """Return relu(max_pool2d(x * scale + shift, 2)) of a map that `fits`, without gradients."""
     by = scale.detach().contiguous(), shift.detach().contiguous()
     return tensors.forward(x.detach(), *by, cut)
 
 
 class _Pooled(torch.autograd.Function):
-    """y of (x, weight, bias); mean and variance come along without a gradient."""
+    """y from (x, weight, bias), with mean and variance, which have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut) -> Any:
@@ -117,15 +116,15 @@ class _Pooled(torch.autograd.Function):
 
 
 class _PooledGradient(torch.autograd.Function):
-    """dx, dweight and dbias of (dy, x, weight), so that they can be differentiated once more.
+    """dx, dweight and dbias from (dy, x, weight), as a function that can be differentiated.
 
-    With dz what reaches the winner of a pool, S0 and S1 its sums with 1 and x - mean, M the number
-    of values in a channel, i the inverse root of the variance and s = weight * i:
+    With dz the gradient that reaches the maximum of a pool, S0 and S1 the sums of dz and of
+    dz (x - mean), M the number of values per channel, i = 1 / sqrt(var + eps) and s = weight * i:
 
         dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
 
-    `backward` differentiates <u, dx> + a dweight + b dbias, where the mean and i depend on x too.
-    With the ReLU first x is what it leaves, and the derivatives by what it cuts are 0.
+    `backward` differentiates <u, dx> + a dweight + b dbias, where mean and i depend on x, too. With
+    the ReLU first, x is its output, and the gradients of values that it set to 0 are 0.
     """
 
     @staticmethod
@@ -142,7 +141,7 @@ class _PooledGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor, a: Tensor, b: Tensor) -> Any:
         if torch.is_grad_enabled():
-            raise RuntimeError("third derivatives are not there; set FEDSHOT_KERNELS=off for them")
+            raise RuntimeError("the kernels have no third derivatives; set FEDSHOT_KERNELS=off")
         dy, x, weight, _, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
         m, floor = values_of(x), ctx.cut.floor
         raised = x <= 0 if ctx.cut is RELU_FIRST else None

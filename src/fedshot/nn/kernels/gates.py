@@ -1,9 +1,9 @@
-"""The C functions of `recurrent.c` on tensors: the gates of a GRU for one word of every text.
+"""The gates of a GRU for one word of every text, by the C functions of `recurrent.c`.
 
-Tensors are contiguous float32 on the CPU. Of n texts with L words: gates [n, L, 3 hidden] and by_x
-of the same shape; kept and by_n [n, L, hidden]; states [n, L + 1, hidden], of which the first is
-the one before any word; of_h [n, 3 hidden]; carry [n, hidden]; grad [n, hidden], whose rows may lie
-apart. Shapes are checked, since C would read past the end.
+Tensors are contiguous float32 on the CPU. For n texts of L words: gates and by_x [n, L, 3 hidden];
+kept and by_n [n, L, hidden]; states [n, L + 1, hidden], beginning with the state before the first
+word; of_h [n, 3 hidden]; carry [n, hidden]; grad [n, hidden], whose rows need not be adjacent.
+Shapes are checked, because C would read out of bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedshot.nn.kernels.tensors import library
 
 
 def gru_gates(t: int, of_h: Tensor, gates: Tensor, kept: Tensor, states: Tensor) -> None:
-    """Turn the sums of word t in `gates` into its gates; fill in what is kept, and the state."""
+    """Replace the sums of word t in `gates` by the gates; fill in `kept` and the next state."""
     n, words, hidden = kept.shape
     given = _all(of_h, n, 3 * hidden)
     outs = [
@@ -30,7 +30,7 @@ def gru_back(
     t: int, gates: Tensor, kept: Tensor, states: Tensor, grad: Tensor, by_x: Tensor, by_n: Tensor,
     carry: Tensor,
 ) -> None:  # fmt: skip
-    """Fill in the gradients of word t, and take the carried one a word back."""
+    """Fill in the gradients `by_x` and `by_n` of word t; update `carry` to the word before."""
     n, words, hidden = kept.shape
     ins = [
         _word(t, gates, n, words, 3 * hidden),
@@ -47,7 +47,7 @@ def gru_back(
 
 
 def _word(t: int, x: Tensor, *shape: int) -> int:
-    """Return where word t of the first text lies."""
+    """Return the address of word t of the first text."""
     if not 0 <= t < shape[1]:
         raise IndexError(f"word {t} of {shape[1]}")
     return _all(x, *shape) + 4 * t * shape[2]
@@ -64,5 +64,8 @@ def _all(x: Tensor, *shape: int) -> int:
 
 def _rows(grad: Tensor, n: int, hidden: int) -> int:
     if grad.dtype != torch.float32 or grad.shape != (n, hidden) or grad.stride(1) != 1:
-        raise ValueError("the gradient of a state has rows of float32 that lie together")
+        raise ValueError(
+            f"the gradient of a state is {grad.dtype} {list(grad.shape)}, strides {grad.stride()}; "
+            f"expected float32 {[n, hidden]} with contiguous rows"
+        )
     return grad.data_ptr()

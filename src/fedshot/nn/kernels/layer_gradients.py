@@ -1,9 +1,9 @@
-"""A GRU and an LSTM layer with gradients of our own, which can be differentiated again.
+"""GRU and LSTM layers whose gradients can be differentiated again.
 
-A gradient that is to be differentiated again is that of the cells. The GRU, in float32 on a CPU,
-has its gates and their gradients in C, and one product for each weight, where torch has one for
-each word. Texts lie one after the other, so that nothing is turned round: a word of all of them is
-rows that lie apart, which costs a product nothing.
+Gradients that are differentiated again are those of the cells. The GRU, in float32 on a CPU,
+computes its gates and their gradients in C, and one matrix product for each weight, where torch has
+one for each word. The layout is [texts, words, features], so nothing is transposed: the rows of one
+word of all texts are not adjacent, which costs a matrix product nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedshot.nn.models.cells import gru_states, lstm_states
 
 
 class Gru(torch.autograd.Function):
-    """From x [n, L, d], the weights w, u and the biases b, c to the states [n, L, hidden]."""
+    """The states [n, L, hidden] from x [n, L, d], the weights w, u and the biases b, c."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute the states, keeping the gates."""
+        """Compute the states and save the gates."""
         (n, length, _), (wide, hidden) = x.shape, u.shape
         same = repeats(x)
         if same is None:
@@ -43,7 +43,7 @@ class Gru(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient by each argument."""
+        """Return the gradient with respect to each argument."""
         x, w, u, _, _, gates, kept, states, *same = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _again(ctx, gru_states, grad)
@@ -52,7 +52,7 @@ class Gru(torch.autograd.Function):
         carry = torch.zeros_like(kept[:, 0])
         for t in reversed(range(x.shape[1])):
             kernels.gru_back(t, gates, kept, states, grad[:, t], by_x, by_n, carry)
-            if t:  # the state before the first word is nobody's
+            if t:  # nothing depends on the state before the first word
                 carry.addmm_(by_x[:, t, :two], u[:two]).addmm_(by_n[:, t], u[two:])
         flat_x, flat_n, before = _flat(by_x), _flat(by_n), _flat(states[:, :-1])
         du = torch.cat([flat_x[:, :two].T @ before, flat_n.T @ before])
@@ -65,11 +65,11 @@ class Gru(torch.autograd.Function):
 
 
 class Lstm(torch.autograd.Function):
-    """torch's LSTM, whose float32 kernel on a CPU has no second derivative, with one."""
+    """torch's LSTM with a second derivative, which its float32 CPU kernel lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        """Compute the states with torch's graph of its own."""
+        """Compute the states and save torch's graph."""
         ctx.save_for_backward(x, *weights)
         with torch.enable_grad():
             ctx.own = [t.detach().requires_grad_(t.requires_grad) for t in (x, *weights)]
@@ -79,7 +79,7 @@ class Lstm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient by each argument."""
+        """Return the gradient with respect to each argument."""
         if torch.is_grad_enabled():
             return _again(ctx, lstm_states, grad)
         needs = ctx.needs_input_grad
@@ -89,19 +89,19 @@ class Lstm(torch.autograd.Function):
 
 
 def torch_lstm(x: Tensor, *weights: Tensor) -> Tensor:
-    """Return the states [n, L, hidden] by torch's layer."""
+    """Return the states [n, L, hidden] computed by torch."""
     start = x.new_zeros(1, len(x), weights[1].shape[1])
     states: Tensor = torch.lstm(x, (start, start), weights, True, 1, 0.0, True, False, True)[0]
     return states
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Return the rows [n L, .] of x [n, L, .]; where they lie evenly apart they are not copied."""
+    """Return the rows [n L, .] of x [n, L, .], without a copy if their stride is uniform."""
     return x.flatten(0, 1)
 
 
 def _in_rows(grad: Tensor) -> Tensor:
-    """Return the gradient with rows that lie together, also where they have one number."""
+    """Return the gradient with contiguous rows, also for rows of one number."""
     if grad.stride(2) == 1:
         return grad
     return grad.clone(memory_format=torch.contiguous_format)
@@ -110,8 +110,8 @@ def _in_rows(grad: Tensor) -> Tensor:
 def _again(
     ctx: Any, cells: Callable[[Tree, Tensor], Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient by the saved tensors of the states that cells make, with a graph."""
-    # Views: one tensor may have been made of another, and that is not for this layer to follow.
+    """Return the gradients of the states that `cells` computes, with a graph."""
+    # Views, so that the gradients are partial even if one tensor depends on another.
     x, w, u, b, c = own = [t.view_as(t) for t in ctx.saved_tensors[:5]]
     p = {"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}
     needs = ctx.needs_input_grad

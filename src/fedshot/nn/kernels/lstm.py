@@ -1,8 +1,8 @@
-"""A bidirectional LSTM for training on a CPU, with its word after word in C.
+"""A bidirectional LSTM for training on a CPU, whose recurrence is in C.
 
-Texts lie one after the other without padding, so that only words cost anything; words that come
-more than once are multiplied by the input's weights once; and both directions share one product.
-torch's layer reads the padding too, and computes a gradient by the words that nobody asks for.
+Texts are concatenated without padding, repeated words are multiplied by the input weights once, and
+both directions share one matrix product. torch's layer also computes the padding, and a gradient
+with respect to the words that is not needed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LEAVES = 4  # of a direction: the weights of the input and of the state, and th
 
 
 class Places(NamedTuple):
-    """Where the words of texts [n, m] lie once the padding between them is gone.
+    """The positions of the words of texts [n, m] after the padding is removed.
 
     Args:
-        of: of each word, where it lies among the n m places.
-        at: [n + 1], the word that each text begins with, and their number.
-        order: the texts, those of a block about as long as one another.
+        of: position of each word among the n m places.
+        at: [n + 1], the first word of each text, and the number of words.
+        order: the texts, sorted so that those of a block have similar lengths.
     """
 
     of: Tensor
@@ -36,12 +36,12 @@ class Places(NamedTuple):
 
     @classmethod
     def made(cls, lengths: Tensor, m: int) -> Places:
-        """Return the places of texts of so many words, m at most."""
+        """Return the places of texts of these lengths, at most m."""
         if ((lengths < 0) | (lengths > m)).any():
-            raise ValueError(f"texts of {lengths.tolist()} words, of {m} at most")
+            raise ValueError(f"texts have {lengths.tolist()} words; expected 0 to {m}")
         of = (torch.arange(m, device="cpu") < lengths[:, None]).flatten().nonzero()[:, 0]
         order = lengths.argsort(descending=True)
-        # Threads share the blocks, the first ones to the first: each gets long ones and short ones.
+        # Threads take consecutive blocks; interleaving gives each thread long and short texts.
         whole = len(order) // _TEXTS * _TEXTS
         blocks, threads = order[:whole].view(-1, _TEXTS), torch.get_num_threads()
         dealt = [blocks[i::threads].flatten() for i in range(threads)]
@@ -49,15 +49,15 @@ class Places(NamedTuple):
 
 
 class BiLstm(torch.autograd.Function):
-    """From x [n, m, d] and the lengths [n] to the states [n, m, 2 hidden], 0 at the padding.
+    """The states [n, m, 2 hidden] from x [n, m, d] and lengths [n]; they are 0 at the padding.
 
-    The weights are w, u, b, c of the direction that reads forwards, then of the other; float32 on
-    the CPU. There is no gradient by x.
+    The weights are w, u, b, c of the forward direction, then of the backward one; float32 on the
+    CPU. There is no gradient with respect to x.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: Tensor, *weights: Tensor) -> Tensor:
-        """Compute the states, keeping the gates."""
+        """Compute the states and save the gates."""
         (n, m, _), hidden = x.shape, weights[1].shape[1]
         places = Places.made(lengths, m)
         words = x.flatten(0, 1).index_select(0, places.of)
@@ -80,7 +80,7 @@ class BiLstm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient by each weight."""
+        """Return the gradient with respect to each weight."""
         x, lengths, of, at, order, *saved = ctx.saved_tensors
         weights, (rows, gates, *kept) = saved[: 2 * _LEAVES], saved[2 * _LEAVES :]
         places, which = Places(of, at, order), kept[6:]
@@ -109,7 +109,7 @@ def _forwards(
     u: Tensor, c: Tensor, places: Places, gates: Tensor, back: int,
     cells: Tensor, squashed: Tensor, states: Tensor,
 ) -> None:  # fmt: skip
-    """Turn one direction's half of the gates into its gates, and fill in what they make."""
+    """Replace one direction's half of `gates` by the gates; fill in cells, tanh and states."""
     hidden, done = u.shape[1], _done()
     turned, bias = _padded(u.T), _padded(c)
     _check_weights(u, c)
@@ -126,7 +126,7 @@ def _backwards(
     u: Tensor, places: Places, gates: Tensor, cells: Tensor, squashed: Tensor, grad: Tensor,
     back: int, by_x: Tensor,
 ) -> None:  # fmt: skip
-    """Fill in one direction's half of the gradient by what the gates are made of."""
+    """Fill in one direction's half of `by_x`, the gradient of the sums before the gates."""
     hidden, done = u.shape[1], _done()
     turned = _padded(u)
     if grad.stride(2) != 1:
@@ -144,7 +144,7 @@ def _backwards(
 
 
 def _by_state(by_x: Tensor, states: Tensor, places: Places, back: int) -> Tensor:
-    """Return the gradient by the state's weight: of each word, with the state before it."""
+    """Return the gradient with respect to the state's weight."""
     ends = places.at[1:] - 1 if back else places.at[:-1]
     before = states.roll(-1 if back else 1, 0)
     before[ends[places.at.diff() > 0]] = 0
@@ -153,8 +153,8 @@ def _by_state(by_x: Tensor, states: Tensor, places: Places, back: int) -> Tensor
 
 
 def _again(x: Tensor, lengths: Tensor, weights: list[Tensor], grad: Tensor) -> list[Tensor | None]:
-    """Return the gradient by the weights of the states that cells make, with a graph."""
-    # Views: one weight may have been made of another, and that is not for this layer to follow.
+    """Return the gradients of the states that the cells compute, with a graph."""
+    # Views, so that the gradients are partial even if one weight depends on another.
     own = [t.view_as(t) for t in weights]
     mask = (torch.arange(x.shape[1], device="cpu") < lengths[:, None]).to(x.dtype)
     both = []
@@ -169,7 +169,7 @@ def _again(x: Tensor, lengths: Tensor, weights: list[Tensor], grad: Tensor) -> l
 
 
 def _padded(t: Tensor) -> Tensor:
-    """Return a copy whose rows have zeros behind them, up to what C takes at a time."""
+    """Return a copy with rows padded by zeros to a multiple of the vector length in C."""
     return F.pad(t, (0, -t.shape[-1] % _LANES)).contiguous()
 
 
@@ -178,7 +178,7 @@ def _blocks(places: Places) -> int:
 
 
 def _check(places: Places, gates: Tensor, hidden: int, *kept: Tensor) -> None:
-    """Raise ValueError unless C stays inside of what it is given."""
+    """Raise ValueError unless the shapes match, so that C stays in bounds."""
     words = len(places.of)
     shapes = [(gates, (words, 2 * LSTM_GATES * hidden)), *((t, (words, hidden)) for t in kept)]
     for t, shape in shapes:
@@ -204,4 +204,4 @@ def _done() -> Tensor:
 
 def _succeeded(done: Tensor) -> None:
     if not done.item():
-        raise MemoryError("no memory for an LSTM's sums; take fewer or shorter texts at once")
+        raise MemoryError("no memory for an LSTM; use fewer or shorter texts in a batch")

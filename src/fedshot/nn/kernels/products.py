@@ -1,10 +1,9 @@
-"""Products of several pairs of matrices at once: where `products.c` is faster than torch.
+"""Batched matrix products, on processors where `products.c` is faster than torch.
 
-On AMD's processors with AVX-512 the library that torch's own builds multiply with, MKL, uses half
-of a register. On a Zen 4, the one where this was measured and which adds up the halves one after
-the other anyway, it has 0.75 to 0.8 of the speed of `products.c` for the tiles of 64 channels, 0.75
-to 0.95 for those of 160. Of 256 and more nothing is left of that: the factors do not stay in the
-cache, and laying them out takes as long as it saves.
+On AMD processors with AVX-512, MKL, which torch's builds use for matrix products, uses only half of
+each register. On a Zen 4 it reaches 0.75 to 0.8 of the speed of `products.c` for tiles of 64
+channels, and 0.75 to 0.95 for 160. From 256 channels there is no gain: the factors do not fit into
+the cache, and packing them takes as long as it saves.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _WIDEST = 192  # channels
 
 
 def ours(*channels: int) -> bool:
-    """Return whether products of so many rows and columns are made by `products.c`."""
+    """Return whether `products.c` computes products with this many channels."""
     return max(channels) <= _WIDEST and faster()
 
 
 def packed(b: Tensor) -> Tensor:
-    """Return the right factors of products, b [pairs, n, columns], laid out as `products.c` reads.
+    """Return right factors b [pairs, n, columns] in the packed layout of `products.c`.
 
-    float32 on the CPU, without gaps between pairs; n and columns are multiples of 16.
+    They are float32 on the CPU, without gaps between pairs; n and columns are multiples of 16.
     """
     (pairs, n, columns), out = b.shape, empty(*b.shape)
     sizes = (n, columns, b.stride(1), b.stride(2))
@@ -38,7 +37,7 @@ def packed(b: Tensor) -> Tensor:
 
 @cache
 def faster() -> bool:
-    """Return whether there is `products.c`, and this a processor on which it is the faster."""
+    """Return whether the kernels are available and `products.c` is faster on this processor."""
     if kernel_build.library() is None:
         return False
     found = ctypes.c_int32()

@@ -1,7 +1,7 @@
-"""The loss of prototypical networks as one operation: a C kernel where it fits, else torch's own.
+"""The loss of prototypical networks as one operation, by a C kernel or by torch operations.
 
-A step of a small net is thirty operations on a few numbers around two products of matrices; workers
-wait for one another at each of them.
+For a small net, the loss is thirty operations on few numbers between two matrix products, and at
+each of them worker threads wait for Python's lock.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fedshot.nn.prototypes import class_means, prototype_logits
 
 
 def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy (nats) and the accuracy of queries by their nearest prototypes.
+    """Return the cross-entropy (nats) and the accuracy of queries, classified by prototypes.
 
-    Source: Snell et al. 2017, eqs. (1) and (2). The accuracy carries no gradient.
+    Source: Snell et al. 2017, eqs. (1) and (2). The accuracy has no gradient.
 
     Args:
-        h: features [n + queries, d], the supports first.
+        h: features [n + queries, d], support first.
         y: labels of both, int64 [n + queries], 0 to way - 1.
-        n: how many supports there are.
-        way: classes.
+        n: number of support examples.
+        way: number of classes.
 
-    Raises ValueError where the kernel meets labels that torch's operations would refuse, too.
+    Raises ValueError for labels out of range.
     """
     if plain_floats(h) and not followed():
         loss, right, _ = _Loss.apply(h, y, n, way)  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ def _plain_loss(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
 
 
 class _Loss(torch.autograd.Function):
-    """Loss, accuracy and the loss's derivative of (h, y), of one episode or of a stack of them."""
+    """Loss, accuracy and the gradient of the loss, for one episode or a stack of episodes."""
 
     @staticmethod
     def forward(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,8 +51,8 @@ class _Loss(torch.autograd.Function):
         if y.dtype != torch.int64 or not y.is_cpu or y.shape != h.shape[:-1] or not 0 < n < rows:
             raise ValueError(
                 f"features {list(h.shape)} with labels {y.dtype} {list(y.shape)} on {y.device}, "
-                f"{n} of them supports; expected an int64 label for each row, on the CPU, and "
-                "some queries."
+                f"{n} of them support; expected one int64 label per row, on the CPU, and at least "
+                "one query."
             )
         episodes = h.numel() // (rows * width)
         room = empty(episodes, way * (2 * width + 2))
@@ -71,7 +71,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep the derivative, and what it was made of."""
+        """Save the gradient and its arguments."""
         h, y, *ctx.sizes = inputs
         _, right, dh = output
         ctx.mark_non_differentiable(right)
@@ -82,7 +82,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, dloss: Tensor | None, _: None, ddh: Tensor | None) -> Any:
         h, y, dh = ctx.saved_tensors
         found = None if dloss is None else dh * dloss[..., None, None]
-        if ddh is not None:  # somebody differentiates the derivative
+        if ddh is not None:  # the gradient is differentiated again
             second = _by_rows(ddh, h, y, *ctx.sizes)
             found = second if found is None else found + second
         return found, None, None, None
@@ -97,7 +97,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _by_rows(u: Tensor, h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
-    """Return the derivative of <u, dh> by h, by torch's own operations."""
+    """Return the gradient of <u, dh> with respect to h, by torch operations."""
 
     def one(u: Tensor, h: Tensor, y: Tensor) -> Tensor:
         gradient = torch.func.grad(lambda rows: _plain_loss(rows, y, n, way))

@@ -1,7 +1,7 @@
-"""Rows of a product that come more than once, computed once: most words of a text are frequent.
+"""Products of repeated rows, computed once: most words of texts are frequent words.
 
-The rows x [n, L, d] are float32 on the CPU. Whatever is linear in them needs only the different
-ones, and so does the gradient by its weight, of the sums of the gradients of equal rows.
+The rows x [n, L, d] are float32 on the CPU. A linear map of them is computed for the distinct rows
+only; the gradient of its weight needs the distinct rows and the sums of gradients over equal rows.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from torch import Tensor
 
 from fedshot.nn.kernels.tensors import library, shared
 
-_WORTH = 0.75  # of the rows, at most, are different where it pays
+_WORTH = 0.75  # largest share of distinct rows for which this is faster
 
 
 class Repeats(NamedTuple):
-    """The different rows [u, d], and of each of the n L rows which of them it is."""
+    """The distinct rows [u, d], and for each of the n L rows its index among them."""
 
     rows: Tensor
     which: Tensor
 
     def spread(self, of_rows: Tensor) -> Tensor:
-        """Return [n L, .] of what was computed of the different rows, [u, .]."""
+        """Return [n L, .] from values for the distinct rows, [u, .]."""
         return of_rows.index_select(0, self.which)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the sums [u, .] over equal rows of x [n L, .]."""
         if x.dtype != torch.float32 or x.dim() != 2 or len(x) != len(self.which):
-            raise ValueError(f"{x.dtype} {list(x.shape)} are not rows for {len(self.which)}")
+            raise ValueError(
+                f"rows are {x.dtype} {list(x.shape)}; expected float32 [{len(self.which)}, .]"
+            )
         x = x.contiguous()
         sums = x.new_zeros(len(self.rows), x.shape[1])
         ins = [x.data_ptr(), self.which.data_ptr()]
@@ -39,7 +41,7 @@ class Repeats(NamedTuple):
 
 
 def repeats(x: Tensor) -> Repeats | None:
-    """Return what repeats among the rows; None where too little does."""
+    """Return the distinct rows; None if too few rows repeat."""
     n, words, width = x.shape
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.stride(2) != 1:
         return None

@@ -3,16 +3,16 @@
     norm_leaky   y = leaky(batch_norm(x))
     join         y = leaky(max_pool2d(batch_norm(x) + batch_norm(r), 2)), the end of a block
 
-For channels-last maps in float32, by the kernels of `residual.c`, where `kernels.fits`; `resnet.py`
-has the plain operations. They equal those to rounding and are a function of the values alone.
-About as quick, they keep a map alone for the way back where the plain ones keep up to three.
-First derivatives are closed forms, with dz what reaches x * scale + shift, S0 and S1 its sums with
-1 and x - mean, M the number of values in a channel, i the inverse root of the variance and s =
-weight * i:
+The C kernels of `residual.c` take channels-last float32 maps for which `tensors.fits` holds;
+`resnet.py` has the torch operations. Results agree to rounding and do not depend on the number of
+threads. The kernels are about as fast, but save one map for the backward pass instead of up to
+three. First derivatives are closed forms; with dz the gradient with respect to x * scale + shift,
+S0 and S1 the sums of dz and of dz (x - mean), M the number of values per channel,
+i = 1 / sqrt(var + eps) and s = weight * i:
 
     dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
 
-Where a graph of them is asked for, they are those of the plain operations.
+Gradients that are differentiated again are computed by torch operations.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fedshot.nn.models.mode import Mode
 
 
 class Normed(NamedTuple):
-    """A map on its way through batch norm."""
+    """A map, and the batch norm applied to it."""
 
-    x: Tensor  # [n, c, h, w], one that `kernels.fits`
+    x: Tensor  # [n, c, h, w], for which `tensors.fits` holds
     p: Tree  # scale and shift of the norm
     s: Tree  # running statistics, {} for none
 
 
 def norm_leaky(of: Normed, lean: float, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return (leaky(norm(x)), statistics), as `layers.batch_norm` has them.
+    """Return (leaky(norm(x)), statistics), with statistics as in `layers.batch_norm`.
 
-    Under "given" statistics nobody may differentiate by anything.
+    With "given" statistics there are no gradients.
     """
     x, p, s = of
     if mode.norm == "given":
@@ -85,7 +85,7 @@ def _plain_join(
 
 
 class _NormLeaky(torch.autograd.Function):
-    """y of (x, weight, bias); mean and variance come along without a gradient."""
+    """y from (x, weight, bias), with mean and variance, which have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, lean: float) -> Any:
@@ -108,7 +108,7 @@ class _NormLeaky(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """y of (x, r, weights and biases of both); means and variances without a gradient."""
+    """y from (x, r, weights and biases of both), with means and variances without gradients."""
 
     @staticmethod
     def forward(
@@ -118,9 +118,9 @@ class _Join(torch.autograd.Function):
         a, b = fold(x, weight, bias, EPS), fold(r, weight_r, bias_r, EPS)
         ctx.lean = lean
         ctx.save_for_backward(x, r, weight, bias, weight_r, bias_r, *a, *b)
-        told = (a.mean, a.var, b.mean, b.var)
-        ctx.mark_non_differentiable(*told)
-        return _join(x, r, a.scale, b.scale, a.shift + b.shift, lean), *told
+        statistics = (a.mean, a.var, b.mean, b.var)
+        ctx.mark_non_differentiable(*statistics)
+        return _join(x, r, a.scale, b.scale, a.shift + b.shift, lean), *statistics
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
@@ -172,9 +172,9 @@ def _join(x: Tensor, r: Tensor, s: Tensor, t: Tensor, shift: Tensor, lean: float
 
 
 def _join_sums(x: Tensor, *others: Tensor, lean: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums over each image of dz and of its products with both maps, less their means.
+    """Return the sums of dz, dz * (x - mean) and dz * (r - mean) over each image, float64 [n, c].
 
-    float64 [n, c]; `others` are r, s, t, shift, both means and dy.
+    `others` are r, s, t, shift, both means and dy.
     """
     n, c, h, w = x.shape
     dz, dzx, dzr = empty(3, n, c, dtype=torch.float64).unbind(0)

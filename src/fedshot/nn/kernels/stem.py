@@ -1,11 +1,11 @@
-"""The first block of a Conv4 in one operation, without the map between: the largest of the net.
+"""The first block of a Conv4 as one operation, without storing its map, the largest of the net.
 
     y = relu(max_pool2d(batch_norm(conv2d(x, filters)), 2))
 
-For images of one or three channels, channels last, by the kernels of `stem.c`, which has the
-equations: what batch norm needs to know of the map is known from the covariance of the patches that
-the filters meet. It equals the separate operations to rounding, and is a function of the values
-alone. Where a gradient is to be differentiated again, those operations take its place.
+It takes channels-last images of one or three channels. The batch statistics of the map follow from
+the mean and covariance of the image patches; `stem.c` has the equations. The result equals the
+separate operations to rounding and does not depend on the number of threads. Gradients that are
+differentiated again are computed by the separate operations.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from fedshot.nn.gradients import differentiated_twice, with_graph
 from fedshot.nn.kernels import fused
 from fedshot.nn.kernels import tensors as kernels
 from fedshot.nn.kernels.tensors import check_vector, empty, library, shared
-from fedshot.nn.models.layers import EPS, channels_last, conv, laid_plainly
+from fedshot.nn.models.layers import EPS, channels_last, contiguous, conv
 from fedshot.nn.models.mode import Mode
 
-_CHANNELS = (1, 3)  # for which stem.c is written out
+_CHANNELS = (1, 3)  # supported by stem.c
 _FILTERS = range(32, 257, 32)
 _LONGEST = 512  # pixels in a row of an image
-_GROUP = 8  # images whose derivatives are summed together, as in stem.c
+_GROUP = 8  # images whose gradients are summed together, as in stem.c
 
 
 def fits(x: Tensor, filters: Tensor) -> bool:
-    """Whether the kernels take these images and filters, and nobody differentiates by the images.
+    """Whether the kernels support these images and filters, and the gradients that are needed.
 
-    Nor twice by anything: that takes the separate operations, and would compute the block again.
+    They have no gradient with respect to images. Second derivatives use the separate operations,
+    which would have to compute the block again.
     """
     return (
         x.shape[1] in _CHANNELS
@@ -49,27 +50,27 @@ def fits(x: Tensor, filters: Tensor) -> bool:
 
 
 def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return (relu(max_pool2d(norm(conv(x)), 2)), statistics), as `batch_norm` has them.
+    """Return (relu(max_pool2d(norm(conv(x)), 2)), statistics), with statistics as in `batch_norm`.
 
     Args:
         conv_p: filters [f, c, 3, 3] and their bias [f].
         norm_p: scale and shift of the norm.
         s: running statistics, `{}` for none.
-        x: images that `fits`. Under "given" statistics nobody may differentiate by anything.
+        x: images for which `fits` holds. With "given" statistics there are no gradients.
         mode: which statistics to use.
     """
-    filters = laid_plainly(conv_p["weight"])
+    filters = contiguous(conv_p["weight"])
     if mode.norm == "given":
         scale, shift = fused.at_given(norm_p, s)
         shift = shift + conv_p["bias"].detach() * scale
         return _given(x, filters.detach() * scale[:, None, None, None], shift), s
     y, mean, var = _Stem.apply(x, filters, norm_p["weight"], norm_p["bias"])  # type: ignore[no-untyped-call]
-    # Normalising by the batch's own mean takes the bias out again: only the mean has it.
+    # Batch statistics cancel the bias of the convolution: only the running mean includes it.
     return y, fused.after_batch(s, mean, var, conv_p["bias"], x, mode)
 
 
 class _Stem(torch.autograd.Function):
-    """y of (x, filters, weight, bias); mean and variance come along without a gradient."""
+    """y from (x, filters, weight, bias), with mean and variance, which have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Any:
@@ -108,14 +109,14 @@ class _Stem(torch.autograd.Function):
 
 
 def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what `_Stem` does, by operations that can be differentiated twice."""
+    """Compute `_Stem` by operations that can be differentiated twice."""
     with torch.autocast("cpu", enabled=False):
         h = channels_last(conv({"weight": filters}, channels_last(x)))
     return fused.pooled(h, weight, bias, EPS)[0]
 
 
 def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
-    """Return relu(max_pool2d(conv2d(x, filters) + shift, 2)); carries no gradient."""
+    """Return relu(max_pool2d(conv2d(x, filters) + shift, 2)), without gradients."""
     (n, c, h, w), f = x.shape, len(filters)
     check_vector(shift, f)
     rimmed, y = _room_for_rims(x), empty(n, h // 2, w // 2, f)
@@ -139,7 +140,7 @@ def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
 
 
 def _call(name: str, ins: Sequence[Tensor], rest: Sequence[float], outs: Sequence[Tensor]) -> None:
-    """Call a kernel that no threads share."""
+    """Call a kernel in this thread."""
     getattr(library(), f"fedshot_{name}")(*_addresses(ins), *rest, *_addresses(outs))
 
 
@@ -147,6 +148,6 @@ def _shared(
     name: str, n: int, ins: Sequence[Tensor], sizes: Sequence[int], outs: Sequence[Tensor | None],
     *, numbers: int,
 ) -> None:  # fmt: skip
-    """Run a kernel over n images, or groups of them."""
+    """Run a kernel over n images, or groups of images, in several threads."""
     kernel = getattr(library(), f"fedshot_{name}")
     shared(n, kernel, _addresses(ins), sizes, _addresses(outs), numbers=numbers)

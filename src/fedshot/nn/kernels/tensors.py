@@ -1,8 +1,8 @@
-"""The C functions on tensors: memory for the results, and shares for the threads.
+"""Calling the C functions on tensors: checks, memory for results, and threads.
 
-In `fused.c`, maps are float32 [n, c, h, w] on the CPU, channels last: x and those of its shape are
-what `fits`, y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c], which is checked, since C
-would read past the end of others.
+For `fused.c`, maps are float32 [n, c, h, w] on the CPU, channels last: `fits` holds for x and maps
+of its shape; y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c]. Shapes are
+checked, because C would read out of bounds.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ R = TypeVar("R")
 
 
 class Cut(NamedTuple):
-    """Where the ReLU stands by a norm and its pool: what x and a pool are raised to; NaN: not."""
+    """The position of the ReLU, before the norm or after the pool; NaN turns a bound off."""
 
-    least: float
-    floor: float
+    least: float  # lower bound of x
+    floor: float  # lower bound of a pool's maximum
 
 
 NAN = float("nan")
 RELU_LAST, RELU_FIRST = Cut(NAN, 0.0), Cut(0.0, NAN)
 
 MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
-_MANY = 1 << 16  # numbers that are worth a thread
+_MANY = 1 << 16  # numbers for which a thread is worthwhile
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels take these maps of a convolution, which autocast makes of bfloat16."""
+    """Whether the kernels support these maps, and autocast to bfloat16 is off."""
     return readable(x) and not torch.is_autocast_enabled("cpu")
 
 
 def readable(x: Tensor) -> bool:
-    """Whether kernels can read these maps: some float32 on a CPU, channels last, not under vmap."""
+    """Whether kernels can read these maps: float32 on a CPU, channels last, not under vmap."""
     return (
         not followed()
         and x.numel() > 0
@@ -61,12 +61,12 @@ def readable(x: Tensor) -> bool:
 
 
 def followed() -> bool:
-    """Whether an exporter or a tracer looks on, which knows torch's own operations alone."""
+    """Whether torch exports or traces this code, which only works for torch operations."""
     return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
 def forward(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
-    """Return max_pool2d(x * scale + shift, 2) and its ReLU; a NaN anywhere in a pool wins it."""
+    """Return max_pool2d(x * scale + shift, 2) with its ReLU; a pool with a NaN gives NaN."""
     n, c, h, w = x.shape
     y = empty(n, h // 2, w // 2, c)
     each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y], cut)
@@ -78,7 +78,7 @@ def sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
 
-    dz is what reaches the winners.
+    dz is the gradient, which reaches the maximum of each pool only.
     """
     n, c, h, w = x.shape
     dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)
@@ -90,7 +90,7 @@ def grad(
     x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, slope: Tensor, level: Tensor, dy: Tensor,
     cut: Cut,
 ) -> Tensor:  # fmt: skip
-    """Return scale * dz + slope * (x - mean) + level, and 0 where x was raised."""
+    """Return scale * dz + slope * (x - mean) + level, and 0 where a first ReLU set x to 0."""
     n, c, h, w = x.shape
     dx = empty(n, h, w, c)
     ins = [x, scale, shift, mean, slope, level, dy]
@@ -101,7 +101,7 @@ def grad(
 def twice_sums(
     x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor, floor: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums [c] of u, of u * (x - mean), and of u times dz, where no x is raised."""
+    """Return the sums [c] of u, u * (x - mean) and u * dz; a first ReLU is already applied to x."""
     n, c, h, w = x.shape
     parts = empty(3, n, c, dtype=torch.float64)
     ins = [x, scale, shift, mean, dy, u]
@@ -114,9 +114,9 @@ def twice_grad(
     x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, *, slope: Tensor, at_z: Tensor,
     at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor, floor: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients by x and dy, with coefficients [c], where no x is raised.
+    """Return the gradients of x and dy; a first ReLU is already applied to x.
 
-    `fused.c` has the terms.
+    The coefficients are [c]; `fused.c` has the terms.
     """
     n, c, h, w = x.shape
     gx, gdy = empty(n, h, w, c), empty(n, h // 2, w // 2, c)
@@ -126,7 +126,7 @@ def twice_grad(
 
 
 def plain_floats(*leaves: Tensor) -> bool:
-    """Whether the kernels that follow are for these: float32 on the CPU, and there are kernels."""
+    """Whether the elementwise kernels support these: float32 on the CPU, with kernels built."""
     return kernel_build.library() is not None and all(
         leaf.dtype == torch.float32 and leaf.is_cpu for leaf in leaves
     )
@@ -136,11 +136,11 @@ def adam(
     leaves: Iterable[Sequence[Tensor]], *,
     decay: float, rise: float, grow: float, step: float, eps: float, reuse: bool = False,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """Return (w', m', v') of every (w, g, m, v), elementwise; `elementwise.c` says it.
+    """Return (w', m', v') of every (w, g, m, v), elementwise; `elementwise.c` has the equations.
 
-    The four of a leaf are float32 of one shape. They may lie in memory in any order; the results
-    lie as w does, with `reuse` in the memory of w, m and v. One call for all: threads that take
-    turns at Python's lock lose time at each.
+    The four tensors of a leaf are float32 of the same shape, in any layout. Results have the layout
+    of w; with `reuse` they overwrite w, m and v. All leaves are one call, because threads wait for
+    Python's lock at each call.
     """
     at, ends, n = array("q"), array("q"), 0
     used, made = [], []
@@ -154,7 +154,7 @@ def adam(
         at.extend([t.data_ptr() for t in (*ins, *outs)])
         n += w.numel()
         ends.append(n)
-        used.append(ins)  # copies among them live until they are read
+        used.append(ins)  # keeps copies alive until the call
         made.append(outs)
     rule = (decay, rise, grow, step, eps)
     _numbers(n, library().fedshot_adam, [address(at), address(ends)], rule, [])
@@ -162,20 +162,17 @@ def adam(
 
 
 def take(pairs: Iterable[tuple[Tensor, Tensor]], scale: float) -> None:
-    """Add x * scale to whole numbers in place, rounded once, for every (total, x).
-
-    The two are int64 and float32, of one shape.
-    """
+    """Add round(x * scale) to `total` in place for every (total, x), int64 and float32."""
     at, ends, n = array("q"), array("q"), 0
     used = []
     for total, given in pairs:
         if not total.is_contiguous() or total.dtype != torch.int64 or total.shape != given.shape:
             raise ValueError(
                 f"a total of {total.dtype} {list(total.shape)} and an update of "
-                f"{list(given.shape)}; expected contiguous int64, and one shape."
+                f"{list(given.shape)}; expected contiguous int64 and equal shapes."
             )
         x = given.contiguous()
-        used.append(x)  # a copy lives until it is read
+        used.append(x)  # keeps a copy alive until the call
         at.extend((x.data_ptr(), total.data_ptr()))
         n += x.numel()
         ends.append(n)
@@ -183,14 +180,14 @@ def take(pairs: Iterable[tuple[Tensor, Tensor]], scale: float) -> None:
 
 
 def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor:
-    """Return float32 [n]: `value` where the hash of a place reaches the threshold, 0 elsewhere."""
+    """Return float32 [n]: `value` where the hash of the index is at least `threshold`, else 0."""
     mask = empty(n)
     _numbers(n, library().fedshot_kept, [], (*words, threshold, value), [mask.data_ptr()])
     return mask
 
 
 def largest(leaves: Iterable[Tensor]) -> float:
-    """Return the largest |x| of float32 tensors; inf or NaN where they hold one, 0 if empty."""
+    """Return the largest |x| of float32 tensors: inf or NaN if they contain one, 0 if empty."""
     found = ctypes.c_uint32()
     plain = [leaf.contiguous() for leaf in leaves]
     at = array("q", [leaf.data_ptr() for leaf in plain])
@@ -202,19 +199,19 @@ def largest(leaves: Iterable[Tensor]) -> float:
 
 
 def library() -> ctypes.CDLL:
-    """Return the C functions, for those who know that they are there."""
+    """Return the C functions; the caller has checked that they are available."""
     found = kernel_build.library()
     assert found is not None
     return found
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return memory that C may fill, whatever torch's default type and device are."""
+    """Return uninitialised memory on the CPU, whatever torch's default dtype and device are."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def check_vector(t: Tensor, c: int) -> None:
-    """Refuse a vector of c channels that C would misread."""
+    """Raise an error unless t is a contiguous float32 vector of c channels."""
     _check_floats(t)
     if t.shape != (c,) or not t.is_contiguous():
         raise ValueError(
@@ -226,7 +223,7 @@ def check_vector(t: Tensor, c: int) -> None:
 def _check_floats(t: Tensor) -> None:
     if t.dtype != torch.float32 or not t.is_cpu:
         raise TypeError(
-            f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}; they take "
+            f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}; expected "
             "torch.float32 on the CPU. Convert it, or set FEDSHOT_KERNELS=off."
         )
 
@@ -235,9 +232,9 @@ def each(
     n: int, kernel: Callable[..., None], ins: Sequence[Tensor], sizes: list[int],
     outs: Sequence[Tensor], rule: Sequence[float] = (),
 ) -> None:  # fmt: skip
-    """Run a kernel over n images, the first of `ins`, shared among threads where they are many.
+    """Run a kernel over the n images of `ins[0]`, in several threads if they are large.
 
-    The last of `sizes` is the number of channels, which vectors among `ins` must have.
+    The last of `sizes` is the number of channels, the length of vectors among `ins`.
     """
     for t in ins:
         if t.dim() == 4:
@@ -250,20 +247,20 @@ def each(
 
 
 def address(of: array[int]) -> int:
-    """Return where the numbers of an array lie; it must live, and not grow, while they are read."""
+    """Return the address of an array, which must stay alive and not grow while C reads it."""
     return of.buffer_info()[0]
 
 
 def _dense(t: Tensor) -> Tensor:
-    """Return the tensor without gaps in memory, in the order in which it lies."""
+    """Return the tensor without gaps in memory, keeping its layout if it has none."""
     spread = t.is_contiguous() or (t.dim() == 4 and t.permute(0, 2, 3, 1).is_contiguous())
     return t if spread else t.contiguous()
 
 
 def _alike(t: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor in the memory order of another of its shape."""
+    """Return the tensor in the layout of another one of its shape."""
     if t.shape != like.shape:
-        raise ValueError(f"tensors of shape {list(t.shape)} and {list(like.shape)}; expected one.")
+        raise ValueError(f"shapes {list(t.shape)} and {list(like.shape)} differ.")
     return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)
 
 
@@ -271,9 +268,9 @@ def shared(
     n: int, kernel: Callable[..., None], ins: list[int], rest: Sequence[float], outs: list[int],
     *, numbers: int | None = None,
 ) -> None:  # fmt: skip
-    """Run a kernel over n columns, shared among as many threads as torch uses.
+    """Run a kernel over n columns in as many threads as torch uses.
 
-    Fewer where `numbers`, how many are worked on, would not keep them busy.
+    It uses fewer threads if `numbers`, the amount of data, is small.
     """
     threads = min(torch.get_num_threads(), n)
     if numbers is not None:
@@ -282,9 +279,9 @@ def shared(
 
 
 def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
-    """Return what `work` makes of each share of the items: as many shares as torch uses threads.
+    """Split the items among as many threads as torch uses; return the result of each share.
 
-    In each of them torch uses one, so that operations of torch can be among the work.
+    In these threads torch itself uses one thread, so `work` may call torch operations.
     """
     threads = min(torch.get_num_threads(), len(items))
     if threads <= 1:
@@ -296,7 +293,7 @@ def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
 def _numbers(
     n: int, kernel: Callable[..., None], ins: list[int], rule: Sequence[float], outs: list[int]
 ) -> None:
-    """Run a kernel over n numbers, shared among threads where they are many."""
+    """Run a kernel over n numbers, in several threads if n is large."""
     _share(n, min(torch.get_num_threads(), n // _MANY), kernel, ins, rule, outs)
 
 
@@ -304,7 +301,7 @@ def _share(
     n: int, threads: int, kernel: Callable[..., None],
     ins: Sequence[int], rest: Sequence[float], outs: Sequence[int],
 ) -> None:  # fmt: skip
-    """Run a kernel over the parts 0 to n of its memory, a share in each thread, this one too."""
+    """Run a kernel over the range 0 to n, split among this thread and others."""
     if threads <= 1:
         kernel(*ins, 0, n, *rest, *outs)
         return
@@ -315,7 +312,7 @@ def _share(
 
 
 def _cuts(n: int, shares: int) -> Iterable[tuple[int, int]]:
-    """Return begin and end of each share of n."""
+    """Return the begin and end of each share of n."""
     return pairwise(n * i // shares for i in range(shares + 1))
 
 
@@ -324,23 +321,23 @@ def _done(
     calls: Iterable[Callable[[], R]],
     own: Callable[[], None] | None = None,
 ) -> list[R]:
-    """Return what the calls return, made by a pool while this thread makes its own."""
+    """Run the calls in a pool and `own` in this thread; return the results of the calls."""
     shares: list[Future[R]] = []
     try:
         for call in calls:
             shares.append(pool.submit(call))
         if own is not None:
             own()
-    finally:  # whatever happens: they write to memory that is the caller's
+    finally:  # also after an error, because they write to the caller's memory
         wait(shares)
     return [share.result() for share in shares]
 
 
 @cache
 def _pool_of(threads: int, flush: bool) -> ThreadPoolExecutor:
-    """Return a pool whose threads treat tiny numbers as their caller does, and work alone.
+    """Return a pool of threads with one intra-op thread each and the caller's denormal mode.
 
-    All of them begin here: torch gives threads that begin later the number that was set last.
+    All threads start here, because a thread takes over torch's number of threads when it starts.
     """
     pool = ThreadPoolExecutor(
         threads, "fedshot-kernel", initializer=begin_thread, initargs=(1, flush)
@@ -351,5 +348,5 @@ def _pool_of(threads: int, flush: bool) -> ThreadPoolExecutor:
     return pool
 
 
-if hasattr(os, "register_at_fork"):  # a forked process has the pools, but none of their threads
+if hasattr(os, "register_at_fork"):  # a forked process inherits the pools without their threads
     os.register_at_fork(after_in_child=_pool_of.cache_clear)

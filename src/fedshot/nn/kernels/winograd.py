@@ -1,14 +1,14 @@
-"""3x3 convolutions of many channels by Winograd's algorithm: 16 products in the place of 36.
+"""3x3 convolutions of many channels by Winograd's algorithm: 16 multiplications instead of 36.
 
-Lavin & Gray 2016, F(2x2, 3x3): every 4x4 tile of a map is transformed by `winograd.c`, the products
-of all tiles with the filters are 16 products of matrices, and 2x2 results come back. Rounding is
-that of the direct sum, in the derivative by the filters up to three times as much. On a CPU it
-takes 0.8 of the time of torch's convolution at 64 channels, two thirds at 160, 0.4 at 640, all
-derivatives included. Tiles are worked on in blocks of a few megabytes; with products of our own
-`tiles.c` has blocks that stay in the cache, and takes, on a Zen 5, two thirds at 32, 0.55 to 0.7 at
-64, 0.55 at 160. Both first derivatives go the same way. Where they are differentiated again,
-torch's own operations take its place. Last digits depend on the number of threads and the
-processor, as torch's do. There is no forward-mode derivative.
+Lavin & Gray 2016, F(2x2, 3x3): `winograd.c` transforms every 4x4 tile of a map, 16 matrix products
+multiply all tiles with the filters, and an inverse transform gives 2x2 results. Rounding errors are
+those of the direct sum, and up to three times as large for the gradient of the filters. On a CPU it
+takes 0.8 of the time of torch's convolution at 64 channels, 0.67 at 160 and 0.4 at 640, gradients
+included. Tiles are processed in blocks of a few megabytes. With the products of `products.c`,
+`tiles.c` uses blocks that fit into the cache and takes, on a Zen 5, 0.67 of torch's time at 32
+channels, 0.55 to 0.7 at 64 and 0.55 at 160. First derivatives use the same algorithm; gradients
+that are differentiated again are computed by torch operations. The last digits depend on the number
+of threads and the processor, as torch's do. There is no forward-mode derivative.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from fedshot.nn.kernels.tensors import (
     shared,
 )
 
-_GROUP = 16  # channels, a multiple of what the kernels work on together
+_GROUP = 16  # channels, a multiple of the vector length in C
 _GAP = 48  # numbers, as in `tiles.c`
-_BLOCK = 40960  # numbers of one place of a block's tiles
-_LONG = 512  # tiles of a block whose products are summed: the sums are read and written for each
+_BLOCK = 40960  # numbers per tile position in a block
+_LONG = 512  # least tiles of a block in `_by_filters`, which reads and writes the sums per block
 _SMALL = 96  # tiles of a block of `tiles.c`
 
 
 def fits(x: Tensor, filters: Tensor) -> bool:
-    """Whether maps and filters are of the kind, and nobody differentiates twice.
+    """Whether the kernels support these maps and filters, and no second derivative is needed.
 
     x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. Fewer
-    than 64 channels pay with products of our own alone.
+    than 64 channels are only faster with `products.c`.
     """
     return (
         filters.shape[2:] == (3, 3)
@@ -58,10 +58,10 @@ def fits(x: Tensor, filters: Tensor) -> bool:
 
 
 def conv3x3(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the convolution, padded by a row and column of zeros, of what `fits`.
+    """Return the convolution, padded by one pixel of zeros on each side.
 
     Args:
-        x: maps [n, c, h, w].
+        x: maps [n, c, h, w] for which `fits` holds.
         filters: [f, c, 3, 3].
         bias: [f]; None for none.
 
@@ -91,17 +91,17 @@ class _Tiles(NamedTuple):
         return self.n * ((self.h + 1) // 2) * ((self.w + 1) // 2)
 
     def share(self, most: int | None = None) -> int:
-        """Return how many make a block: no more than this, and each thread has a block."""
+        """Return the tiles of a block: at most `most`, and at least one block per thread."""
         each = max(1, -(-self.all // torch.get_num_threads()))
         return each if most is None else min(most, each)
 
     def blocks(self, size: int) -> list[_Span]:
-        """Return the first tile of each block, and how many there are in it."""
+        """Return the first tile of each block and its number of tiles."""
         return [(first, min(size, self.all - first)) for first in range(0, self.all, size)]
 
 
 class _Conv(torch.autograd.Function):
-    """The convolution of x [n, c, h, w], with a bias or without."""
+    """The convolution of x [n, c, h, w], with or without a bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -133,9 +133,9 @@ def _folded(filters: Tensor) -> Tensor:
 
 
 def _apply(x: Tensor, u: Tensor, bias: Tensor | None, *, turned: bool = False) -> Tensor:
-    """Return the maps [n, f, h, w] that filters [16, c, f] make of x, channels last.
+    """Return the maps [n, f, h, w] of x under transformed filters [16, c, f], channels last.
 
-    `turned` is for filters [16, f, c] of the way there, to go the way back.
+    `turned` rotates the filters by 180 degrees, for the gradient of x.
     """
     (n, c, h, w), f, turn = x.shape, u.shape[2], int(turned)
     y, tiles = empty(n, h, w, f), _Tiles(n, h, w)
@@ -166,7 +166,7 @@ def _apply(x: Tensor, u: Tensor, bias: Tensor | None, *, turned: bool = False) -
 
 
 def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the derivative by the filters [f, c, 3, 3], dy [n, f, h, w] being that by the maps."""
+    """Return the gradient of the filters [f, c, 3, 3] from that of the maps, dy [n, f, h, w]."""
     (n, c, h, w), f = x.shape, dy.shape[1]
     tiles = _Tiles(n, h, w)
     if ours(c, f):
@@ -201,24 +201,24 @@ def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def _groups(name: str, filters: int, given: Tensor, found: Tensor) -> None:
-    """Transform filters, which are taken in groups of 16."""
+    """Transform filters in groups of 16."""
     kernel, n = getattr(library(), f"fedshot_winograd_{name}"), filters // _GROUP
     shared(n, kernel, [given.data_ptr()], [filters], [found.data_ptr()], numbers=16 * filters)
 
 
 def _transform(name: str, x: Tensor, first: int, room: Tensor, *rest: int) -> None:
-    """Fill the room [16, tiles, c] with transformed tiles of the maps x from the first on."""
+    """Fill `room` [16, tiles, c] with transformed tiles of the maps x, from tile `first` on."""
     kernel, (_, c, h, w) = getattr(library(), f"fedshot_winograd_{name}"), x.shape
     sizes = (first, h, w, c, room.stride(0), *rest)
     kernel(x.data_ptr(), 0, room.shape[1], *sizes, room.data_ptr())
 
 
 def _room(tiles: int, c: int) -> Tensor:
-    """Return memory [16, tiles, c]; places that were a power of 2 apart would share cache lines."""
+    """Return memory [16, tiles, c] with gaps: strides of a power of 2 would share cache lines."""
     apart = tiles * c + _GAP
     return empty(16 * apart).as_strided((16, tiles, c), (apart, c, 1))
 
 
 def _small_room(c: int) -> Tensor:
-    """Return memory for both sides of the products of `tiles.c`, of c channels together."""
+    """Return memory for the factors and results of `tiles.c`, of c channels together."""
     return empty(16 * (_SMALL * c + 2 * _GAP))

@@ -1,1 +1,1 @@
-"""Backbones and the layers they are made of."""
+"""Models: backbones, and the layers that they consist of."""

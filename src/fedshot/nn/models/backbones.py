@@ -1,4 +1,4 @@
-"""Backbones: images or texts in, one row of features each out."""
+"""Backbones: from images or texts to one row of features each."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from fedshot.nn.models.resnet import ResNet12
 
 @runtime_checkable
 class Backbone(Protocol):
-    """What turns prepared images or texts into features.
+    """Computes features of prepared images or texts. It holds configuration only; see `Model`.
 
-    Configuration only: parameters are a tree. Prepared images are float [n, C, H, W] for a `shape`
-    of (H, W, C). Prepared texts are float [n, L, d + 1] for a `shape` of (cut, d), L at most cut:
-    word vectors, then a last column that is 1 for a word and 0 for the padding after the words.
+    Prepared images are float [n, C, H, W] for a `shape` of (H, W, C). Prepared texts are float
+    [n, L, d + 1] for a `shape` of (cut, d), with L at most cut: word vectors, and a last column
+    that is 1 for a word and 0 for the padding after the words.
     """
 
     @property
     def takes(self) -> Literal["images", "text"]:
-        """What it reads."""
+        """The kind of input."""
         ...
 
     @property
@@ -54,15 +54,15 @@ class Backbone(Protocol):
 
     @property
     def norm_policies(self) -> tuple[str, ...]:
-        """The batch-norm policies that make a difference; ("running",) without batch norm."""
+        """The batch-norm policies that give different results; ("running",) without batch norm."""
         ...
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw (parameters, statistics) for data of `shape`."""
+        """Draw (parameters, running statistics) for data of `shape`."""
         ...
 
     def out_features(self, shape: Shape) -> int:
-        """Return the length of a feature row."""
+        """Return the number of features."""
         ...
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
@@ -72,19 +72,18 @@ class Backbone(Protocol):
 
 @dataclass(frozen=True)
 class MLP:
-    """Flatten, then linear-ReLU(-dropout) per hidden layer; no batch norm.
+    """A multilayer perceptron: linear, ReLU and dropout per hidden layer; no batch norm.
 
-    The features are the last hidden layer's. Runs under `vmap` as it stands, and is quicker so
-    while the layers are small.
+    The features are the output of the last hidden layer. Small layers are faster under `vmap`.
 
     Args:
-        hidden: widths of the layers; with none the features are the pixels themselves.
+        hidden: widths of the layers; without layers the features are the pixels.
         dropout: rate after each layer.
     """
 
     takes: ClassVar[Literal["images"]] = "images"
     vmappable: ClassVar[bool] = True
-    norm_policies: ClassVar[tuple[str, ...]] = ("running",)  # no batch norm: all do the same
+    norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
     hidden: tuple[int, ...] = (64, 64)
     dropout: float = 0.0
@@ -120,15 +119,14 @@ class MLP:
 class Conv4:
     """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max-pool; the usual few-shot net.
 
-    The ReLU comes after the pool: maximum and ReLU commute, and a quarter of the elements is left.
-    A pool is left out where the map is already narrower than 2 pixels. 84 px give 5x5 x width.
-    It runs under `vmap`, slower than in a loop on a CPU; see `batch_norm` for what that needs.
+    The ReLU is computed after the pool, on a quarter of the elements; the two commute. A map
+    narrower than 2 pixels is not pooled. 84 px give 5 x 5 x width features. On a CPU it is slower
+    under `vmap` than in a loop.
 
     Args:
         width: channels of every block.
         dropout: rate after each block.
-        features: above 0, so many features are made of the last map by a linear layer, such as 2
-            for a picture.
+        features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
         order: "norm_relu" within a block, or "relu_norm": the ReLU before batch norm, as some
             papers list it, and the pool last.
     """
@@ -165,11 +163,11 @@ class Conv4:
         return params, stats
 
     def out_features(self, shape: Shape) -> int:
-        """Return width times the pixels left after the pools, or `features`."""
+        """Return width times the pixels of the last map, or `features`."""
         return self.features or self._flat(shape)
 
     def positions(self, shape: Shape) -> int:
-        """Return the pixels of the last map, which a feature row holds channel by channel."""
+        """Return the pixels of the last map; a feature row holds them channel by channel."""
         return 1 if self.features else self._flat(shape) // self.width
 
     def _flat(self, shape: Shape) -> int:
@@ -182,7 +180,7 @@ class Conv4:
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         """Return (features, statistics after this pass)."""
         after: dict[str, Tree] = {}
-        x = channels_last(x)  # 1.8 times as quick as the plain layout; the weights' does not matter
+        x = channels_last(x)  # 1.8 times as fast as contiguous; the layout of weights is irrelevant
         for i in range(1, 5):
             norm = f"norm{i}"
             block = _block if self.order == "norm_relu" else _relu_first
@@ -195,13 +193,13 @@ class Conv4:
 
 
 def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return (relu(pool(norm(conv(x)))), statistics), by the fused kernels where they fit."""
+    """Return (relu(pool(norm(conv(x)))), statistics), by C kernels where they apply."""
     given = mode.norm == "given"
     able = not given or not needs_gradient(x, conv_p, norm_p)
     if able and stem.fits(x, conv_p["weight"]):
         return stem.stem(conv_p, norm_p, s, x, mode)
     if able and min(x.shape[-2:]) >= 2 and tensors.fits(x):
-        # Normalising by the batch's own mean takes the bias out again: only the mean has it.
+        # Batch statistics cancel the bias of the convolution: only the running mean includes it.
         h = conv(conv_p if given else {"weight": conv_p["weight"]}, x)
         if tensors.fits(h):
             bias = None if given else conv_p["bias"]
@@ -214,7 +212,7 @@ def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[
 
 
 def _relu_first(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return (pool(norm(relu(conv(x)))), statistics), by the fused kernels where they fit."""
+    """Return (pool(norm(relu(conv(x)))), statistics), by C kernels where they apply."""
     h = conv(conv_p, x)
     able = mode.norm != "given" or not needs_gradient(h, norm_p)
     if able and min(h.shape[-2:]) >= 2 and tensors.fits(h):
@@ -226,9 +224,9 @@ def _relu_first(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> t
 def _without_bias_gradient(p: Tree) -> Tree:
     """Return p with a bias of the same value whose gradient is exactly 0.
 
-    Zero is the true gradient: normalising by the batch's own mean takes the bias out again. Left
-    to rounding it comes out near 1e-9 with a random sign, and Adam makes full steps of that, other
-    ones on every fleet. The empty sum keeps the bias in the graph, as `torch.autograd.grad` asks.
+    Its true gradient is 0, because batch statistics cancel the bias. Rounding would make it about
+    1e-9 with a random sign, which Adam turns into full steps that differ between fleets. The empty
+    sum keeps the bias in the graph, as `torch.autograd.grad` requires.
     """
     return {"weight": p["weight"], "bias": p["bias"].detach() + p["bias"][:0].sum()}
 

@@ -1,7 +1,7 @@
-"""Recurrent cells written out: plain arithmetic of fixed shapes, for `vmap` and second derivatives.
+"""Recurrent cells in torch operations of fixed shapes, for `vmap` and second derivatives.
 
-Texts are x [n, L, d] with a mask [n, L]; a padding step keeps the state. A layer's parameters are
-{"input": {weight, bias}, "state": {weight, bias}}, the gates stacked in torch's order.
+Texts are x [n, L, d] with a mask [n, L]; a padding step keeps the state. The parameters of a layer
+are {"input": {weight, bias}, "state": {weight, bias}}, with the gates stacked in torch's order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gru_cells(p: Tree, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def gru_states(p: Tree, x: Tensor) -> Tensor:
-    """Return the states [n, L, hidden], padding read as words."""
+    """Return the states [n, L, hidden]; padding is treated as words."""
     states = [x.new_zeros(x.shape[0], p["state"]["weight"].shape[1])]
     for gates in linear(p["input"], x).unbind(1):
         states.append(_gru_cell(p, gates, states[-1]))
@@ -71,7 +71,7 @@ def lstm_cells(p: Tree, x: Tensor, mask: Tensor, *, backward: bool) -> tuple[Ten
 
 
 def lstm_states(p: Tree, x: Tensor) -> Tensor:
-    """Return the states [n, L, hidden], padding read as words."""
+    """Return the states [n, L, hidden]; padding is treated as words."""
     return lstm_cells(p, x, x.new_ones(x.shape[:2]), backward=False)[0]
 
 
@@ -83,15 +83,15 @@ def _scanned(
     mask: Tensor,
     backward: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Return (last state, outputs [n, L, hidden]) of a step that an exporter traces once.
+    """Return (last state, outputs [n, L, hidden]) of a step that an exporter traces only once.
 
-    A loop in Python is traced word by word: minutes, and a program as long as the texts.
+    A Python loop would be traced word by word, which takes minutes and unrolls the program.
     """
-    from torch._higher_order_ops.scan import scan  # it takes a second, and exporters alone need it
+    from torch._higher_order_ops.scan import scan  # takes a second; only needed for export
 
     def of_word(state: Any, word: Any) -> tuple[Any, Tensor]:
         new, out = step(state, word)
-        return new, out.clone()  # an output may not be the state itself
+        return new, out.clone()  # scan forbids outputs that alias the state
 
     words = (linear(p["input"], x).transpose(0, 1), mask.T)
     if backward:

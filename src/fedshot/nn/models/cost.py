@@ -1,4 +1,4 @@
-"""How much arithmetic a training step is: decides, by a fixed rule, how threads are used."""
+"""The arithmetic cost of a training step, by which a fleet decides how to use threads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul
 def step_flops(model: Model, images: int) -> int:
     """Return the multiplications and additions of one forward and backward pass.
 
-    Counted for convolutions and matrix products of one forward pass of two images, times three, as
-    a backward pass has two products for each. Recurrent layers are not counted, and are small. The
-    pass is in float64, which the kernels leave to torch's operations, the ones that are counted.
+    Convolutions and matrix products are counted in a forward pass of two images; a backward pass
+    has two products for each, which makes three. Recurrent layers are small and not counted. The
+    pass is in float64, for which torch operations run instead of the C kernels.
     """
     if model.table is not None:
         return 0
@@ -33,16 +33,16 @@ def step_flops(model: Model, images: int) -> int:
     height, width, channels = model.shape
     x = torch.zeros(2, channels, height, width, dtype=model.torch_dtype)
     counter = _Counter()
-    with torch.no_grad(), arithmetic(1), counter:  # starts no threads of OpenMP
+    with torch.no_grad(), arithmetic(1), counter:  # one thread: starts no OpenMP threads
         model.features(params, stats, x, Mode(norm="batch"))
     return 3 * counter.flops * images // 2
 
 
 class _Counter(TorchFunctionMode):
-    """Counts convolutions and matrix products by what is multiplied for one number of the result.
+    """Counts the multiplications and additions of convolutions and matrix products.
 
-    torch's own FlopCounterMode counts the same, and loads torch's compiler to do so, which would be
-    a third of the time that a small run takes to begin.
+    torch's FlopCounterMode counts the same, but loads torch's compiler, which takes a third of the
+    start-up time of a small run.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Layers as pure functions: `init_*` draws parameters, the rest is arithmetic on them.
+"""Layers as pure functions: `init_*` draws parameters, the other functions apply them.
 
-No layer changes an argument: running statistics are returned values. Parameters are drawn in
-float64 and then cast, so that a float32 and a float64 model of one key agree.
+No layer changes its arguments; updated running statistics are returned. Parameters are drawn in
+float64 and then cast, so that float32 and float64 models drawn from the same key agree.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedshot.nn.models.mode import Mode, mix64, mix_int, readable, signed
 Shape = tuple[int, ...]  # (height, width, channels) of images, (words, vector length) of texts
 
 NO_STATISTICS = (
-    "batch norm has no statistics to go by; pass those of training or of a support set, or use "
-    "Mode(norm='batch')."
+    "batch norm needs statistics here and got none; pass those of training or of a support set, or "
+    "use Mode(norm='batch')."
 )
 EPS = 1e-5  # added to a variance before the root, as in torch
 
@@ -32,7 +32,7 @@ _STRIDE32 = -1640531527  # 2**32 / golden ratio, signed
 
 
 def _kaiming(key: Key, shape: tuple[int, ...], fan_in: int, dtype: torch.dtype) -> Tensor:
-    """Draw N(0, 2 / fan_in): He et al. 2015, for layers that a ReLU follows."""
+    """Draw N(0, 2 / fan_in): He et al. 2015, for layers followed by a ReLU."""
     draw = torch.randn(shape, generator=key.torch(), dtype=torch.float64)
     return (draw * math.sqrt(2.0 / fan_in)).to(dtype)
 
@@ -49,7 +49,7 @@ def init_linear(key: Key, n_in: int, n_out: int, dtype: torch.dtype) -> Tree:
 
 
 def init_linear_head(key: Key, n_in: int, n_out: int, dtype: torch.dtype) -> Tree:
-    """Return a linear layer whose outputs are logits: uniform in +-1/sqrt(n_in), bias too."""
+    """Return a linear layer for logits: weight and bias uniform in +-1/sqrt(n_in)."""
     return init_uniform(key, n_in, n_out, 1.0 / math.sqrt(n_in), dtype)
 
 
@@ -78,18 +78,17 @@ def init_conv(
 
 
 def conv(p: Tree, x: Tensor) -> Tensor:
-    """Return the convolution with an odd kernel, padded: a map of the same height and width."""
-    weight = laid_plainly(p["weight"])
+    """Return the convolution with an odd kernel, padded to the same height and width."""
+    weight = contiguous(p["weight"])
     if winograd.fits(x, weight):
         return winograd.conv3x3(x, weight, p.get("bias"))
     return F.conv2d(x, weight, p.get("bias"), padding=weight.shape[-1] // 2)
 
 
-def laid_plainly(weight: Tensor) -> Tensor:
-    """Return the filters in the order of their axes; no copy is made of plain ones.
+def contiguous(weight: Tensor) -> Tensor:
+    """Return the filters in contiguous layout, so that results depend on the values alone.
 
-    So a result is a function of the values alone: torch rounds small maps otherwise when the weight
-    is channels-last.
+    torch rounds small maps differently if the weight is channels-last.
     """
     return weight.reshape(-1).view(weight.shape)
 
@@ -97,16 +96,16 @@ def laid_plainly(weight: Tensor) -> Tensor:
 def channels_last(x: Tensor) -> Tensor:
     """Return the maps [n, c, h, w] laid out in memory as [n, h, w, c].
 
-    Convolutions round differently in each layout, so this also makes the result a function of
-    the values alone. `contiguous(memory_format=...)` would not do: with one channel it takes any
-    strides for channels-last, and torch then convolves the slow way.
+    Convolutions round differently in each layout, so this makes results depend on the values alone.
+    `contiguous(memory_format=...)` is not enough: with one channel it accepts any strides as
+    channels-last, and torch then uses a slow convolution.
     """
     n, c, h, w = x.shape
     return x.permute(0, 2, 3, 1).reshape(-1).view(n, h, w, c).permute(0, 3, 1, 2)
 
 
 def init_norm(c: int, dtype: torch.dtype) -> tuple[Tree, Tree]:
-    """Return batch norm's (parameters, statistics): the identity on standardised input."""
+    """Return (parameters, statistics) of batch norm, initially the identity."""
     params = {"weight": torch.ones(c, dtype=dtype), "bias": torch.zeros(c, dtype=dtype)}
     return params, {"mean": torch.zeros(c, dtype=dtype), "var": torch.ones(c, dtype=dtype)}
 
@@ -114,15 +113,15 @@ def init_norm(c: int, dtype: torch.dtype) -> tuple[Tree, Tree]:
 def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     """Return batch norm of x [n, c] or [n, c, h, w], and the statistics after this pass.
 
-    `s` is `{"mean", "var"}`, or `{}` where no running statistics are kept.
+    `s` is `{"mean", "var"}`, or `{}` without running statistics.
 
     No gradient flows through given or returned statistics. With "batch" and "capture" the output
-    is differentiated through the batch's own statistics, twice if need be.
+    is differentiable through the batch statistics, also twice.
 
-    Under `vmap` it takes another way: torch 2.13 on CPU gives wrong second derivatives, silently,
-    for `grad(vmap(grad))` when the scale and shift are inside `F.batch_norm`, and fills buffers in
-    place, which all clients of a stack would share. Exporters to ONNX lose such buffers, and take
-    that way too.
+    Under `vmap`, other operations are used: for `grad(vmap(grad))`, torch 2.13 silently computes
+    wrong second derivatives on a CPU if scale and shift are inside `F.batch_norm`, and it updates
+    buffers in place, which all stacked clients would share. The same holds for ONNX export, which
+    loses such buffers.
     """
     if mode.norm == "given":
         if not s:
@@ -136,19 +135,19 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         return _batch_norm_stacked(p, s, x, mode)
     if mode.norm == "batch" and not s:
         return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
-    # torch writes the buffers in place: it gets fresh ones, the caller's stay as they are.
+    # torch updates the buffers in place, so it gets copies.
     shape = x.shape[1:2]
     mean = s["mean"].detach().clone() if s else p["weight"].new_zeros(shape)
     var = s["var"].detach().clone() if s else p["weight"].new_ones(shape)
     momentum = 1.0 if mode.norm == "capture" else mode.momentum
     y = F.batch_norm(x, mean, var, p["weight"], p["bias"], True, momentum, EPS)
     if mode.norm == "capture":
-        var = var * ((n - 1) / n)  # torch stores the unbiased variance but divides by the biased
+        var = var * ((n - 1) / n)  # torch returns the unbiased variance
     return y, {"mean": mean, "var": var}
 
 
 def _batch_norm_stacked(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return `batch_norm` by the batch's own statistics, from operations that vmap leaves right."""
+    """Return `batch_norm` with batch statistics, by operations that are correct under vmap."""
     y = F.batch_norm(x, None, None, None, None, True, 0.0, EPS)
     shape = [1, -1] + [1] * (x.ndim - 2)
     y = y * p["weight"].view(shape) + p["bias"].view(shape)
@@ -167,14 +166,14 @@ def _batch_norm_stacked(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor
 
 
 def needs_gradient(*trees: Tree) -> bool:
-    """Whether somebody may differentiate by a leaf of these trees."""
+    """Whether gradients with respect to a leaf of these trees may be needed."""
     return torch.is_grad_enabled() and any(
         leaf.requires_grad for one in trees for leaf in tree.leaves(one)
     )
 
 
 def too_few(n: int, x: Tensor) -> str:
-    """Say that a batch is too small to normalise by."""
+    """Return the message for a batch too small for batch norm."""
     return (
         f"batch norm got {n} value per channel from a batch of shape {list(x.shape)}; it needs "
         "at least 2 to take a variance. Use a larger batch or larger images."
@@ -184,26 +183,26 @@ def too_few(n: int, x: Tensor) -> str:
 def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
     """Return x with a share `rate` of its elements set to 0 and the rest divided by 1 - rate.
 
-    Element j's fate depends on (seed, site, j) alone: not on a generator, the number of threads,
-    or whether clients are stacked by `vmap`. Elements of maps are numbered as [n, h, w, c], the
-    order in which channels-last images lie in memory.
+    Whether element j is dropped depends on (seed, site, j) alone: not on a generator, the number of
+    threads, or stacking by `vmap`. Elements of maps are numbered as [n, h, w, c], the memory order
+    of channels-last images.
     """
     if not mode.train or rate == 0.0:
         return x
     seed, scale = site_seed(mode, site), 1.0 / (1.0 - rate)
     if x.dtype in (torch.float32, torch.float64):
         return x * kept(x.shape, rate, seed, scale, x.dtype)
-    return x * kept(x.shape, rate, seed, 1.0, x.dtype) * scale  # which bfloat16 would round
+    return x * kept(x.shape, rate, seed, 1.0, x.dtype) * scale  # bfloat16 would round the scale
 
 
 def check_rate(rate: float, name: str = "dropout") -> None:
-    """Refuse a share of elements to drop that is not one."""
+    """Raise ConfigError unless the rate is in [0, 1)."""
     if not 0.0 <= rate < 1.0:
         raise ConfigError(f"{name} is {rate}; expected a rate in [0, 1).")
 
 
 def site_seed(mode: Mode, site: int) -> Tensor:
-    """Return the seed of the noise at one site of a net."""
+    """Return the seed of the dropout mask at one site of a network."""
     seed = mode.layer(site).seed
     if seed is None:
         raise ConfigError("dropout in training needs a seed; pass Mode(seed=key.tensor()).")
@@ -211,9 +210,10 @@ def site_seed(mode: Mode, site: int) -> Tensor:
 
 
 def kept(shape: torch.Size, rate: float, seed: Tensor, value: float, dtype: torch.dtype) -> Tensor:
-    """Return a mask that is 0 with probability `rate` and else `value`, from a counter and a hash.
+    """Return a mask that is 0 with probability `rate` and else `value`, by hashing a counter.
 
-    Two keyed rounds of the murmur finaliser on 32-bit words: half the traffic of 64-bit ones.
+    The hash is two keyed rounds of the murmur finaliser on 32-bit words, which need half the memory
+    traffic of 64-bit words.
     """
     n = math.prod(shape)
     threshold = min(round(rate * 2**32) - 2**31, 2**31 - 1)
@@ -232,7 +232,7 @@ def kept(shape: torch.Size, rate: float, seed: Tensor, value: float, dtype: torc
 
 
 def _words(word: Tensor) -> tuple[Tensor, Tensor]:
-    """Split int64 into two int32 halves, kept in range so that the cast is defined."""
+    """Split int64 into two int32 halves, each in range so that the cast is defined."""
     low = ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
     return (word >> 32).to(torch.int32), low.to(torch.int32)
 

@@ -1,4 +1,4 @@
-"""How a forward pass treats noise and batch norm, told once instead of per layer."""
+"""The mode of a forward pass: dropout and batch norm, set once for all layers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MIX = (-4658895280553007687, -7723592293110705685)  # multipliers of splitmix64
 
 
 def mix64(word: Tensor) -> Tensor:
-    """Scramble int64 words one to one (the finaliser of splitmix64); integer overflow wraps."""
-    # An int64 shift drags the sign along; the mask makes it the unsigned shift of the original.
+    """Hash int64 words bijectively (the finaliser of splitmix64); integer overflow wraps."""
+    # The masks turn int64's arithmetic shift into the unsigned shift of the original.
     word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * _MIX[0]
     word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * _MIX[1]
     return word ^ ((word >> 31) & 0x1FFFFFFFF)
 
 
 def mix_int(word: int) -> int:
-    """Do the same to a Python integer, signed: a tenth of the time of so many small operations."""
+    """Compute `mix64` for a Python integer, in a tenth of the time of the tensor operations."""
     word %= 2**64
     word = (word ^ (word >> 30)) * _MIX[0] % 2**64
     word = (word ^ (word >> 27)) * _MIX[1] % 2**64
@@ -36,9 +36,10 @@ def _mixed_int(word: int, site: int) -> int:
 
 
 def grid(seed: Tensor, rows: int, columns: int) -> list[list[Tensor]]:
-    """Return at [i][j] the seed of `Mode(seed=seed).layer(i).layer(j)`, all of them at once.
+    """Return at [i][j] the seed of `Mode(seed=seed).layer(i).layer(j)`.
 
-    Made one by one for a stack they take a fifth of all operations of a small net's step.
+    For stacked clients, computing them one by one would be a fifth of all operations of a small
+    net's step.
     """
     if readable(seed):
         of_rows = [_mixed_int(int(seed), i) for i in range(rows)]
@@ -50,23 +51,23 @@ def grid(seed: Tensor, rows: int, columns: int) -> list[list[Tensor]]:
 
 
 def signed(word: int, bits: int = 64) -> int:
-    """Reduce a Python integer to a signed word of so many bits."""
+    """Reduce a Python integer to a signed word of `bits` bits."""
     half = 1 << (bits - 1)
     return (word + half) % (2 * half) - half
 
 
 def readable(seed: Tensor) -> bool:
-    """Whether a seed is one integer of the host, not those of a stack or on a device."""
+    """Whether a seed is a single integer on the CPU, not those of stacked clients or on a GPU."""
     return seed.device.type == "cpu" and not stacked()
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How one forward pass treats noise and batch norm.
+    """The mode of one forward pass.
 
-    `train` turns dropout on. `norm` says which statistics batch norm uses: "batch" those of this
-    batch, returning running ones moved by `momentum`; "given" the ones passed in; "capture" those
-    of this batch, returning exactly them. `seed` is an int64 scalar from which dropout masks come.
+    `train` turns dropout on. `norm` selects the statistics of batch norm: "batch" uses those of the
+    batch and returns running statistics updated with `momentum`; "given" uses those passed in;
+    "capture" uses and returns those of the batch. `seed`, an int64 scalar, seeds dropout masks.
     """
 
     train: bool = False
@@ -81,9 +82,9 @@ class Mode:
             raise ConfigError(f"momentum is {self.momentum}; expected a number in [0, 1].")
 
     def layer(self, i: int) -> Mode:
-        """Return the mode with a seed of its own for site `i` (a layer, or a step of a loop).
+        """Return the mode with a separate seed for site `i` (a layer, or a step of a loop).
 
-        It also holds under `torch.func.vmap`, where the seeds of a stack are one tensor.
+        It works under `torch.func.vmap`, too, where the seeds of stacked clients are one tensor.
         """
         if self.seed is None:
             return self

@@ -1,4 +1,4 @@
-"""A model: a backbone, an optional head, and how images or words become numbers."""
+"""A model: a backbone, an optional head, and the preparation of its input."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ NORM_POLICIES = get_args(NormPolicy)
 
 @dataclass(frozen=True)
 class Model:
-    """A backbone, an optional head, and how images or words become numbers.
+    """A backbone, an optional head, and the preparation of images or texts.
 
-    `shape` is (height, width, channels) for images. For texts it is (longest length, d), and
-    `table` [V, d] holds the frozen word vectors, row 0 for padding. `norm_policy` says which
-    batch-norm statistics a test uses: "running" those of training, "support" those of the support
-    set, "transductive" those of the query batch. Where a group of clients holds the support,
-    "group" is one set of statistics for all of them, and "support" a client's own for its queries;
-    elsewhere the two are the same. Parameters are `{"body": ..., "head": ...}`,
-    without "head" when there is none; statistics hold tensors only, and are `{}` unless the policy
-    is "running". With `bf16` a backbone's convolutions and matrix products run in bfloat16 (not the
-    first block of a Conv4 where `stem.py` takes it) and all else in `dtype`, parameters and
-    features included.
+    Parameters are `{"body": ..., "head": ...}`, without "head" if there is none. Statistics are
+    `{}` unless `norm_policy` is "running".
+
+    `shape` is (height, width, channels) for images. For texts it is (maximal length, d), and
+    `table` [V, d] holds the frozen word vectors, with row 0 for padding. `norm_policy` selects the
+    batch-norm statistics at test: "running" those of training, "support" those of the support set,
+    "transductive" those of the query batch. If a group of clients shares the support set, "group"
+    uses one set of statistics for all of them and "support" each client's own for its queries;
+    otherwise the two are the same. With `bf16`, convolutions and matrix products of the backbone
+    run in bfloat16 (except the first block of a Conv4 if `stem.py` computes it); everything else,
+    parameters and features included, has the type `dtype`.
     """
 
     backbone: Backbone
@@ -59,8 +60,8 @@ class Model:
             raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
         if self.bf16 and (self.dtype != "float32" or self.table is not None):
             raise ConfigError(
-                "bf16 is for images in float32: bfloat16 keeps 8 bits of a number, which float64 "
-                "is there to avoid, and recurrent nets are not quicker with it. Leave it off."
+                "bf16 needs images and float32: bfloat16 rounds to 8 bits, which defeats float64, "
+                "and recurrent nets are not faster with it. Leave it off."
             )
         if not 0 < self.pixel_std < math.inf:
             raise ConfigError(f"pixel_std is {self.pixel_std}; expected a finite number above 0.")
@@ -68,7 +69,7 @@ class Model:
             raise ConfigError(f"pixel_mean is {self.pixel_mean}; expected a finite number.")
 
     def _check_kind(self) -> None:
-        """Refuse a shape, a table or a backbone that is for the other kind of data."""
+        """Raise ConfigError if shape, table or backbone do not fit images, or texts."""
         given = "images" if self.table is None else "text"
         names = "(height, width, channels)" if given == "images" else "(longest length, d)"
         if len(self.shape) != (3 if given == "images" else 2) or min(self.shape) < 1:
@@ -80,18 +81,18 @@ class Model:
         takes = getattr(self.backbone, "takes", "images")
         if takes != given:
             raise ConfigError(
-                f"{type(self.backbone).__name__} takes {takes}, and the data are {given}. Choose a "
+                f"{type(self.backbone).__name__} takes {takes}, but the data are {given}. Choose a "
                 f"model.backbone for {given}, or other data."
             )
 
     @property
     def by_support(self) -> bool:
-        """Whether a test goes by the batch-norm statistics of its support."""
+        """Whether tests use the batch-norm statistics of the support set."""
         return self.norm_policy in ("support", "group")
 
     @property
     def out_features(self) -> int:
-        """The length of a feature row."""
+        """The number of features."""
         return self.backbone.out_features(self.shape)
 
     @property
@@ -100,7 +101,7 @@ class Model:
         return _DTYPES[self.dtype]
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw (parameters, statistics). The body does not depend on the head."""
+        """Draw (parameters, running statistics). The body does not depend on the head."""
         body, stats = self.backbone.init(key.at("body"), self.shape, self.torch_dtype)
         params: dict[str, Tree] = {"body": body}
         if self.head is not None:
@@ -108,13 +109,13 @@ class Model:
         return params, stats if self.norm_policy == "running" else {}
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return the numbers that the backbone takes.
+        """Return the input of the backbone.
 
-        Of images, uint8 [n, H, W, C]: (x / 255 - pixel_mean) / pixel_std as float [n, C, H, W]. The
-        memory stays channels-last, which is both free and the quicker form for convolutions.
+        Images, uint8 [n, H, W, C], become (x / 255 - pixel_mean) / pixel_std, float [n, C, H, W].
+        The memory stays channels-last, the faster layout for convolutions.
 
-        Of texts, int32 [n, L]: float [n, L, d + 1], word vectors and then a column that is 1 for a
-        word, known or not, and 0 for padding.
+        Texts, int32 [n, L], become float [n, L, d + 1]: word vectors, and a last column that is 1
+        for a word, known or not, and 0 for padding.
         """
         if self.table is not None:
             if x.dtype != torch.int32 or x.ndim != 2:
@@ -132,7 +133,7 @@ class Model:
         return x.mul_(1.0 / (255.0 * self.pixel_std)).sub_(self.pixel_mean / self.pixel_std)
 
     def _words(self, device: torch.device) -> Tensor:
-        """Return the table with the column that tells words from padding: one lookup has both."""
+        """Return the word vectors with the mask column, so that one lookup gives both."""
         if device not in self._tables:
             self._tables[device] = self._with_mask().to(device)
         return self._tables[device]
@@ -150,7 +151,7 @@ class Model:
     def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         """Return (features [n, out_features], statistics) of images or texts.
 
-        `x` is uint8 [n, H, W, C] or int32 [n, L], or what `prepare` made of it.
+        `x` is uint8 [n, H, W, C] or int32 [n, L], or the result of `prepare`.
         """
         if not x.is_floating_point():
             x = self.prepare(x)
@@ -174,15 +175,15 @@ class Model:
         return h.to(self.torch_dtype), tree.map(lambda leaf: leaf.to(self.torch_dtype), stats)
 
     def logits(self, params: Tree, h: Tensor) -> Tensor:
-        """Return logits [n, way] of features, through the head."""
+        """Return the head's logits [n, way] of features."""
         if self.head is None:
             raise ConfigError(
-                "this model has no head, so it gives no logits. Set `head` (linear, two_layer or "
-                "cosine), or classify with fedshot.nn.prototypes.prototype_logits."
+                "this model has no head, so it computes no logits. Set `head` (linear, two_layer "
+                "or cosine), or classify with fedshot.nn.prototypes.prototype_logits."
             )
         return self.head.logits(params["head"], h)
 
 
 def count_parameters(params: Tree) -> int:
-    """Return how many numbers the tree holds."""
+    """Return the number of parameters in a tree."""
     return sum(leaf.numel() for leaf in tree.leaves(params))

@@ -1,18 +1,17 @@
-"""Recurrent layers over texts of unequal length, by torch's fused kernels or by cells written out.
+"""Recurrent layers over texts of different lengths, by fused kernels or by cells.
 
-Both kernels compute the same. Texts are x [n, L, d] with a mask [n, L] that is 1 for a word and 0
-for the padding after the words. Padding has no influence on any result, and a text without words
-has a state of zero.
+Both compute the same. Texts are x [n, L, d] with a mask [n, L] that is 1 for a word and 0 for the
+padding after the words. Padding does not affect results; the state of a text without words is 0.
 
 "fused" runs one layer over the texts and reads the states at their last words. In float32 on a CPU
-both nets have kernels of our own, the GRU in training and over the padding, the LSTM without it;
-elsewhere torch's, over the padded texts: packed ones, which have no padding, cost torch a gradient
-as large as all of them for each word (9 times the time at 500 words). Fused kernels read the
-lengths on the host, so they do not run under `torch.func.vmap`; torch's LSTM and cuDNN's kernels
-have no second derivative. "cell" is for these cases: see `cells`.
+the C kernels of this package run: for a GRU in training, padding included, for an LSTM without
+padding. Otherwise torch's layers run on the padded texts, because torch's packed sequences compute
+a gradient of the full size for each word (9 times the time at 500 words). Fused kernels read the
+lengths on the CPU, so they do not run under `torch.func.vmap`; torch's LSTM and cuDNN's kernels
+have no second derivative. Use "cell" in these cases; see `cells`.
 
-A layer's parameters are {"input": {weight, bias}, "state": {weight, bias}}, the gates stacked in
-torch's order.
+The parameters of a layer are {"input": {weight, bias}, "state": {weight, bias}}, with the gates
+stacked in torch's order.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Kernel = Literal["fused", "cell"]
 
 
 def init_recurrence(key: Key, n_in: int, hidden: int, gates: int, dtype: torch.dtype) -> Tree:
-    """Draw a layer of one direction, all uniform in +-1/sqrt(hidden), as torch does."""
+    """Draw a layer of one direction, uniform in +-1/sqrt(hidden), as torch does."""
     bound = 1.0 / math.sqrt(hidden)
     return {
         "input": init_uniform(key.at("input"), n_in, gates * hidden, bound, dtype),
@@ -70,9 +69,9 @@ def gru(p: Tree, x: Tensor, mask: Tensor, kernel: Kernel) -> Tensor:
 def bilstm(p: Tree, x: Tensor, mask: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
     """Return (states [n, m, 2 hidden], last states [n, 2 hidden]) of an LSTM in both directions.
 
-    `p` is {"forward", "backward"}. The last state is the forward one after the last word and the
-    backward one after the first. States at padding are arbitrary, and the fused kernel leaves out
-    columns that are padding in every text: m is at most L.
+    `p` is {"forward", "backward"}. The last states are the forward state after the last word and
+    the backward state after the first word. States at padding are arbitrary; the fused kernel drops
+    columns that are padding in every text, so m is at most L.
     """
     if kernel == "cell":
         there, last = lstm_cells(p["forward"], x, mask, backward=False)
@@ -84,7 +83,7 @@ def bilstm(p: Tree, x: Tensor, mask: Tensor, kernel: Kernel) -> tuple[Tensor, Te
         states: Tensor = BiLstm.apply(x, lengths, *weights)  # type: ignore[no-untyped-call]
         there, back = states.chunk(2, -1)
         return states, torch.cat([_at_last_word(there, lengths), back[:, 0]], -1)
-    # The words of every text in reverse; the padding stays behind them. Its own inverse.
+    # Reverses the words of each text and keeps the padding behind them; it is its own inverse.
     turned = (lengths[:, None] - 1 - torch.arange(x.shape[1], device=x.device)) % x.shape[1]
     there = _lstm(p["forward"], x)
     back = _lstm(p["backward"], _pick(x, turned))
@@ -97,7 +96,7 @@ def _flat(p: Tree) -> list[Tensor]:
 
 
 def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the columns up to the last word of any text, one at least, and the lengths [n]."""
+    """Return the columns up to the last word of any text (at least one), and the lengths [n]."""
     if not ((mask == 0) | (mask == 1)).all():
         raise DataError("the last column of prepared texts is 1 for a word and 0 for padding.")
     if (mask[:, 1:] > mask[:, :-1]).any():
@@ -108,12 +107,12 @@ def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pick(rows: Tensor, at: Tensor) -> Tensor:
-    """Return [n, m, d]: of each text the rows of the numbers `at` [n, m]."""
+    """Return [n, m, d]: the rows `at` [n, m] of each text."""
     return rows.gather(1, at[:, :, None].expand(-1, -1, rows.shape[-1]))
 
 
 def _at_last_word(states: Tensor, lengths: Tensor) -> Tensor:
-    """Return the states [n, hidden] after the last words; zero for a text that has none."""
+    """Return the states [n, hidden] after the last words; zero for a text without words."""
     last = _pick(states, (lengths - 1).clamp_min(0)[:, None])[:, 0]
     return last * (lengths > 0).to(states.dtype)[:, None]
 

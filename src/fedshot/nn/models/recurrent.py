@@ -1,11 +1,11 @@
 """Text backbones: a GRU and a bidirectional LSTM over word vectors.
 
-Sources: FedFSL reads texts with a GRU of 128 and keeps its last state; F2L (Wang et al. 2023,
-C.1.1) has "a biLSTM with 50 units". Departures: F2L does not say whether 50 is per direction or
-how states become one feature row. It is per direction here, so that 100 features divide by the 4
-heads of its Transformer, and the pooling is an option.
+Sources: FedFSL uses the last state of a GRU of 128 units; F2L (Wang et al. 2023, C.1.1) uses "a
+biLSTM with 50 units". Departures: F2L does not say whether 50 is per direction, or how the states
+are pooled. Here it is per direction, so that 100 features divide by the 4 heads of its Transformer,
+and the pooling is an option.
 
-Word vectors are frozen and come with the data; see `Backbone` for the form.
+Word vectors are frozen and come with the data; see `Backbone` for the input.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from fedshot.nn.models.recurrence import Kernel, bilstm, gru, init_recurrence, w
 
 @dataclass(frozen=True)
 class GRU:
-    """One GRU layer; the features are its state after the last word.
-
-    There is no batch norm, so all batch-norm policies do the same, and no dropout.
+    """One GRU layer; the features are its state after the last word. No batch norm or dropout.
 
     Args:
         hidden: number of features.
-        kernel: "fused" for torch's, "cell" for `vmap` and for second derivatives on a GPU. The
-            fused one cannot be vmapped because it reads the lengths of the texts on the host.
+        kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU. The
+            fused kernel cannot be vmapped, because it reads the lengths of the texts on the CPU.
     """
 
     takes: ClassVar[Literal["text"]] = "text"
@@ -50,7 +48,7 @@ class GRU:
 
     @property
     def vmappable(self) -> bool:
-        """Only the cells are."""
+        """Whether the kernel is "cell"."""
         return self.kernel == "cell"
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
@@ -59,7 +57,7 @@ class GRU:
         return {"forward": init_recurrence(at, shape[-1], self.hidden, GRU_GATES, dtype)}, {}
 
     def out_features(self, shape: Shape) -> int:
-        """Return the width of the state."""
+        """Return the number of hidden units."""
         del shape
         return self.hidden
 
@@ -73,9 +71,7 @@ class GRU:
 
 @dataclass(frozen=True)
 class BiLSTM:
-    """One LSTM layer in each direction, pooled over the words.
-
-    There is no batch norm, so all batch-norm policies do the same, and no dropout.
+    """One LSTM layer in each direction, pooled over the words. No batch norm or dropout.
 
     Args:
         hidden: units per direction; there are twice as many features.
@@ -83,8 +79,8 @@ class BiLSTM:
             states of the words, "attention" averages them with weights
             softmax_t(v . tanh(W h_t + b)).
         attention: rows of W.
-        kernel: "fused" for torch's, "cell" for `vmap` and for second derivatives on a GPU. The
-            fused one cannot be vmapped because it reads the lengths of the texts on the host.
+        kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU. The
+            fused kernel cannot be vmapped, because it reads the lengths of the texts on the CPU.
     """
 
     takes: ClassVar[Literal["text"]] = "text"
@@ -104,7 +100,7 @@ class BiLSTM:
 
     @property
     def vmappable(self) -> bool:
-        """Only the cells are."""
+        """Whether the kernel is "cell"."""
         return self.kernel == "cell"
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
@@ -120,7 +116,7 @@ class BiLSTM:
         return params, {}
 
     def out_features(self, shape: Shape) -> int:
-        """Return the width of both states."""
+        """Return the number of hidden units of both directions."""
         del shape
         return 2 * self.hidden
 
@@ -140,16 +136,16 @@ class BiLSTM:
 
 
 def _init_attention(key: Key, n_in: int, width: int, dtype: torch.dtype) -> Tree:
-    """Draw the projection and the score; a bias of the score would cancel in the softmax."""
+    """Draw the projection and the score, which has no bias: it would cancel in the softmax."""
     project = init_uniform(key.at("project"), n_in, width, 1.0 / math.sqrt(n_in), dtype)
     score = init_uniform(key.at("score"), width, 1, 1.0 / math.sqrt(width), dtype)
     return {"project": project, "score": {"weight": score["weight"]}}
 
 
 def _attend(p: Tree, states: Tensor, mask: Tensor) -> Tensor:
-    """Return weights [n, L]: 0 on padding, sums of 1, or of 0 for an empty text."""
+    """Return weights [n, L]: 0 on padding; they sum to 1, or to 0 for an empty text."""
     scores = torch.tanh(linear(p["project"], states)) @ p["score"]["weight"][0]
-    # The lowest number in place of minus infinity: a row of the latter has no softmax.
+    # The lowest number instead of minus infinity, whose softmax would be NaN for an empty text.
     scores = torch.where(mask > 0, scores, torch.finfo(scores.dtype).min)
     return torch.softmax(scores, -1) * mask
 

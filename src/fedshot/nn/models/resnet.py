@@ -1,8 +1,8 @@
-"""ResNet-12, the wide residual net of the few-shot literature, with DropBlock.
+"""ResNet-12, the residual network of the few-shot literature, with DropBlock.
 
-Sources: the net as F2L uses it (Wang et al. 2023, C.1.1); DropBlock from Ghiasi et al. 2018.
-Departures: F2L says that DropBlock is used, not where, how wide or how much; the choices here are
-the usual ones. The rate is constant, without the warm-up that Ghiasi et al. suggest.
+Sources: the network as in F2L (Wang et al. 2023, C.1.1); DropBlock from Ghiasi et al. 2018.
+Departures: F2L uses DropBlock without giving its places, size and rate; the usual ones are used
+here. The rate is constant, without the warm-up that Ghiasi et al. suggest.
 """
 
 from __future__ import annotations
@@ -43,27 +43,26 @@ _LARGEST_BLOCK = 5  # pixels: the last map at 84 px
 class ResNet12:
     """Four residual blocks of three 3x3 convolutions, then the mean over the last map.
 
-    A block is z = norm3(conv3(a(norm2(conv2(a(norm1(conv1(x)))))))), and its output
-    a(maxpool(z + norm(conv1x1(x)))) with a leaky ReLU a. The last activation is written before the
-    pool elsewhere; the two commute because a is increasing, and a quarter of the elements is left.
-    A pool is left out where the map is narrower than 2 pixels.
+    A block computes z = norm3(conv3(a(norm2(conv2(a(norm1(conv1(x)))))))) and outputs
+    a(maxpool(z + norm(conv1x1(x)))), with a leaky ReLU a. The last activation usually comes before
+    the pool; the two commute, and after the pool only a quarter of the elements is left. A map
+    narrower than 2 pixels is not pooled.
 
-    The convolutions have no bias: batch norm would take it out again. Parameters with RGB images:
+    The convolutions have no bias, because batch norm would cancel it. Parameters with RGB images:
     8.0 M with the default widths, 12.4 M with F2L's (64, 160, 320, 640), and 5.6 M with
-    (64, 128, 256, 384), the nearest of the usual kind to FedFSL's "about 5M".
+    (64, 128, 256, 384), the usual widths nearest to FedFSL's "about 5M".
 
-    Runs under `vmap`, on a CPU more slowly than a loop, whose convolutions go another way; see
-    `batch_norm` for what that needs. A batch of 80 at 84 px is 1.7 TFLOP a step: a few seconds on a
-    CPU.
+    On a CPU it is slower under `vmap` than in a loop, which has faster convolutions. A training
+    step with 80 images at 84 px is 1.7 TFLOP: a few seconds on a CPU.
 
     Args:
         widths: channels of the blocks; the last is the number of features.
         dropblock: share of the elements dropped after the last two blocks, in training.
-        block_size: side of a dropped block in pixels. None: as wide as the last map, at most 5;
-            that is 5 at 84 px and 2 at 32 px. Never wider than the map at hand.
+        block_size: side of a dropped block in pixels, at most that of the map. None: the side of
+            the last map, at most 5; that is 5 at 84 px and 2 at 32 px.
         dropout: share of single elements dropped after the first two blocks, in training.
         slope: of the activation below 0; 0 gives the ReLU.
-        features: above 0, a last linear layer makes so many of those, such as 2 for a picture.
+        features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
     """
 
     takes: ClassVar[Literal["images"]] = "images"
@@ -126,7 +125,7 @@ class ResNet12:
 
     def _block(self, p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         after: dict[str, Tree] = {}
-        constants = mode.norm == "given"  # the kernels do not differentiate under such statistics
+        constants = mode.norm == "given"  # the kernels have no derivative for given statistics
 
         def normed(name: str, z: Tensor) -> residual.Normed:
             return residual.Normed(z, p[f"norm{name}"], s.get(f"norm{name}", {}))
@@ -170,15 +169,14 @@ def _init_block(key: Key, c_in: int, width: int, dtype: torch.dtype) -> tuple[Tr
 def drop_block(x: Tensor, rate: float, size: int, mode: Mode, site: int) -> Tensor:
     """Return x [n, c, h, w] with squares of `size` pixels set to 0 and the rest scaled up.
 
-    Each place where a whole square fits starts one with probability
+    In each channel, a square starts at each possible position with probability
 
         gamma = rate / size^2 * h w / ((h - size + 1) (w - size + 1)),     Ghiasi et al., eq. (1)
 
-    in each channel by itself. Squares overlap, so slightly less than `rate` is dropped, unless the
-    square is the map. What is left is divided by its share of the whole batch (their algorithm 1).
+    Squares overlap, so slightly less than `rate` is dropped, unless a square covers the map. The
+    remaining elements are divided by their share of the batch (their algorithm 1).
 
-    The mask is the maximum over a window of hashed starts: fixed shapes, and a function of (seed,
-    site) alone.
+    The mask is a max-pool over hashed start positions and depends on (seed, site) alone.
     """
     if not mode.train or rate == 0.0:
         return x
