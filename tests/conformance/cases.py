@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.own import FLProtoMomentum
 from conformance.patchwork import Patchwork
-from conformance.wire_messages import by_letter
+from conformance.wire_messages import on_one_node
 from fedshot.conformance.checks import REFERENCE, THREADS, VECTORISED
 from fedshot.conformance.federation import FleetCase
 from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
@@ -208,6 +208,6 @@ FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     THREADS,
     FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
-    FleetCase("by letter", by_letter),
+    FleetCase("flower", on_one_node),
     VECTORISED,
 )

@@ -27,8 +27,8 @@ class Lock(NamedTuple):
         """Raise BusyError where the file is held but gone from its path: another may hold one."""
         if self.held and not _is_at(self.path, self.file):
             raise BusyError(
-                f"{self.path.parent} was deleted or replaced while this process trained there; "
-                "it writes nothing more. To train there again, start the run again."
+                f"{self.path.parent} was deleted or replaced while this process used it; this "
+                "process writes nothing more. To use the folder again, start the command again."
             )
 
 
