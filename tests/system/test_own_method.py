@@ -223,7 +223,7 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
         ("no tensors", "an up that is no tree: theta is a float"),
         ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
         ("no private state", "a private state of another form"),
-        ("state alone", r"Faulty\.round returned a Server; expected the server's new state"),
+        ("state alone", r"Faulty\.round returned a FLProtoState; expected the server's new state"),
     ],
 )
 def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
