@@ -32,7 +32,7 @@ from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import short
 
 _MB = 1 << 20
-_OPTIONS = {  # options of methods that a line bounds
+_OPTIONS = {  # of methods, which a line bounds
     "min_batch": ("batch", "inner_batch"), "min_local_steps": ("local_steps", "prepare_steps"),
 }  # fmt: skip
 _GRADIENT = "gradient"  # name of the part with the gradient of a single step

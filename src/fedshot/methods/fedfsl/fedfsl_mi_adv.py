@@ -61,7 +61,8 @@ from fedshot.learners.local_update import (
     moments_of,
     weight_of,
 )
-from fedshot.learners.prediction_drift import answer_common, common_form
+from fedshot.learners.prediction_drift import answer_common
+from fedshot.methods.fedfsl.drift import average_with_drift
 from fedshot.methods.fedfsl.leave_one_out import (
     Reference,
     first_pool,
@@ -94,7 +95,7 @@ from fedshot.nn.losses import (
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
@@ -405,14 +406,15 @@ class FedFSLMIAdv:
         self, server: FedFSLMIAdvState, clients: Clients, key: Key
     ) -> tuple[FedFSLMIAdvState, Mapping[str, float]]:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
-        new, got = average(
+        new, got = average_with_drift(
             clients,
             self.train,
             {"w": server.w, "stats": server.stats},
             key,
             max_weight=max_weight_of(self.n_episodes, self.weigh_by),
             down=pool_message(server.pool, len(clients.ids)),
-            common=common_form(self.model, self.common_questions),
+            model=self.model,
+            n=self.common_questions,
         )
         return FedFSLMIAdvState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
 

@@ -42,10 +42,11 @@ from fedshot.learners.local_update import (
     moments_of,
     weight_of,
 )
-from fedshot.learners.prediction_drift import answer_common, common_form
+from fedshot.learners.prediction_drift import answer_common
+from fedshot.methods.fedfsl.drift import average_with_drift
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import Prediction, diagnostic, predict_at_server
@@ -152,14 +153,14 @@ class FedFSLNaive:
         self, server: FedFSLNaiveState, clients: Clients, key: Key
     ) -> tuple[FedFSLNaiveState, Mapping[str, float]]:
         """w <- w + sum_k |B_k| (w_k - w) / |B|."""
-        common = common_form(self.model, self.common_questions)
-        new, got = average(
+        new, got = average_with_drift(
             clients,
             self.train,
             server._asdict(),
             key,
             max_weight=max_weight_of(self.n_episodes, self.weigh_by),
-            common=common,
+            model=self.model,
+            n=self.common_questions,
         )
         return FedFSLNaiveState(**new), got.metrics
 
