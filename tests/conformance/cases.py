@@ -207,7 +207,7 @@ assert WHOLE > DEMANDING
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     THREADS,
-    FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
+    FleetCase("threads, five workers", lambda setup: Threads(setup.host, 5), slow=True),
     FleetCase("flower", on_one_node),
     VECTORISED,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from flwr.app import Message
@@ -82,9 +83,11 @@ class NodeLoop:
                 record = reply.record(self.limits)
             except CodecError as error:
                 self.tell(f"a reply cannot be sent: {error}")
-                kept = {name: reply.head[name] for name in ("id", "seconds") if name in reply.head}
-                refused = {"refused": f"its reply cannot be sent: {error}"}
-                record = WireMessage({**kept, **refused}).record()
+                kept: dict[str, Any] = {
+                    name: reply.head[name] for name in ("id", "seconds") if name in reply.head
+                }
+                kept["refused"] = f"its reply cannot be sent: {error}"
+                record = WireMessage(kept).record()
             self.connection.push(record, message)
         except (ConnectionLostError, ConfigError, CodecError, httpx.HTTPError) as error:
             self.tell(f"a reply came too late, or did not arrive: {error}")
