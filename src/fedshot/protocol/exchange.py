@@ -143,8 +143,28 @@ class Arrival(NamedTuple):
     fault: Fault | None = None
 
 
-class Bank(Protocol):
-    """Trees that the server keeps on disk, one per client; versions are (round, exchange)."""
+class Sealable(Protocol):
+    """States of clients in versions (round, exchange), which checkpoints seal by round."""
+
+    def void(self, round: int) -> None:
+        """Drop the states of a voided round."""
+        ...
+
+    def seal(self, round: int, keep: Collection[int]) -> str:
+        """Make the states of this round and of the rounds `keep` permanent; return a hash."""
+        ...
+
+    def open(self, round: int, sha: str) -> None:
+        """Make the states sealed with this hash readable."""
+        ...
+
+    def rewind(self, round: int, sha: str) -> None:
+        """Go back to the states sealed with this hash; drop all later ones."""
+        ...
+
+
+class Bank(Sealable, Protocol):
+    """Trees that the server keeps on disk, one per client."""
 
     def load(self, client: int, upto: tuple[int, int]) -> dict[str, Tensor] | None:
         """Return the leaves of the newest version up to `upto`; None if there is none."""
@@ -154,25 +174,9 @@ class Bank(Protocol):
         """Write a version; `seal` makes it permanent."""
         ...
 
-    def void(self, round: int) -> None:
-        """Drop the versions of a voided round."""
-        ...
 
-    def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the versions of a round and of `keep` permanent; return a hash, "" if empty."""
-        ...
-
-    def open(self, round: int, sha: str) -> None:
-        """Make the trees of a sealed round readable."""
-        ...
-
-    def rewind(self, round: int, sha: str) -> None:
-        """Go back to a sealed round; drop all later versions."""
-        ...
-
-
-class Fleet(Protocol):
-    """Runs clients. A fleet is independent of the method."""
+class Fleet(Sealable, Protocol):
+    """Runs clients and keeps their private states. A fleet is independent of the method."""
 
     @property
     def bank(self) -> Bank:
@@ -189,22 +193,6 @@ class Fleet(Protocol):
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep the private states of accepted clients, and drop those of the others."""
-        ...
-
-    def void(self, round: int) -> None:
-        """Drop the private states of a voided round."""
-        ...
-
-    def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the private states of this round and of `keep` permanent; return a hash."""
-        ...
-
-    def open(self, round: int, sha: str) -> None:
-        """Make the private states sealed with this hash readable."""
-        ...
-
-    def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states sealed with this hash; drop all later ones."""
         ...
 
 

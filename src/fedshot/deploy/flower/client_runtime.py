@@ -88,9 +88,9 @@ class ClientRuntime:
         setup.check(data)
         config = setup.config()
         _check_settings(folder / "settings.json", config.settings)
-        method = setup.method(config, data)
-        store = PrivateStore(folder / "clients")
-        host = Host(method, data.dataset, data.partition, store, setup.private_key(config))
+        method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
+        store, key = PrivateStore(folder / "clients"), Key(config.seed).at("clients")
+        host = Host(method, data.dataset, data.partition, store, key)
         threads = config.run.threads or 1
         return cls(method, host, data.clients, folder, threads=threads, workers=workers)
 

@@ -102,11 +102,7 @@ def node_command(folder: Path, i: int, address: str) -> list[str]:
 
 @contextmanager
 def federation(
-    folder: Path,
-    nodes: int,
-    tell: Callable[[str], None],
-    limits: Limits = LIMITS,
-    env: Mapping[str, str] = {},
+    folder: Path, nodes: int, tell: Callable[[str], None], env: Mapping[str, str] = {}
 ) -> Iterator[tuple[ServerFolder, Children]]:
     """Run a server and nodes in a folder made by `prepare`; logs go to its logs/.
 
@@ -116,7 +112,7 @@ def federation(
     with Children() as children:
         port = free_port()
         log = folder / "logs" / "server.log"
-        start_server(children, server_folder, "127.0.0.1", port, limits, log=log)
+        start_server(children, server_folder, "127.0.0.1", port, LIMITS, log=log)
         address = join_address("127.0.0.1", port)
         for i in range(nodes):
             log = folder / "logs" / f"node-{i}.log"

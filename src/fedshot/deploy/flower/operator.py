@@ -144,13 +144,13 @@ class Operator:
         except httpx.TransportError as error:
             self._check_trust(error)
             raise self._gone(error) from None
-        grid = HttpGrid(self.address, self.ca is None, self._root(), token=token)
+        grid = HttpGrid(self.address, self.ca is None, self._certificate, token=token)
         grid._retry_invoker.max_time = _RETRY_SECONDS
         # Flower's default interrupts the process if the server does not know the run any more.
         grid._retry_invoker.should_giveup = _is_final
-        with without_proxy(self._host):
+        with without_proxy(split_address(self.address)[0]):
             client = grid._runtime_client
-        limit_responses(client, self.limits, self._headers())
+        limit_responses(client, self.limits, {TOKEN_HEADER: self.token})
         try:
             got = client.PullTaskInput(PullTaskInputRequest())
         except httpx.HTTPError as error:
@@ -213,25 +213,17 @@ class Operator:
         return self._client(ControlHttpClient, "flwr CLI")
 
     def _client(self, kind: Any, component: str) -> Any:
-        with without_proxy(self._host):
+        interceptors = [RuntimeVersionHttpInterceptor(component_name=component)]
+        with without_proxy(split_address(self.address)[0]):
             client = kind.from_server_address(
-                self.address,
-                self.ca is None,
-                self._root(),
-                interceptors=[RuntimeVersionHttpInterceptor(component_name=component)],
+                self.address, self.ca is None, self._certificate, interceptors=interceptors
             )
-        limit_responses(client, self.limits, self._headers())
+        limit_responses(client, self.limits, {TOKEN_HEADER: self.token})
         return client
 
     @property
-    def _host(self) -> str:
-        return split_address(self.address)[0]
-
-    def _root(self) -> bytes | None:
+    def _certificate(self) -> bytes | None:
         return None if self.ca is None else self.ca.read_bytes()
-
-    def _headers(self) -> dict[str, str]:
-        return {TOKEN_HEADER: self.token}
 
 
 def _is_final(error: Exception) -> bool:

@@ -21,12 +21,11 @@ from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.config.registry import is_text
 from fedshot.core.errors import ConfigError
-from fedshot.core.seeds import Key, draws
+from fedshot.core.seeds import draws
 from fedshot.deploy.flower.codec import CodecError, short
 from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.shards import NodeData, notes_of
 from fedshot.methods.user_methods import FILES, fingerprint
-from fedshot.protocol.method import Method
 from fedshot.runs.prepare import PreparedRun
 
 _MAX_SETTINGS = 1 << 18  # characters of a configuration
@@ -148,14 +147,6 @@ class Setup:
                 f"the client files hold examples of {name!r:.60}, which is not a base class of the "
                 "server's configuration. Pack them again with the server's configuration."
             )
-
-    def method(self, config: Config, data: NodeData) -> Method[Any]:
-        """Return the method of the run."""
-        return config.method(config.model.build(data.dataset), self.classes, self.clients)
-
-    def private_key(self, config: Config) -> Key:
-        """Return the root of the keys of the clients' initial private states."""
-        return Key(config.seed).at("clients")
 
 
 def _libraries() -> tuple[str, str]:

@@ -86,17 +86,13 @@ def write_shards(
 
 
 def write_client(
-    folder: Path,
-    dataset: Dataset,
-    rows: Ints,
-    client: int,
-    notes: Mapping[str, Any] | None = None,
+    folder: Path, dataset: Dataset, rows: Ints, client: int, metadata: Mapping[str, Any]
 ) -> None:
-    """Write the file of a client with these rows; `notes` replaces the metadata of `kind_of`."""
+    """Write the file of a client with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = samples_of(dataset, rows)
     content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    storage.write(path_of(folder, client), content, notes or kind_of(dataset), sync=True)
+    storage.write(path_of(folder, client), content, metadata, sync=True)
 
 
 def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
