@@ -24,8 +24,8 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
-from fedshot.methods.base.fl_proto import FLProtoState
 from fedshot.protocol.clients import Clients
+from fedshot.protocol.method import ModelState
 
 WORK = Work("conv4-32", "conv4", (32, 32, 3), clients=30, steps=1)  # 6,000 images in 10 classes
 EPISODES, TIE = 1000, 2e-4
@@ -35,7 +35,7 @@ class Sitting:
     """The exam on a fleet: answers and marks."""
 
     def __init__(
-        self, bench: RecipeRunner, server: FLProtoState, tasks: Tasks, fleet: str, at: Path
+        self, bench: RecipeRunner, server: ModelState, tasks: Tasks, fleet: str, at: Path
     ) -> None:
         self._bench, self._server, self._plan = bench, server, FLEETS[fleet]
         self._dataset, self._tasks = bench.dataset, tasks
@@ -61,7 +61,7 @@ def rows_of(tasks: Tasks, y: Any) -> list[list[int]]:
     return found
 
 
-def trained(bench: RecipeRunner, folder: Path) -> FLProtoState:
+def trained(bench: RecipeRunner, folder: Path) -> ModelState:
     """Return an encoder after one round, so that its running statistics are of these images."""
     store = PrivateStore(folder / "training")
     host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)

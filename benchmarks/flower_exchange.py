@@ -69,9 +69,10 @@ def measure(name: str, rounds: int) -> None:
         folder = Path(place)
         local.prepare(folder, setting, NODES)
         with (
-            local.federation(folder, NODES, lambda _: None) as (home, children),
-            flower_runs.opened(
-                setting, folder / "run", flower_runs.Place.new(str(home.folder), 0, 60.0), home,
+            local.federation(folder, NODES, lambda _: None) as (server_folder, children),
+            flower_runs.open_experiment(
+                setting, folder / "run",
+                flower_runs.Deployment.new(str(server_folder.folder), 0, 60.0), server_folder,
                 lambda _: None, wait=120.0,
             ) as experiment,
         ):  # fmt: skip
@@ -101,9 +102,8 @@ def measure(name: str, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    for owner, part in ((NodeRegistry, "there"), (Messenger, "_send"), (Messenger, "_look"),
-    (Messenger, "_bring"),
-                        (FlowerFleet, "seal")):  # fmt: skip
+    for owner, part in ((NodeRegistry, "connected"), (Messenger, "_send"), (Messenger, "_poll"),
+                        (Messenger, "_fetch"), (FlowerFleet, "seal")):  # fmt: skip
         timed(owner, part)
     for method in METHODS:
         measure(method, int(sys.argv[1]) if len(sys.argv) > 1 else 20)

@@ -20,9 +20,9 @@ from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.vectorised import Vectorised
-from fedshot.methods.base.fl_proto import FLProtoState
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet
+from fedshot.protocol.method import ModelState
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Round:
         self.meter = Meter(self.plan.make(host))
         self.fleet = Guard(self.meter)
 
-    def __call__(self) -> FLProtoState:
+    def __call__(self) -> ModelState:
         """Return the server's state after the round."""
         bench = self.bench
         clients = Clients(self.fleet, range(bench.work.clients), quorum=1.0, round=1)

@@ -19,13 +19,14 @@ from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.data.tokens import Tokens
-from fedshot.methods.base.fl_proto import FLProto, FLProtoState
+from fedshot.methods.base.fl_proto import FLProto
 from fedshot.nn.models.backbones import MLP, Backbone, Conv4
 from fedshot.nn.models.cost import step_flops
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.recurrent import GRU
 from fedshot.nn.models.resnet import ResNet12
 from fedshot.nn.optim import Optimizer
+from fedshot.protocol.method import ModelState
 
 CLASSES, SPARE, WORDS = 10, 4, 1000
 WIDTHS = (64, 160, 320, 640)
@@ -102,7 +103,7 @@ class RecipeRunner:
         )
         self.episode = EpisodeSpec(5, work.shot, work.query)
         self.method = FLProto(self.model, self.episode, work.steps, optimizer=work.optimizer)
-        self.server: FLProtoState = self.method.init(Key(0))
+        self.server: ModelState = self.method.init(Key(0))
 
     @property
     def flops(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.own import FLProtoMomentum
 from conformance.patchwork import Patchwork
-from conformance.wire_messages import by_letter
+from conformance.wire_messages import on_one_node
 from fedshot.conformance.checks import REFERENCE, THREADS, VECTORISED
 from fedshot.conformance.federation import FleetCase
 from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
@@ -204,7 +204,7 @@ assert WHOLE > DEMANDING
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     THREADS,
-    FleetCase("threads, five workers", lambda home: Threads(home.host, 5), slow=True),
-    FleetCase("by letter", by_letter),
+    FleetCase("threads, five workers", lambda setup: Threads(setup.host, 5), slow=True),
+    FleetCase("flower", on_one_node),
     VECTORISED,
 )

@@ -36,8 +36,8 @@ CHECKS = (
     checks.order_of_the_cohort_does_not_matter,
     checks.order_of_arrival_does_not_matter,
     checks.storage_keeps_everything,
-    checks.questions_are_answered_and_nothing_is_learnt,
-    checks.queries_are_answered_one_by_one,
+    checks.episodes_are_predicted_and_nothing_is_trained,
+    checks.queries_are_predicted_independently,
     checks.is_made_of_hyper_parameters,
 )
 
@@ -50,8 +50,8 @@ def test_the_answer_is_the_same(check: checks.Function, runs: Runs) -> None:
 def test_another_round_draws_other_things_from_the_same_state(begin: Begin) -> None:
     first, second = begin(), begin()
     second.round = 1
-    first.play(1, choose=COHORT)
-    second.play(1, choose=COHORT)
+    first.train(1, choose=COHORT)
+    second.train(1, choose=COHORT)
     assert list(first.metrics.values()) != list(second.metrics.values())
 
 
@@ -59,19 +59,19 @@ def test_another_round_draws_other_things_from_the_same_state(begin: Begin) -> N
 @given(data=st.data())
 def test_partial_sums_merge_to_the_same_bits(undisturbed: Federation, data: st.DataObject) -> None:
     """One accumulator, or four merged in any order, with the clients' parts split in any way."""
-    last = undisturbed.visits[-1].exchange
-    visits = [visit for visit in undisturbed.visits if visit.exchange is last]
-    order = data.draw(st.permutations(visits))
-    weights = {v.client: data.draw(st.floats(1e-3, 1e3)) for v in visits}
+    last = undisturbed.executions[-1].exchange
+    executions = [execution for execution in undisturbed.executions if execution.exchange is last]
+    order = data.draw(st.permutations(executions))
+    weights = {v.client: data.draw(st.floats(1e-3, 1e3)) for v in executions}
     workers = [data.draw(st.integers(0, 3)) for _ in order]
     merging = data.draw(st.permutations(range(4)))
     for name, reducer in last.reduce.items():
-        one = reducer.start(len(visits))
-        four: list[Accumulator] = [reducer.start(len(visits)) for _ in range(4)]
-        for visit in visits:
-            one.add(visit.client, visit.reply.up[name], weights[visit.client])
-        for worker, visit in zip(workers, order, strict=True):
-            four[worker].add(visit.client, visit.reply.up[name], weights[visit.client])
+        one = reducer.start(len(executions))
+        four: list[Accumulator] = [reducer.start(len(executions)) for _ in range(4)]
+        for execution in executions:
+            one.add(execution.client, execution.reply.up[name], weights[execution.client])
+        for worker, execution in zip(workers, order, strict=True):
+            four[worker].add(execution.client, execution.reply.up[name], weights[execution.client])
         for other in merging[1:]:
             four[merging[0]].merge(four[other])
         found, expected = four[merging[0]].result(), one.result()

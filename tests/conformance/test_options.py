@@ -206,7 +206,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], str]:
 
     @cache
     def of(method: Any) -> str:
-        run = Federation(method, REFERENCE, tmp_path_factory.mktemp("run")).play(2)
+        run = Federation(method, REFERENCE, tmp_path_factory.mktemp("run")).train(2)
         asked = groups() if method.name.startswith("frl") else None
         found = dict(run.logits(4, asked)) | dict(run.everything())
         text = "\n".join(f"{name} {tree.digest(leaf)}" for name, leaf in sorted(found.items()))

@@ -24,9 +24,9 @@ from fedshot.protocol.method import Method
 CHECKS = (
     checks.private_tensors_stay_with_the_client,
     checks.private_tensors_reach_no_server,
-    checks.who_is_not_asked_keeps_its_state,
+    checks.unsampled_clients_keep_their_state,
     checks.private_states_are_the_clients_own,
-    checks.rewound_runs_go_on_as_never_stopped,
+    checks.rewound_runs_equal_uninterrupted_ones,
 )
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
@@ -42,7 +42,7 @@ def test_private_states_stay_private_and_right(check: checks.Function, runs: Run
 def test_a_client_that_is_not_accepted_goes_back_to_its_last_state(
     runs: Runs, trouble: Trouble
 ) -> None:
-    checks.refused_clients_go_back(runs, trouble)
+    checks.refused_clients_keep_their_old_state(runs, trouble)
 
 
 def test_all_that_clients_upload_stands_on_the_methods_page(
@@ -54,11 +54,11 @@ def test_all_that_clients_upload_stands_on_the_methods_page(
         pytest.skip("a method of one's own")
     table = page.read_text(encoding="utf-8").partition("| where | what |")[2].partition("\n\n")[0]
     rows = [row for row in table.splitlines() if not row.startswith(NOT_UP)]
-    for visit in undisturbed.visits:
-        if visit.exchange.phase != "train":
+    for execution in undisturbed.executions:
+        if execution.exchange.phase != "train":
             continue
         told = {word for row in rows for word in re.findall(r"\w+", row)}
-        assert visit.reply.up.keys() <= told, sorted(visit.reply.up)
+        assert execution.reply.up.keys() <= told, sorted(execution.reply.up)
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
@@ -71,7 +71,9 @@ def test_nothing_is_uploaded_to_watch_a_training_unless_it_is_asked_for(name: st
 def test_a_leak_would_be_found() -> None:
     """The detector detects: whole, as a piece of something larger, and not what was never sent."""
     secret = torch.randn(5, generator=torch.Generator().manual_seed(0))
-    hidden = checks.secrets({"w": secret, "fresh": torch.zeros(5), "step": torch.tensor(3)})
+    hidden = checks.distinctive_leaves(
+        {"w": secret, "fresh": torch.zeros(5), "step": torch.tensor(3)}
+    )
     assert list(hidden) == ["w"]
     assert checks.leaks(hidden, [torch.zeros(2), secret.clone()]) == ["w"]
     assert checks.leaks(
@@ -91,6 +93,8 @@ def test_training_alone_costs_no_bytes(undisturbed: Federation, method: Method[A
         return
     assert undisturbed.meter.total("train", "down") == 0
     assert undisturbed.meter.total("train", "up") == 0
-    train = [visit for visit in undisturbed.visits if visit.exchange.phase == "train"]
+    train = [
+        execution for execution in undisturbed.executions if execution.exchange.phase == "train"
+    ]
     assert train
-    assert all(visit.reply.up == {} for visit in train)
+    assert all(execution.reply.up == {} for execution in train)

@@ -8,9 +8,9 @@ from fedshot.conformance import checks
 from fedshot.conformance.checks import Runs
 
 CHECKS = (
-    checks.inputs_stay,
+    checks.inputs_are_unchanged,
     checks.same_inputs_give_same_bits,
-    checks.global_generators_stay,
+    checks.global_generators_are_unused,
     checks.draws_by_key_and_data,
     checks.replies_own_their_memory,
     checks.uploads_are_as_declared,

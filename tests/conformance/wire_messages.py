@@ -1,7 +1,6 @@
-"""Clients that are asked by letter, as on Flower, with the postman left out.
+"""A Flower fleet without the network: messages go through JSON to one node in this process.
 
-What goes to a node and back is written down and read again, so whatever a method sends must survive
-that; what the node does with it is what it does on a host of its own.
+Whatever a method sends must survive serialisation; the node handles messages as a real node does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.worker import do_work
+from fedshot.deploy.flower.worker import run_work
 from fedshot.fleets.sequential import Sequential
 from fedshot.protocol.exchange import Exchange
 
@@ -23,52 +22,56 @@ _NUMBER = 7
 
 
 class Direct:
-    """Carries letters to one node that lives in this process."""
+    """Transport to one node in this process."""
 
-    def __init__(self, member: ClientRuntime) -> None:
-        self.member = member
+    def __init__(self, runtime: ClientRuntime) -> None:
+        self.runtime = runtime
 
-    def there(self) -> dict[int, str]:
-        return {_NUMBER: "home"}
+    def connected(self) -> dict[int, str]:
+        return {_NUMBER: "node"}
 
-    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
+    def send_and_receive(
+        self, wire_messages: Mapping[int, WireMessage], seconds: float
+    ) -> Iterator[Incoming]:
         for number, wire_message in wire_messages.items():
             yield Incoming(number, written(self.answer(written(wire_message))))
 
     def answer(self, wire_message: WireMessage) -> WireMessage:
         reply, head = WireMessage({"seconds": 0.0}), wire_message.head
         if head.get("hello"):
-            reply.head |= {"name": "home", "clients": list(range(CLIENTS))}
+            reply.head |= {"name": "node", "clients": list(range(CLIENTS))}
             return reply
-        self.member.arrive(head["life"], tuple(head["base"]))
-        self.member.obey(head["orders"])
+        self.runtime.start_session(head["life"], tuple(head["base"]))
+        self.runtime.apply_orders(head["orders"])
         if "work" in head:
-            do_work(self.member, wire_message, reply, LIMITS)
-        reply.head |= self.member.state
+            run_work(self.runtime, wire_message, reply, LIMITS)
+        reply.head |= self.runtime.state
         return reply
 
 
 def written(wire_message: WireMessage) -> WireMessage:
-    """Return the letter after a journey."""
+    """Return the message as it is received."""
     return WireMessage(json.loads(json.dumps(wire_message.head)), dict(wire_message.blocks))
 
 
 class Prompt(FlowerFleet):
-    """A fleet whose orders do not wait for the next letter: these tests look at states at once."""
+    """A fleet that sends orders at once: these tests look at states after each exchange."""
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         super().settle(exchange, accepted)
-        list(self._tell_all(1.0))
+        list(self._send_orders(1.0))
 
     def void(self, round: int) -> None:
         super().void(round)
-        list(self._tell_all(1.0))
+        list(self._send_orders(1.0))
 
 
-def by_letter(home: FederationHost) -> FlowerFleet:
-    """Return a fleet whose clients live in `home` and are asked by letter."""
-    member = ClientRuntime(home.method, home.host, range(CLIENTS), home.folder / "node")
+def on_one_node(home: FederationHost) -> FlowerFleet:
+    """Return a Flower fleet with one node that holds all clients."""
+    runtime = ClientRuntime(home.method, home.host, range(CLIENTS), home.folder / "node")
     setup = Setup("0" * 32, "", (), CLIENTS, {})
-    fleet = Prompt(Sequential(home.host), Direct(member), setup, life=1, keeps=True, deadline=1.0)
+    fleet = Prompt(
+        Sequential(home.host), Direct(runtime), setup, session=1, keeps_state=True, deadline=1.0
+    )
     fleet.rewind(-1, "")
     return fleet

@@ -86,13 +86,15 @@ class Ground:
         self, *changes: dict[str, Any], deadline: float = LONG, folder: Path | None = None
     ) -> Iterator[Experiment]:
         """Yield an experiment whose clients live on the nodes."""
-        from fedshot.deploy.flower.flower_runs import Place, opened
+        from fedshot.deploy.flower.flower_runs import Deployment, open_experiment
 
         folder = folder or self.new_folder()
         known = (folder / "flower.json").exists()
-        place = Place.read(folder) if known else Place.new(str(self.home.folder), 0, deadline)
-        with opened(
-            setting(*changes), folder, place, self.home, self.said.append, wait=LONG
+        deployment = (
+            Deployment.read(folder) if known else Deployment.new(str(self.home.folder), 0, deadline)
+        )
+        with open_experiment(
+            setting(*changes), folder, deployment, self.home, self.said.append, wait=LONG
         ) as made:
             yield made
 
@@ -108,14 +110,14 @@ class Ground:
         """Start a node again."""
         from fedshot.deploy.flower import local
 
-        words = local.node_words(self.folder, i, self.address())
+        words = local.node_command(self.folder, i, self.address())
         self.children.start(f"node-{i}", words, self.folder / "logs" / f"node-{i}.log")
 
     def private(self, experiment: Experiment) -> dict[str, str]:
         """Return the hash of the newest private state of every client, as the nodes hold them."""
-        from fedshot.deploy.flower.flower_runs import Place
+        from fedshot.deploy.flower.flower_runs import Deployment
 
-        run = Place.read(experiment.folder).run
+        run = Deployment.read(experiment.folder).run
         return newest(self.folder.glob(f"node-*/state/{run}/clients/*"))
 
 

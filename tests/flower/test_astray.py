@@ -22,9 +22,9 @@ def serve(folder: Path, host: str, port: int) -> int:
 
 def test_a_second_server_leaves_the_first_ones_address_as_it_is(ground: Ground) -> None:
     from fedshot.core.locks import only_one
-    from fedshot.deploy.flower.server_folder import free_port, split
+    from fedshot.deploy.flower.server_folder import free_port, split_address
 
-    host, port = split(ground.address())
+    host, port = split_address(ground.address())
     written = (ground.home.folder / "server.json").read_bytes()
     with pytest.raises(ConfigError, match=f"no server can listen on {host}:{port}"):
         serve(ground.home.folder, host, port)
@@ -34,7 +34,7 @@ def test_a_second_server_leaves_the_first_ones_address_as_it_is(ground: Ground) 
     ):
         serve(ground.home.folder, host, free_port())
     for strange in ("192.0.2.1", "127.0.0..1", "no.such.host.invalid"):
-        with pytest.raises(ConfigError, match="--host is an address of this machine"):
+        with pytest.raises(ConfigError, match="--host must be an address of this machine"):
             serve(ground.home.folder, strange, free_port())
     assert (ground.home.folder / "server.json").read_bytes() == written
 
@@ -51,10 +51,10 @@ def test_a_certificate_of_another_host_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_a_node_names_what_is_no_certificate(ground: Ground) -> None:
-    from fedshot.deploy.flower.keys import authority
+    from fedshot.deploy.flower.keys import load_authority
 
-    with pytest.raises(ConfigError, match=r"node-0\.pub is no certificate"):
-        authority(ground.home.nodes / "node-0.pub")
+    with pytest.raises(ConfigError, match=r"node-0\.pub is not a certificate"):
+        load_authority(ground.home.nodes / "node-0.pub")
 
 
 def test_a_node_with_tls_names_a_server_without(tmp_path: Path) -> None:
@@ -63,14 +63,14 @@ def test_a_node_with_tls_names_a_server_without(tmp_path: Path) -> None:
     from fedshot.deploy.flower.keys import make_server_keys, new_key
     from fedshot.deploy.flower.local import start_server
     from fedshot.deploy.flower.processes import Children
-    from fedshot.deploy.flower.server_folder import CA, ServerFolder, free_port, joined
+    from fedshot.deploy.flower.server_folder import CA, ServerFolder, free_port, join_address
 
     make_server_keys(tmp_path / "keys", ["127.0.0.1"])
     home, port = ServerFolder(tmp_path / "plain"), free_port()
     with Children() as children:
         log = tmp_path / "server.log"
         start_server(children, home, "127.0.0.1", port, LIMITS, log=log, secure=False)
-        line = Connection(joined("127.0.0.1", port), new_key(), tmp_path / "keys" / CA,
+        line = Connection(join_address("127.0.0.1", port), new_key(), tmp_path / "keys" / CA,
                     tmp_path / "node.json", LIMITS)  # fmt: skip
         try:
             with pytest.raises(ConfigError, match="the server does not speak TLS"):

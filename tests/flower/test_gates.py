@@ -57,7 +57,9 @@ def test_a_client_that_speaks_plain_text_is_turned_away(ground: Ground, tmp_path
     import httpx
 
     with pytest.raises(httpx.TransportError):
-        httpx.post(f"http://{ground.address()}/v1/fleet/activate-node", content=b"", timeout=LONG)
+        httpx.messenger(
+            f"http://{ground.address()}/v1/fleet/activate-node", content=b"", timeout=LONG
+        )
     assert "does not speak plain text" in refused(node(ground, tmp_path))
 
 
@@ -80,13 +82,13 @@ def test_without_the_token_nobody_registers_or_begins_a_run(ground: Ground) -> N
         for path in ("control/start-run", "control/register-node", "control/list-nodes",
                      "runtime/acquire-task", "runtime/push-messages"):  # fmt: skip
             for headers in ({}, {"x-fedshot-token": "0" * 64}):
-                reply = client.post(f"/v1/{path}", content=b"", headers=headers)
+                reply = client.messenger(f"/v1/{path}", content=b"", headers=headers)
                 assert reply.status_code == 403, path
         for name, request in (
             ("pull-messages", PullMessagesRequest(node=Node(node_id=7))),
             ("activate-node", ActivateNodeRequest(public_key=key, heartbeat_interval=10.0)),
         ):
-            unsigned = client.post(
+            unsigned = client.messenger(
                 f"/v1/fleet/{name}", content=request.SerializeToString(),
                 headers={"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE},
             )  # fmt: skip
@@ -112,7 +114,7 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
     from fedshot.deploy.flower.fleet import FlowerFleet
     from fedshot.deploy.flower.keys import load_node_key
     from fedshot.deploy.flower.messages import WireMessage
-    from fedshot.deploy.flower.wire import name_message
+    from fedshot.deploy.flower.wire import set_message_id
 
     key = load_node_key(ground.folder / "node-1" / "node.key")
     liar = Connection(ground.address(), key, ground.home.ca, tmp_path / "node.json", LIMITS)
@@ -126,7 +128,7 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
         victim, liar._node.node_id = nodes["node-0"].number, nodes["node-1"].number
 
         def forged() -> WireMessage:
-            head = fleet.node_registry.wire_message(nodes["node-0"]).head
+            head = fleet.node_registry.message_to(nodes["node-0"]).head
             return WireMessage(head | {"life": 1 << 39, "base": [-1, ""]})
 
         for reply_to, source, to in (
@@ -135,7 +137,7 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
             ("0" * 64, victim, 1),
         ):
             message = Message(forged().record(), victim, "query.fedshot", ttl=60.0)
-            name_message(message)
+            set_message_id(message)
             outline = message_to_proto(remove_content_from_message(message))
             outline.metadata.reply_to_message_id = reply_to
             outline.metadata.src_node_id, outline.metadata.dst_node_id = source, to
@@ -145,11 +147,11 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
                     message_object_trees=[get_object_tree(message)],
                 ))  # fmt: skip
             assert refusal.value.response.status_code == 403
-        post = fleet._post
-        sign, post._sign = post._sign, None  # type: ignore[attr-defined]
-        (mail,) = post.ask({victim: forged()}, LONG)
-        assert "it is not signed by the server" in mail.reason
-        post._sign = sign  # type: ignore[attr-defined]
+        messenger = fleet._transport
+        sign, messenger._sign = messenger._sign, None  # type: ignore[attr-defined]
+        (incoming,) = messenger.send_and_receive({victim: forged()}, LONG)
+        assert "it is not signed by the server" in incoming.reason
+        messenger._sign = sign  # type: ignore[attr-defined]
         assert ground.private(there) == before
         records = list(rounds)
     liar.close()
@@ -158,10 +160,10 @@ def test_a_registered_node_does_not_speak_as_the_server(ground: Ground, tmp_path
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
-    from fedshot.deploy.flower.server_folder import split
+    from fedshot.deploy.flower.server_folder import split_address
 
     trusting = ssl.create_default_context(cafile=str(ground.home.ca))
-    host, port = split(ground.address())
+    host, port = split_address(ground.address())
     both = "Content-Length: 10\r\nTransfer-Encoding: chunked"
     for method, path, header, status in (
         ("POST", "push-object", f"Content-Length: {1 << 40}", b"413"),
@@ -183,10 +185,10 @@ def test_what_is_too_large_is_refused_before_it_is_read(ground: Ground) -> None:
 def test_what_comes_without_a_key_holds_no_memory_and_no_connection(ground: Ground) -> None:
     """A body is not read before the key is known; half requests keep nobody else away."""
     from fedshot.deploy.flower.local import operator_of
-    from fedshot.deploy.flower.server_folder import split
+    from fedshot.deploy.flower.server_folder import split_address
 
     trusting = ssl.create_default_context(cafile=str(ground.home.ca))
-    host, port = split(ground.address())
+    host, port = split_address(ground.address())
     with ExitStack() as stack:
 
         def line(text: str) -> ssl.SSLSocket:
@@ -245,19 +247,19 @@ def test_keys_come_and_go_while_the_server_runs(ground: Ground, tmp_path: Path) 
     from fedshot.deploy.flower.local import Registrar
 
     said: list[str] = []
-    door, nodes = Registrar(ground.home, said.append), ground.home.nodes
+    registrar, nodes = Registrar(ground.home, said.append), ground.home.nodes
     data = make_node_key(tmp_path / "late.key").read_bytes()
     words = ("--ca", ground.home.ca, "--key", tmp_path / "late.key")
     late = nodes / "late.pub"
     try:
         late.write_bytes(data[: len(data) // 2])  # half copied
         for _ in range(3):
-            door.look()
+            registrar.update()
         assert len(said) == 1
-        assert "late.pub is no public key" in said[0]
-        assert "late" not in door.known
+        assert "late.pub is not a public key" in said[0]
+        assert "late" not in registrar.known
         late.write_bytes(data)
-        door.look()
+        registrar.update()
         assert "late" in said[-1]
         there = node(ground, tmp_path, *words)
         try:
@@ -267,22 +269,22 @@ def test_keys_come_and_go_while_the_server_runs(ground: Ground, tmp_path: Path) 
             there.kill()
             there.communicate()
         held = late.rename(tmp_path / "late.pub.away")
-        door.look()
-        assert "late" not in door.known
+        registrar.update()
+        assert "late" not in registrar.known
         assert "does not know this node's key" in refused(node(ground, tmp_path, *words))
         held.rename(late)
         (nodes / "twin.pub").write_bytes(data)
-        door.look()
+        registrar.update()
         assert [text for text in said if "restart the server to admit this key again" in text]
-        assert [text for text in said if "twin has the key of late" in text]
+        assert [text for text in said if "twin has the same key as late" in text]
         told = len(said)
-        door.look()
+        registrar.update()
         assert len(said) == told
     finally:
         for name in ("late.pub", "twin.pub"):
             (nodes / name).unlink(missing_ok=True)
-        door.look()
-    assert set(door.known) == {"node-0", "node-1", "node-2"}
+        registrar.update()
+    assert set(registrar.known) == {"node-0", "node-1", "node-2"}
 
 
 def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None:
@@ -298,15 +300,21 @@ def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None
     worker = Worker("n", read_shards(ground.folder / "node-0" / "data"), tmp_path, limits=LIMITS)
     setup = Setup.of("0" * 32, setting({"seed": 1}))
     head = {"setup": setup.to_json(), "life": 1, "base": [-1, ""], "orders": [], "hello": True}
-    reply = worker.answer(WireMessage(head))
-    assert "another deal than the server's" in reply.head["refused"]
+    reply = worker.handle(WireMessage(head))
+    assert "another client split than the server's" in reply.head["refused"]
     head["setup"] = setup.to_json() | {"fedshot": "0.0.0"}
-    assert "the server runs fedshot 0.0.0" in worker.answer(WireMessage(head)).head["refused"]
+    assert "the server runs fedshot 0.0.0" in worker.handle(WireMessage(head)).head["refused"]
     head["setup"] = setup.to_json() | {"draws": None}
-    assert "does not tell what its keys draw" in worker.answer(WireMessage(head)).head["refused"]
+    assert (
+        "does not say which random numbers it draws"
+        in worker.handle(WireMessage(head)).head["refused"]
+    )
     head["setup"] = setup.to_json() | {"draws": ["0" * 32, "numpy 9.9", "torch 9.9"]}
-    refused = worker.answer(WireMessage(head)).head["refused"]
-    assert "draws other numbers (numpy 9.9, torch 9.9) than this node (numpy " in refused
+    refused = worker.handle(WireMessage(head)).head["refused"]
+    assert (
+        "draws other random numbers (numpy 9.9, torch 9.9) from one seed than this node (numpy "
+        in refused
+    )
 
 
 def test_a_node_with_another_file_of_a_method_is_named(ground: Ground, tmp_path: Path) -> None:
@@ -323,14 +331,14 @@ def test_a_node_with_another_file_of_a_method_is_named(ground: Ground, tmp_path:
 
     def refused(setup: dict[str, Any]) -> str:
         head = {"setup": setup, "life": 1, "base": [-1, ""], "orders": [], "hello": True}
-        return str(worker.answer(WireMessage(head)).head.get("refused", ""))
+        return str(worker.handle(WireMessage(head)).head.get("refused", ""))
 
     setup = Setup.of("0" * 32, setting({"method": {"name": "quilt"}})).to_json()
     assert setup["own"].startswith("quilt.py ")
     assert not refused(setup)
-    assert "'quilt' is other.py 00 at the server, and quilt.py" in refused(
+    assert "'quilt' is other.py 00 on the server, and quilt.py" in refused(
         setup | {"own": "other.py 00"}
     )
     unknown = setup | {"settings": setup["settings"].replace("quilt", "mine"), "own": "mine.py 00"}
-    assert "'mine' is mine.py 00 at the server, and not known at this node" in refused(unknown)
-    assert "does not say whose the method is" in refused(setup | {"own": None})
+    assert "'mine' is mine.py 00 on the server, and unknown on this node" in refused(unknown)
+    assert "setup.own is invalid" in refused(setup | {"own": None})

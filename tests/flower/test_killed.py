@@ -32,13 +32,13 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     ground: Ground, tmp_path: Path
 ) -> None:
     """The round closes at its deadline with the others; what the node had half done is dropped."""
-    from fedshot.deploy.flower.flower_runs import Place
+    from fedshot.deploy.flower.flower_runs import Deployment
 
     change = merged(PRIVATE, {"run": {"rounds": 6, "cohort": None}})
     victim = ground.child("node-1")
     faults: set[tuple[int, int]] = set()
     with ground.experiment(change, deadline=15.0) as there:
-        states = ground.folder / "node-1" / "state" / Place.read(there.folder).run / "clients"
+        states = ground.folder / "node-1" / "state" / Deployment.read(there.folder).run / "clients"
 
         def strike() -> None:
             until(lambda: any(states.glob("*/r000003-*.safetensors")), "work of round 3")
@@ -95,11 +95,11 @@ def restart_server(ground: Ground) -> None:
     """Kill the SuperLink, and start another at its address."""
     from fedshot.deploy.flower.codec import LIMITS
     from fedshot.deploy.flower.local import start_server
-    from fedshot.deploy.flower.server_folder import split
+    from fedshot.deploy.flower.server_folder import split_address
 
     ground.child("server").process.kill()
     ground.child("server").process.wait()
-    host, port = split(ground.address())
+    host, port = split_address(ground.address())
     log = ground.folder / "logs" / "server.log"
     start_server(ground.children, ground.home, host, port, LIMITS, log=log)
 

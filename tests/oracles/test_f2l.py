@@ -89,7 +89,7 @@ def test_local_steps_are_the_equations_in_torch(name: str, backbone: str, tmp_pa
     oracle = Oracle(m, at.phi, at.psi, at.stats)
     for _ in range(2):  # psi and its optimiser go on, phi's optimiser begins afresh
         at, _ = m.local(at, drawn)
-        oracle.visit(drawn.steps)
+        oracle.execution(drawn.steps)
         oracle.twin.assert_is(at.phi["body"], at.phi["classifier"], at.stats)
         assert_client(oracle.client, at.psi)
         oracle.receive(at.phi, at.stats)
@@ -114,7 +114,7 @@ def test_a_round_is_the_mean_of_the_clients(
         run.round()
         for k, oracle in zip(run.ids, oracles, strict=True):
             oracle.receive(server.phi, server.stats)
-            oracle.visit(run.drawn(k).steps)
+            oracle.execution(run.drawn(k).steps)
             kept = run.host.private(k, (t, 0))
             assert_client(oracle.client, kept["psi"])
             assert int(kept["optimizer"].step) == t * m.local_steps
@@ -459,23 +459,23 @@ def test_a_client_that_returns_after_many_rounds_finds_its_own_state(tmp_path: P
     """Private states lie on the disk, and older versions are deleted round by round."""
     run = Federation(replace(METHODS["f2l"], local_steps=1), REFERENCE, tmp_path)
 
-    def play(*cohort: int) -> None:
-        run.play_unsealed(cohort)
+    def train(*cohort: int) -> None:
+        run.train_unsealed(cohort)
         run.sealed = run.fleet.seal(run.round, ())
 
-    play(1, 3)
+    train(1, 3)
     own = tree.digest(run.private(3))
     for _ in range(8):
-        play(0)
+        train(0)
     assert [path.name for path in (tmp_path / "clients" / "000003").iterdir()] == [
         "r000001-00.safetensors"
     ]
     later = FederationHost(run.method, tmp_path, run.key)  # of a process that begins now
     later.store.open(run.round, run.sealed)
     assert tree.digest(later.host.private(3, LATE)) == own
-    play(3)
-    (visit,) = [v for v in run.visits if v.client == 3 and v.exchange.version[0] == 10]
-    assert tree.digest(visit.private) == own
+    train(3)
+    (execution,) = [v for v in run.executions if v.client == 3 and v.exchange.version[0] == 10]
+    assert tree.digest(execution.private) == own
     assert int(run.private(3)["optimizer"].step) == 2
 
 

@@ -133,7 +133,7 @@ def letters(text: str) -> str:
 def test_without_momentum_it_is_fl_proto(tmp_path: Path) -> None:
     ours = FLProtoMomentum(DOUBLE, EPISODE, momentum=0.0, local_steps=2)
     theirs = FLProto(DOUBLE, EPISODE, local_steps=2)
-    a, b = (Federation(m, REFERENCE, tmp_path / m.name).play(2).server for m in (ours, theirs))
+    a, b = (Federation(m, REFERENCE, tmp_path / m.name).train(2).server for m in (ours, theirs))
     assert_close(a.theta, b.theta)
     assert_close(a.stats, b.stats)
 
@@ -141,12 +141,12 @@ def test_without_momentum_it_is_fl_proto(tmp_path: Path) -> None:
 def test_a_step_repeats_its_share_of_the_last(tmp_path: Path) -> None:
     ours = FLProtoMomentum(DOUBLE, EPISODE, momentum=0.5, local_steps=2)
     run = Federation(ours, REFERENCE, tmp_path / "ours")
-    theta = [run.server.theta, run.play(1).server.theta]
+    theta = [run.server.theta, run.train(1).server.theta]
     plain = Federation(FLProto(DOUBLE, EPISODE, local_steps=2), REFERENCE, tmp_path / "plain")
     plain.server = plain.server._replace(theta=theta[1], stats=run.server.stats)
     plain.round = 1
     repeated = tree.map(lambda x: 0.5 * x, tree.sub(theta[1], theta[0]))
-    assert_close(run.play(1).server.theta, tree.add(plain.play(1).server.theta, repeated))
+    assert_close(run.train(1).server.theta, tree.add(plain.train(1).server.theta, repeated))
 
 
 def assert_close(a: tree.Tree, b: tree.Tree) -> None:
@@ -230,7 +230,7 @@ def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
 ) -> None:
     method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
     with pytest.raises(MethodError, match=words):
-        Federation(method, REFERENCE, tmp_path).play(1)
+        Federation(method, REFERENCE, tmp_path).train(1)
 
 
 @pytest.mark.parametrize("fault", ["adds", "a tree", "random"])
@@ -238,7 +238,7 @@ def test_the_vectorised_fleet_checks_the_same(fault: str, tmp_path: Path) -> Non
     method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
     case = next(case for case in FLEETS if case.name == "vectorised")
     with pytest.raises(MethodError, match=r"train (changes|returned|draws)"):
-        Federation(method, case, tmp_path).play(1)
+        Federation(method, case, tmp_path).train(1)
 
 
 def test_a_generator_that_another_thread_moves_once_is_no_fault(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_generator_that_another_thread_moves_once_is_no_fault(tmp_path: Path) 
                 random.random()
             return super().train(down, private, drawn)
 
-    Federation(Disturbed(BODY, EPISODE, local_steps=1), REFERENCE, tmp_path).play(1)
+    Federation(Disturbed(BODY, EPISODE, local_steps=1), REFERENCE, tmp_path).train(1)
     assert len(calls) > 1
 
 
@@ -347,7 +347,7 @@ def test_check_prints_a_line_for_each_promise_and_says_which_is_not_kept(
     assert len(lines) == len(failed) + sum(line.startswith("mine: pass: ") for line in lines)
     assert re.search(
         r"train changes down/theta/body/\S+/weight in place$",
-        failed["client work leaves its inputs as they were"],
+        failed["client work does not change its inputs"],
     )
     assert failed["no global generator is used"].endswith(
         "a round uses the global generator of numpy"
@@ -369,7 +369,7 @@ def test_check_stops_where_a_method_does_not_run_and_names_the_line(
 ) -> None:
     assert checked(tmp_path / "mine.py", work) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"mine: fail: two rounds and a test run through: {told} (mine.py, line 17)"
+        f"mine: fail: two rounds and a test run: {told} (mine.py, line 17)"
     ]
 
 

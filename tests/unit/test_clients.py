@@ -210,7 +210,7 @@ def test_a_quorum_error_names_five_clients_and_counts_the_rest() -> None:
     for c in range(1, 6):
         assert f"client {c}: lost, gone {c}" in text
     assert "client 6" not in text
-    assert "; and 3 more. To go on without such a round lower run.quorum" in text
+    assert "; and 3 more. To continue, lower run.quorum" in text
     assert error.value.told.endswith("; and 3 more.")
 
 

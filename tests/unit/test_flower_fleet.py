@@ -25,7 +25,7 @@ from fedshot.deploy.flower.codec import LIMITS, CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.worker import do_work
+from fedshot.deploy.flower.worker import run_work
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
@@ -44,7 +44,7 @@ class Net:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.members = {number: self.member(number) for number in HOMES}
+        self.runtimes = {number: self.runtime(number) for number in HOMES}
         self.gone: set[int] = set()  # not connected
         self.mute: set[int] = set()  # do their work; the reply comes too late
         self.deaf: set[int] = set()  # connected; nothing reaches them
@@ -53,14 +53,16 @@ class Net:
         store = PrivateStore(self.folder / str(number) / "clients")
         return Host(METHOD, DATASET, PARTITION, store, KEY.at("clients"))
 
-    def member(self, number: int) -> ClientRuntime:
+    def runtime(self, number: int) -> ClientRuntime:
         """Return a node as a process that has just begun."""
         return ClientRuntime(METHOD, self.host(number), HOMES[number], self.folder / str(number))
 
-    def there(self) -> dict[int, str]:
+    def connected(self) -> dict[int, str]:
         return {number: f"n{number}" for number in HOMES if number not in self.gone}
 
-    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
+    def send_and_receive(
+        self, wire_messages: Mapping[int, WireMessage], seconds: float
+    ) -> Iterator[Incoming]:
         for number, wire_message in wire_messages.items():
             if number in self.deaf:
                 yield Incoming(number, None, "no reply within 1 s")
@@ -72,21 +74,25 @@ class Net:
                 yield Incoming(number, written(reply))
 
     def answer(self, number: int, wire_message: WireMessage) -> WireMessage:
-        member, head, reply = self.members[number], wire_message.head, WireMessage({"seconds": 0.0})
+        runtime, head, reply = (
+            self.runtimes[number],
+            wire_message.head,
+            WireMessage({"seconds": 0.0}),
+        )
         if head.get("hello"):
             reply.head["clients"] = list(HOMES[number])
             return reply
-        member.arrive(head["life"], tuple(head["base"]))
-        member.obey(head["orders"])
+        runtime.start_session(head["life"], tuple(head["base"]))
+        runtime.apply_orders(head["orders"])
         if "work" in head:
-            do_work(member, wire_message, reply, LIMITS)
-        reply.head |= member.state
+            run_work(runtime, wire_message, reply, LIMITS)
+        reply.head |= runtime.state
         return reply
 
     def privates(self) -> dict[int, str]:
         found = {}
         for number, clients in HOMES.items():
-            host = self.members[number]._fleet.host
+            host = self.runtimes[number]._fleet.host
             found |= {client: tree.digest(host.private(client, LATER)) for client in clients}
         return found
 
@@ -114,24 +120,24 @@ class Run:
         self.lost |= {(self.round, client) for client, _ in clients.faults}
 
     def go_back(self, round: int) -> None:
-        """Begin a new life from a checkpoint."""
+        """Begin a new session from a checkpoint."""
         self.round, (self.server, sealed) = round, self.kept[round]
         del self.kept[round + 1 :]
         self.fleet.rewind(round, sealed)
 
 
-def on(net: Net, life: int = 1) -> FlowerFleet:
+def on(net: Net, session: int = 1) -> FlowerFleet:
     """Return a fleet that begins a run."""
-    fleet = joining(net, life)
+    fleet = joining(net, session)
     fleet.rewind(-1, "")
     return fleet
 
 
-def joining(net: Net, life: int) -> FlowerFleet:
+def joining(net: Net, session: int) -> FlowerFleet:
     """Return a fleet that has yet to say where it goes on."""
     setup = Setup("0" * 32, "", (), CLIENTS, {})
     here = Sequential(net.host(1))
-    return FlowerFleet(here, net, setup, life=life, keeps=True, deadline=1.0)
+    return FlowerFleet(here, net, setup, session=session, keeps_state=True, deadline=1.0)
 
 
 def alone(folder: Path, rounds: int, lost: set[tuple[int, int]]) -> tuple[str, dict[int, str]]:
@@ -176,10 +182,10 @@ def test_a_node_that_is_killed_takes_up_what_it_wrote_and_drops_what_did_not_cou
     net = Net(tmp_path)
     run = Run(on(net)).play(2)
     run.play_unsealed()  # accepted, written, not sealed
-    net.members[1] = net.member(1)
+    net.runtimes[1] = net.runtime(1)
     net.mute.add(2)
     run.play(1)  # node 2 works; nobody hears of it
-    net.members[2] = net.member(2)
+    net.runtimes[2] = net.runtime(2)
     net.mute.clear()
     run.play(2)
     assert {round for round, _ in run.lost} == {4}
@@ -207,7 +213,7 @@ def test_a_node_that_was_away_when_the_run_was_resumed_goes_back_when_it_comes(
     run.go_back(2)
     run.play(1)
     net.gone.clear()
-    net.members[3] = net.member(3)
+    net.runtimes[3] = net.runtime(3)
     run.play(2)
     assert_as_alone(run, net, tmp_path / "alone")
 
@@ -236,7 +242,7 @@ def test_a_round_that_a_node_did_not_seal_can_be_returned_to_as_the_server_knows
     for round, keep in ((3, (1, 2)), (4, (2, 3))):
         run.play_unsealed()
         run.kept.append((run.server, run.fleet.seal(round, keep)))
-    again = joining(net, life=9)
+    again = joining(net, session=9)
     again.open(4, run.kept[4][1])  # another process goes on, and still keeps round 2
     again.rewind(4, run.kept[4][1])
     again.seal(5, (2, 4))
@@ -252,11 +258,11 @@ def test_a_round_that_a_node_did_not_seal_can_be_returned_to_as_the_server_knows
 
 def test_messages_of_an_earlier_life_are_refused(tmp_path: Path) -> None:
     net = Net(tmp_path)
-    old = on(net, life=1)
-    Run(on(net, life=5)).play(1)
-    net.members[1] = net.member(1)  # it has not forgotten
-    wire_message = old.node_registry.wire_message(old.node_registry.nodes["n1"])
-    with pytest.raises(CheckpointError, match="a message of life 2 of the run, which is in 6"):
+    old = on(net, session=1)
+    Run(on(net, session=5)).play(1)
+    net.runtimes[1] = net.runtime(1)  # it has not forgotten
+    wire_message = old.node_registry.message_to(old.node_registry.nodes["n1"])
+    with pytest.raises(CheckpointError, match="of session 2 of the run, which is in 6"):
         net.answer(1, wire_message)
 
 
@@ -270,7 +276,7 @@ def test_a_damaged_note_of_a_node_is_named(tmp_path: Path, damage: str) -> None:
     Run(on(net)).play(1)
     (tmp_path / "1" / "life.json").write_text(damage)
     with pytest.raises(CheckpointError, match=r"life\.json is damaged"):
-        net.member(1)
+        net.runtime(1)
 
 
 def test_a_node_sent_back_to_the_beginning_keeps_what_it_had_sealed(tmp_path: Path) -> None:
@@ -296,7 +302,7 @@ def test_a_node_without_the_states_of_the_checkpoint_is_named(tmp_path: Path) ->
     run = Run(on(net)).play(2)
     for path in (tmp_path / "2" / "clients").glob("index-*"):
         path.unlink()
-    net.members[2] = net.member(2)
+    net.runtimes[2] = net.runtime(2)
     with pytest.raises(CheckpointError, match="the private states of round 2 are lost"):
         run.go_back(2)
 
@@ -307,8 +313,8 @@ def test_a_node_without_the_states_of_the_checkpoint_is_named(tmp_path: Path) ->
         ({"name": "init"}, "has no client work 'init'"),
         ({"name": "__init__"}, "has no client work"),
         ({"name": "evaluate"}, "has no client work"),
-        ({"phase": "test"}, "phase 'test' is not known"),
-        ({"version": [0, 0]}, "round 0 is sealed"),
+        ({"phase": "test"}, "unknown phase 'test'"),
+        ({"version": [0, 0]}, "round 0 is already sealed"),
     ],
 )
 def test_work_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -316,24 +322,24 @@ def test_work_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], wo
     Run(on(net))
     work = {"name": "census", "phase": "train", "version": [1, 0], "as_of": None, "key": [0]}
     with pytest.raises(CodecError, match=words):
-        list(net.members[1].serve(work | change, {0: {}}))
-    with pytest.raises(CodecError, match="client 1 does not live here"):
-        list(net.members[1].serve(work, {1: {}}))
+        list(net.runtimes[1].run_work(work | change, {0: {}}))
+    with pytest.raises(CodecError, match="does not hold client 1"):
+        list(net.runtimes[1].run_work(work, {1: {}}))
 
 
 def test_orders_are_carried_out_once(tmp_path: Path) -> None:
     net = Net(tmp_path)
     run = Run(on(net))
     run.play_unsealed()
-    member = net.members[1]
-    before = member.state["done"]
+    runtime = net.runtimes[1]
+    before = runtime.state["done"]
     order = [before + 1, "seal", 1, []]
-    member.obey([order])
-    held = member.state
-    member.obey([order, [before + 1, "void", 1], [before + 1, "nonsense"]])
-    assert member.state == held
-    with pytest.raises(CodecError, match="an order 'nonsense'"):
-        member.obey([[before + 2, "nonsense"]])
+    runtime.apply_orders([order])
+    held = runtime.state
+    runtime.apply_orders([order, [before + 1, "void", 1], [before + 1, "nonsense"]])
+    assert runtime.state == held
+    with pytest.raises(CodecError, match="unknown order 'nonsense'"):
+        runtime.apply_orders([[before + 2, "nonsense"]])
 
 
 def test_what_a_node_says_of_others_is_dropped_and_named(tmp_path: Path) -> None:
@@ -355,7 +361,7 @@ def test_what_a_node_says_of_others_is_dropped_and_named(tmp_path: Path) -> None
     net.answer = lying  # type: ignore[method-assign]
     run = Run(fleet).play(3)
     assert {client for _, client in run.lost} == {0, 1}
-    assert "node n1 answers for '5', which it was not asked for; dropped" in said
+    assert "node n1 replies for '5', which it was not asked for; dropped" in said
     net.answer = honest  # type: ignore[method-assign]
     run.play(1)
     assert_as_alone(run, net, tmp_path / "alone")

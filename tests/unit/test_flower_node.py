@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,14 @@ from flwr.app import Message
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import BusyError, ConfigError
+from fedshot.core.locks import only_one
 from fedshot.deploy.flower import node as nodes
 from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.connection import Connection, ConnectionLostError, UnreadableError
 from fedshot.deploy.flower.keys import Signer, Verifier, make_server_keys, new_key
 from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
-from fedshot.deploy.flower.node import serve
+from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.operator import Operator
 
 LIMITS = Limits(message=1 << 16, head=1 << 12)
@@ -69,8 +71,8 @@ class Line:
 
 
 class Worker:
-    def __init__(self, answer: Callable[[WireMessage], WireMessage]) -> None:
-        self.answer = answer
+    def __init__(self, handle: Callable[[WireMessage], WireMessage]) -> None:
+        self.handle = handle
         self.logged: list[tuple[Any, str]] = []
 
     def log(self, head: Any, reply: WireMessage) -> None:
@@ -92,7 +94,7 @@ def served(
     said: list[str] = []
     worker = worker or Worker(answer)
     with pytest.raises(EndError):
-        serve(line, worker, LIMITS, said.append, "here", check)  # type: ignore[arg-type]
+        NodeLoop(line, worker, LIMITS, said.append, "here", check).run()  # type: ignore[arg-type]
     return said
 
 
@@ -113,6 +115,34 @@ def test_a_message_that_cannot_be_read_is_answered_and_the_next_one_is_heard() -
     assert line.opened == 1
 
 
+def test_a_node_whose_state_folder_was_deleted_and_made_anew_handles_no_more_messages(
+    tmp_path: Path,
+) -> None:
+    """Another process may hold the lock of the new folder."""
+    state = tmp_path / "state"
+    state.mkdir()
+
+    def replace_folder(wire_message: WireMessage) -> WireMessage:
+        shutil.rmtree(state)
+        state.mkdir()
+        (state / ".lock").touch()
+        return WireMessage(dict(wire_message.head))
+
+    line = Line(message(WELL), message(WELL))
+    with only_one(state / ".lock", "runs a node") as lock:
+        loop = NodeLoop(
+            line,
+            Worker(replace_folder),
+            LIMITS,
+            print,
+            "here",
+            check_lock=lock.check,  # type: ignore[arg-type]
+        )
+        with pytest.raises(BusyError, match="state was deleted or replaced while this process"):
+            loop.run()
+    assert len(line.sent) == 1
+
+
 def test_a_reply_that_is_too_large_is_said_to_be() -> None:
     def verbose(wire_message: WireMessage) -> WireMessage:
         return WireMessage({**wire_message.head, "words": "x" * 5000, "seconds": 1.0})
@@ -120,7 +150,7 @@ def test_a_reply_that_is_too_large_is_said_to_be() -> None:
     line = Line(message(WELL))
     served(line, verbose)
     assert line.sent[0]["id"] == "1"
-    assert "its reply cannot be sent: names and numbers of" in line.sent[0]["refused"]
+    assert "its reply cannot be sent: a head of" in line.sent[0]["refused"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +200,7 @@ def test_only_a_letter_that_the_server_has_signed_for_this_node_is_answered(
     answers = [head.get("refused", "") for head in line.sent]
     assert answers[0] == ""
     assert all("it is not signed by the server" in text for text in answers[1:6])
-    assert "it is to another node" in answers[6]
+    assert "it is addressed to another node" in answers[6]
     assert " s old" in answers[7]
 
 
@@ -236,18 +266,18 @@ def test_a_response_that_is_too_large_is_a_server_that_is_away(tmp_path: Path) -
         return httpx.Response(200, headers={"content-length": str(1 << 40)})
 
     made = link(tmp_path, answer)
-    with pytest.raises(ConnectionLostError, match="bytes, coded as"):
+    with pytest.raises(ConnectionLostError, match="bytes, encoded as"):
         made.pull()
     beats: list[bool] = []
     made._stop.wait = lambda _: len(beats) > 2  # type: ignore[method-assign,misc,assignment]
-    inner = made._beat
+    inner = made._send_heartbeat
 
     def beat(number: int) -> bool:
         beats.append(True)
         return inner(number)
 
-    made._beat = beat  # type: ignore[method-assign]
-    made._pulse()
+    made._send_heartbeat = beat  # type: ignore[method-assign]
+    made._run_heartbeats()
     assert len(beats) == 3
     made.close()
 

@@ -99,7 +99,7 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
     own = Dataset("birds", whole.pixels[rows], whole.y[rows], ALL)  # of base classes robin alone
     told = pack_tests(tmp_path, config(), own)
     assert told == [
-        "Passed over: 8 examples of the split's other classes.",
+        "Skipped: 8 examples of the split's other classes.",
         "tests for 3 clients: 16 examples of validation classes and 16 examples of novel classes",
     ]
     np.savez(tmp_path / "whole.npz", x=whole.x, y=whole.y, class_names=np.array(ALL))
@@ -147,7 +147,7 @@ def test_what_was_dealt_is_no_part_of_a_run_on_packed_data(tmp_path: Path) -> No
     data = {"data": {"name": "npz", "path": str(tmp_path / "whole.npz")}}
     whole = PreparedRun(config(data))
     write_shards(tmp_path / "node", whole.dataset, whole.deal.train, [0])
-    with pytest.raises(ConfigError, match=r"another (dataset|deal) than the server's"):
+    with pytest.raises(ConfigError, match=r"another (dataset|client split) than the server's"):
         setup.check(read_shards(tmp_path / "node"))
 
 
@@ -199,7 +199,7 @@ def test_a_node_does_not_train_on_what_the_server_tests_by(tmp_path: Path) -> No
     setup = Setup.of("0" * 32, ServerTestRun(config(), str(tmp_path / "server")))
     earlier = {"split": SPLIT | {"base": ["robin", "wren", "owl"], "novel": ["finch", "rook"]}}
     pack_client(tmp_path / "a", config(earlier), pictures("robin", "wren", "owl"), 0)
-    with pytest.raises(ConfigError, match="hold examples of 'owl', which is no base class"):
+    with pytest.raises(ConfigError, match="hold examples of 'owl', which is not a base class"):
         setup.check(read_shards(tmp_path / "a"))
 
 
@@ -214,7 +214,7 @@ def test_many_strange_classes_take_few_lines(tmp_path: Path) -> None:
     strange = [f"strange {i}" for i in range(9)]
     told = pack_client(tmp_path, config(), pictures("robin", "wren", *strange), 0)
     assert len(told) == 7
-    assert told[5] == "Passed over: 32 examples of 4 other classes that the split does not name."
+    assert told[5] == "Skipped: 32 examples of 4 other classes that the split does not name."
 
 
 def test_names_that_are_numbers_are_told(tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ def test_names_that_are_numbers_are_told(tmp_path: Path) -> None:
     bare = {key: part for key, part in BASE.items() if key != "split"}
     made = Config.of(merged(SMALL, bare, {"run": {"cohort": None}}, split))
     told = pack_client(tmp_path, made, pictures("1", "10"), 0)
-    assert "Classes are known by their names, and those of birds are numbers" in told[0]
+    assert "Classes are identified by name, and those of birds are numbers" in told[0]
     assert read_shards(tmp_path).dataset.class_names == ("1", "10", "2", "3", "4")
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"split": {"random": [3, 1, 2]}}, r"split\.random is set, which draws from data in one"),
+        ({"split": {"random": [3, 1, 2]}}, r"split\.random is set, which needs the data in one"),
         ({"split": {"users": [0.6, 0.2, 0.2]}}, r"split\.users is set"),
         ({"split": {**SPLIT, "base": ["0-4"]}}, "has '0-4', a range.*Write out the names"),
         ({"split": {**SPLIT, "novel": []}}, r"split\.novel names no class"),
@@ -264,12 +264,12 @@ def test_data_that_do_not_do_are_refused_and_nothing_is_written(tmp_path: Path) 
     with pytest.raises(DataError, match=r"client 0 cannot form a .* episode: it has 1 class"):
         client("robin")
     with pytest.raises(
-        DataError, match=r"client 0 cannot.*Passed over: 8 examples of 'robn'.*'robin'\? Lower"
+        DataError, match=r"client 0 cannot.*Skipped: 8 examples of 'robn'.*'robin'\? Lower"
     ):
         client("robn", "wren")
     with pytest.raises(DataError, match="cannot form"):
         client("robin", "wren", each=2)
-    told = r"no example of a class of split\.base\. Passed over: 8 .*'magpie'"
+    told = r"no example of a class of split\.base\. Skipped: 8 .*'magpie'"
     with pytest.raises(DataError, match=told):
         client("magpie")
     with pytest.raises(DataError, match=r"no example .*16 examples of the split's other classes"):
@@ -298,8 +298,8 @@ def test_the_command_writes_either_and_says_what_it_left_out(
     code, out, err = said("--client", "1", *data, str(tmp_path / "a.npz"))
     assert code == 0
     assert out == f"{tmp_path / 'out'}: client 1: 16 examples of 2 base classes\n"
-    assert "Passed over: 8 examples of 'stork', which the split does not name.\n" in err
-    assert "Passed over: 8 examples of the split's other classes." in err
+    assert "Skipped: 8 examples of 'stork', which the split does not name.\n" in err
+    assert "Skipped: 8 examples of the split's other classes." in err
     assert path_of(tmp_path / "out", 1).is_file()
     code, out, err = said("--tests", *data, str(tmp_path / "b.npz"))
     assert (code, err) == (0, "")
@@ -313,7 +313,7 @@ def test_the_command_writes_either_and_says_what_it_left_out(
     for wrong in ((), ("--tests", "--client", "1")):
         code, _, err = said(*wrong, *data, str(tmp_path / "a.npz"))
         assert code == 2
-        assert "say --client with its number, or --tests" in err
+        assert "give --client with its number, or --tests" in err
 
 
 def test_hosts_that_read_words_in_other_ways_do_not_train_together(
@@ -349,5 +349,5 @@ def test_hosts_that_read_words_in_other_ways_do_not_train_together(
         with pytest.raises(ConfigError, match=r"another way to read texts .* than the server's"):
             setup.check(held)
     packed("a", "other.txt", birds, "--client", "1")
-    with pytest.raises(DataError, match="than client 0: words differ"):
+    with pytest.raises(DataError, match="client 0: words differ"):
         read_shards(tmp_path / "a")

@@ -29,7 +29,7 @@ METHOD = {"method": {"name": "fedavg_probe", "local_steps": 2, "batch": 4}}
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A setting, the holdings of a node with two of its clients, and a letter with work."""
+    """A setting, the holdings of a node with two of its clients, and a message with work."""
     setting, folder = PreparedRun(Config.of({**SMALL, **METHOD})), tmp_path_factory.mktemp("data")
     write_shards(folder, setting.dataset, setting.deal.train, [0, 1])
     server = setting.method.init(Key(0))
@@ -48,7 +48,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def answered(asked: Any, folder: Path, policy: Policy | None, **head: Any) -> WireMessage:
     holdings, wire_message = asked
     worker = Worker("n", holdings, folder, limits=LIMITS, tell=lambda _: None, policy=policy)
-    return worker.answer(WireMessage(wire_message.head | head, wire_message.blocks))
+    return worker.handle(WireMessage(wire_message.head | head, wire_message.blocks))
 
 
 def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_was_done_within_the_policy_s_seconds_is_sent(asked: Any, tmp_path:
 
 def test_nobody_works_for_a_server_that_waits_no_more(asked: Any, tmp_path: Path) -> None:
     reply = answered(asked, tmp_path, None, sent=time.time() - 60, within=1.0)
-    assert "1 of 2 clients have worked, and nobody waits" in reply.head["refused"]
+    assert "1 of 2 clients are done, and the server does not wait" in reply.head["refused"]
     assert not reply.blocks
 
 
@@ -178,7 +178,7 @@ def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_
     (tmp_path / "audit.jsonl").mkdir()
     said: list[str] = []
     worker = Worker("n", holdings, tmp_path, limits=LIMITS, tell=said.append, policy=Policy())
-    reply = worker.answer(WireMessage(wire_message.head, wire_message.blocks))
+    reply = worker.handle(WireMessage(wire_message.head, wire_message.blocks))
     assert set(reply.blocks) == {"c0", "c1"}
     (text,) = said
     assert "audit.jsonl lacks a message: " in text

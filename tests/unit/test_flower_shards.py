@@ -83,7 +83,7 @@ def test_a_file_that_is_missing_or_of_another_deal_is_named(tmp_path: Path) -> N
         read_shards(tmp_path, [0, 3])
     other = Partition.of([rows[::-1] for rows in PARTITION])
     write_shards(tmp_path, DATASET, other, [1])
-    with pytest.raises(DataError, match="another deal than client 0: deal differ"):
+    with pytest.raises(DataError, match="client 0: deal differ"):
         read_shards(tmp_path)
     write_shards(tmp_path, replace(DATASET, class_names=tuple("uvwxyz")), PARTITION, [1])
     with pytest.raises(DataError, match="class_names differ"):
@@ -163,19 +163,19 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     words[words.index("2")] = "3"
     assert main([*words, *own, "--partition.way", "3"]) == 2
     err = capsys.readouterr().err
-    assert "client-000002.safetensors is of another deal, and would be of two nodes" in err
+    assert "client-000002.safetensors is of another client split, and two nodes would hold" in err
 
 
 def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) -> None:
     pool = Redealt(clients=CLIENTS).deal(
         DATASET, np.arange(len(DATASET)), Key(0), EpisodeSpec(3, 6, 6)
     )
-    with pytest.raises(DataError, match="'redealt', which deals images anew in every round"):
+    with pytest.raises(DataError, match="'redealt', which redistributes the data in every round"):
         write_shards(tmp_path, DATASET, pool.train, [0])
     own = {
         "split": {"base": ["0-9"], "validation": [], "novel": []},
         "partition": {"name": "pathological", "clients": 3, "way": 3},
     }
-    with pytest.raises(DataError, match="tested on images of their own"):
+    with pytest.raises(DataError, match="tested on their own examples"):
         write_server_tests(tmp_path, FederatedDataset(Config.of(merged(SMALL, own))))
     assert not list(tmp_path.glob("*.safetensors"))

@@ -37,7 +37,7 @@ from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.keys import new_key, public_bytes
 from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
 from fedshot.deploy.flower.superlink import Gate, bounded, is_reply, is_signed
-from fedshot.deploy.flower.wire import bound, fetch, name_message
+from fedshot.deploy.flower.wire import fetch, limit_responses, set_message_id
 
 MB = 1 << 20
 
@@ -52,7 +52,7 @@ def a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def sent(record: RecordDict) -> tuple[Message, dict[str, bytes]]:
     """Return a message as it is sent, and its objects by name."""
     message = Message(record, 1, "query.x", ttl=60.0)
-    name_message(message)
+    set_message_id(message)
     objects = get_all_nested_objects(message)
     return message, {name: one.deflate() for name, one in objects.items()}
 
@@ -106,12 +106,14 @@ def test_names_of_other_order_are_another_form() -> None:
     ]
 
 
-def test_a_letter_that_the_other_side_would_refuse_is_not_sent() -> None:
+def test_a_message_that_the_other_side_would_refuse_is_not_sent() -> None:
     wire_message = WireMessage({"orders": ["x" * 100]})
-    with pytest.raises(CodecError, match=r"at most 64 are taken. Let the node hold fewer clients"):
+    with pytest.raises(
+        CodecError, match=r"at most 64 are accepted. Let the node hold fewer clients"
+    ):
         wire_message.record(Limits(head=64))
     wire_message.put("c0", torch.zeros(1000))
-    with pytest.raises(CodecError, match=r"at most 2048 are taken. Raise --most-mb"):
+    with pytest.raises(CodecError, match=r"at most 2048 are accepted. Raise --most-mb"):
         wire_message.record(Limits(message=2048))
 
 
@@ -135,10 +137,10 @@ def forged(numbers: Any, chunks: int = 1) -> tuple[Message, dict[str, bytes]]:
     [
         ([0, 1] * 35, "arrays of 18[0-9]{7} bytes; at most 67108864"),
         ([0] * 100_000, "Array of 300082 bytes"),
-        ([-1, 0], "pieces that it does not have"),
-        ([0, 7], "pieces that it does not have"),
-        ([0, True], "pieces that it does not have"),
-        ("01", "pieces that it does not have"),
+        ([-1, 0], "invalid chunk indices"),
+        ([0, 7], "invalid chunk indices"),
+        ([0, True], "invalid chunk indices"),
+        ("01", "invalid chunk indices"),
     ],
 )
 def test_a_piece_that_stands_in_an_array_again_and_again_is_weighed_first(
@@ -203,14 +205,14 @@ def test_an_object_that_is_part_of_itself_is_no_message() -> None:
     message, objects = sent(WireMessage({"a": 1}).record())
     ident = message.metadata.message_id
     objects[ident] = f"Message {ident} 0\x00".encode()
-    with pytest.raises(CodecError, match="no message"):
+    with pytest.raises(CodecError, match="not a message"):
         fetched(message, objects)
     assert get_object_id(objects[ident]) != ident
 
 
 def answering(**reply: Any) -> RuntimeHttpClient:
     client = RuntimeHttpClient.from_server_address("127.0.0.1:1", True, None, interceptors=[])
-    bound(client, LIMITS)
+    limit_responses(client, LIMITS)
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -234,7 +236,7 @@ def test_a_response_that_would_grow_when_it_is_read_is_refused() -> None:
     coded = answering(
         content=bomb, headers={"content-encoding": "gzip", "content-length": str(len(bomb))}
     )
-    with pytest.raises(CodecError, match="coded as 'gzip'"):
+    with pytest.raises(CodecError, match="encoded as 'gzip'"):
         coded.PullMessages(PullAppMessagesRequest())
     assert coded.seen[0].headers["accept-encoding"] == "identity"
 

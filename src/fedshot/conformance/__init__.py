@@ -1,4 +1,4 @@
-"""What fedshot promises of every method, as checks that run on any of them."""
+"""Conformance checks: what fedshot guarantees for every method."""
 
 from fedshot.conformance.checks import CHECKS, CheckOutcome, Runs, check
 

@@ -1,6 +1,6 @@
-"""The checks of a method: each is a function of a few short runs of it, on a small data set.
+"""The checks of a method, each a function of a few short runs on a small dataset.
 
-They compare bits and bytes, not accuracies: whether a method learns is for its own tests to say.
+They compare bits and bytes, not accuracies: a method's own tests check that it learns.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fedshot.conformance.federation import (
     OTHERS,
     VICTIM,
     CheckFailedError,
-    Everything,
+    Execution,
     Federation,
     FleetCase,
+    RunTensors,
     Shuffled,
-    Visit,
     assert_same,
     require,
     require_close,
-    strike,
+    with_trouble,
 )
 from fedshot.conformance.small import CLIENTS, episodic_test
 from fedshot.core import storage, tree
@@ -41,13 +41,13 @@ from fedshot.fleets.vectorised import Vectorised
 from fedshot.protocol.exchange import Reply
 from fedshot.protocol.method import Method
 
-REFERENCE = FleetCase("sequential", lambda home: Sequential(home.host))
-THREADS = FleetCase("threads", lambda home: Threads(home.host, 2), quick=True)
-VECTORISED = FleetCase("vectorised", lambda home: Vectorised(home.host, 3, 2), False, 1e-6, 1e-9)
+REFERENCE = FleetCase("sequential", lambda setup: Sequential(setup.host))
+THREADS = FleetCase("threads", lambda setup: Threads(setup.host, 2), quick=True)
+VECTORISED = FleetCase("vectorised", lambda setup: Vectorised(setup.host, 3, 2), False, 1e-6, 1e-9)
 
 
 class Runs:
-    """Runs of one method on one fleet, made when a check first asks for them.
+    """Runs of one method on one fleet, made when a check first uses them.
 
     Args:
         method: the method.
@@ -70,31 +70,31 @@ class Runs:
     @cached_property
     def undisturbed(self) -> Federation:
         """Two rounds; for reading only."""
-        return self.begin().play(2)
+        return self.begin().train(2)
 
     @cached_property
     def quiet(self) -> Federation:
-        """Two rounds of one cohort, nothing going wrong; for reading only."""
-        return self.begin().play(2, choose=COHORT)
+        """Two rounds of one cohort without trouble; for reading only."""
+        return self.begin().train(2, choose=COHORT)
 
     @cached_property
-    def examined(self) -> Federation:
+    def tested(self) -> Federation:
         """Two rounds and a test; for reading only."""
-        run = self.begin().play(2)
-        run.answer()
+        run = self.begin().train(2)
+        run.predict()
         return run
 
     @cached_property
     def without(self) -> Federation:
-        """One round in which the victim was not asked; for reading only."""
-        return self.begin().play(1, choose=OTHERS)
+        """One round without the client `VICTIM`; for reading only."""
+        return self.begin().train(1, choose=OTHERS)
 
 
 Function: TypeAlias = Callable[[Runs], None]
 
 
 class CheckOutcome(NamedTuple):
-    """What a check came to: `reason` says why it failed, and is empty where it passed."""
+    """Result of a check: `reason` says why it failed, and is empty if it passed."""
 
     name: str
     reason: str
@@ -103,21 +103,21 @@ class CheckOutcome(NamedTuple):
 def check(
     method: Method[Any], folder: Callable[[], Path], explain: Callable[[BaseException], str]
 ) -> Iterator[CheckOutcome]:
-    """Run all checks on a method and yield what each came to.
+    """Run all checks on a method and yield their results.
 
-    Where two rounds and a test do not run through, that is the only outcome.
+    If two rounds and a test do not run at all, that is the only result.
 
     Args:
         method: the method.
         folder: returns an empty folder each time.
-        explain: says in words, at least one, what a method's own code raised.
+        explain: returns a non-empty text for an error that the method's own code raised.
     """
     runs = Runs(method, REFERENCE, folder)
     for name, function in CHECKS:
         reason = ""
         try:
             function(runs)
-        except Exception as error:  # whatever the method's author has written
+        except Exception as error:  # of the method's code
             reason = str(error) if isinstance(error, CheckFailedError) else explain(error)
         yield CheckOutcome(name, " ".join(reason.split()))
         if reason and function is runs_through:
@@ -125,26 +125,26 @@ def check(
 
 
 def runs_through(runs: Runs) -> None:
-    """Train two rounds and answer a test."""
-    runs.examined.require_visits()
+    """Train two rounds and run a test."""
+    runs.tested.require_executions()
 
 
 def is_made_of_hyper_parameters(runs: Runs) -> None:
-    """Frozen and comparable, so that a run cannot leave anything behind in it."""
+    """It is frozen and comparable, so that a run cannot leave state in it."""
     method = runs.method
     options: Any = vars(type(method)).get("__dataclass_params__")
-    require(options is not None and options.frozen, "it is no frozen dataclass")
+    require(options is not None and options.frozen, "it is not a frozen dataclass")
     copy = dataclasses.replace(method)
     require(method == copy, "a copy of it with the same options is not equal to it")
     require(bool(inspect.getdoc(type(method))), "its class has no docstring")
 
 
-# What a client does.
+# Client work.
 
 
-def work(visit: Visit) -> Reply:
-    """Run a visit's work again."""
-    return visit.exchange.work(visit.down, visit.private, visit.drawn)
+def work(execution: Execution) -> Reply:
+    """Run the work of an execution again."""
+    return execution.exchange.work(execution.down, execution.private, execution.drawn)
 
 
 def _digest(reply: Reply) -> str:
@@ -156,155 +156,166 @@ def _digest(reply: Reply) -> str:
     }))  # fmt: skip
 
 
-def given_to(visit: Visit) -> Tree:
-    """Return all that a visit started from."""
-    return {"down": visit.down, "private": visit.private, "drawn": visit.drawn}
+def inputs_of(execution: Execution) -> Tree:
+    """Return all inputs of an execution."""
+    return {"down": execution.down, "private": execution.private, "drawn": execution.drawn}
 
 
-def of_each_work(run: Federation) -> list[Visit]:
-    """Return two visits for each kind of exchange."""
-    by_work: dict[str, list[Visit]] = {}
-    for visit in run.visits:
-        if visit.exchange.phase == "train":
-            by_work.setdefault(visit.exchange.work.name, []).append(visit)
-    return [visit for visits in by_work.values() for visit in (visits[0], visits[-1])]
+def two_of_each_work(run: Federation) -> list[Execution]:
+    """Return two executions of each client work of the training."""
+    by_work: dict[str, list[Execution]] = {}
+    for execution in run.executions:
+        if execution.exchange.phase == "train":
+            by_work.setdefault(execution.exchange.work.name, []).append(execution)
+    return [
+        execution
+        for executions in by_work.values()
+        for execution in (executions[0], executions[-1])
+    ]
 
 
-def inputs_stay(runs: Runs) -> None:
-    """Work leaves its inputs as they were, also where torch counts no write."""
-    for visit in runs.undisturbed.visits:
-        given = given_to(visit)
+def inputs_are_unchanged(runs: Runs) -> None:
+    """Work does not change its inputs, even by writes that torch does not track."""
+    for execution in runs.undisturbed.executions:
+        given = inputs_of(execution)
         before = {path: tree.digest(leaf) for path, leaf in tree.items(given)}
-        work(visit)
+        work(execution)
         for path, leaf in tree.items(given):
-            name = f"{visit.exchange.work.name} changes {path}"
+            name = f"{execution.exchange.work.name} changes {path}"
             require(before.get(path) == tree.digest(leaf), f"{name} in place")
             require(not leaf.requires_grad, f"{name}, which requires a gradient afterwards")
 
 
 def same_inputs_give_same_bits(runs: Runs) -> None:
-    """Whatever ran before, and wherever the global generators stand."""
-    visits = of_each_work(runs.undisturbed)
-    alone = [_digest(work(visit)) for visit in visits]
-    for seed, (visit, expected) in enumerate(reversed(list(zip(visits, alone, strict=True)))):
+    """The results depend neither on earlier work nor on the global random generators."""
+    executions = two_of_each_work(runs.undisturbed)
+    alone = [_digest(work(execution)) for execution in executions]
+    for seed, (execution, expected) in enumerate(
+        reversed(list(zip(executions, alone, strict=True)))
+    ):
         torch.manual_seed(seed)
         require(
-            _digest(work(visit)) == expected,
-            f"{visit.exchange.work.name} gives other results the second time",
+            _digest(work(execution)) == expected,
+            f"{execution.exchange.work.name} gives other results when it is repeated",
         )
 
 
-def global_generators_stay(runs: Runs) -> None:
-    """No part of a round or a test draws from them or seeds them."""
+def global_generators_are_unused(runs: Runs) -> None:
+    """No part of a round or a test draws from the global generators or seeds them."""
     before = generators()
 
-    def still(what: str) -> None:
+    def check_unchanged(part: str) -> None:
         after = generators()
         moved = [name for name, state in before.items() if after[name] != state]
-        require(not moved, f"{what} uses the global generator of {' and '.join(moved)}")
+        require(not moved, f"{part} uses the global generator of {' and '.join(moved)}")
 
     run = runs.begin(on=REFERENCE)
-    still("init or init_client")
-    run.play(2)
-    still("a round")
-    run.answer()
-    still("evaluate")
-    for visit in of_each_work(run):
-        work(visit)
-        still(visit.exchange.work.name)
+    check_unchanged("init or init_client")
+    run.train(2)
+    check_unchanged("a round")
+    run.predict()
+    check_unchanged("evaluate")
+    for execution in two_of_each_work(run):
+        work(execution)
+        check_unchanged(execution.exchange.work.name)
 
 
 def draws_by_key_and_data(runs: Runs) -> None:
-    """Whoever drew before."""
+    """What is drawn does not depend on earlier draws."""
     run = runs.undisturbed
-    for visit in reversed(run.visits):
-        key = visit.exchange.client_key(visit.client)
-        drawn = visit.exchange.work.draw(run.home.host.data(visit.client), key)
+    for execution in reversed(run.executions):
+        key = execution.exchange.client_key(execution.client)
+        drawn = execution.exchange.work.draw(run.setup.host.data(execution.client), key)
         require(
-            tree.digest(drawn) == tree.digest(visit.drawn),
-            f"{visit.exchange.work.draw_name} draws other things for the same key and data",
+            tree.digest(drawn) == tree.digest(execution.drawn),
+            f"{execution.exchange.work.draw_name} draws something else for the same key and data",
         )
 
 
 def replies_own_their_memory(runs: Runs) -> None:
-    """A worker may reuse its buffers; a reply that points into them would change afterwards."""
-    for visit in of_each_work(runs.undisturbed):
-        mine = {leaf.data_ptr() for leaf in tree.leaves(given_to(visit)) if leaf.numel()}
-        for path, leaf in tree.items(dict(work(visit).up)):
+    """A fleet may reuse the inputs' memory, and a reply that shares it would change."""
+    for execution in two_of_each_work(runs.undisturbed):
+        mine = {leaf.data_ptr() for leaf in tree.leaves(inputs_of(execution)) if leaf.numel()}
+        for path, leaf in tree.items(dict(work(execution).up)):
             shared = leaf.numel() and leaf.data_ptr() in mine
-            require(not shared, f"{visit.exchange.work.name} uploads {path} as it was given it")
+            require(
+                not shared,
+                f"{execution.exchange.work.name} uploads {path}, which shares memory with an input",
+            )
 
 
 def uploads_are_as_declared(runs: Runs) -> None:
-    """Names, shapes and types are those of the reducers."""
-    runs.undisturbed.require_visits()
-    for visit in runs.undisturbed.visits:
-        reducers, up = visit.exchange.reduce, visit.reply.up
-        name = f"{visit.exchange.work.name} uploads"
+    """Names, shapes and dtypes are those of the reducers."""
+    runs.undisturbed.require_executions()
+    for execution in runs.undisturbed.executions:
+        reducers, up = execution.exchange.reduce, execution.reply.up
+        name = f"{execution.exchange.work.name} uploads"
         same = up.keys() == reducers.keys()
         require(same, f"{name} {sorted(up)}, and the exchange reduces {sorted(reducers)}")
         for part, reducer in reducers.items():
             like = getattr(reducer, "like", None)
-            like = like(visit.client) if callable(like) else like
+            like = like(execution.client) if callable(like) else like
             if like is not None:
                 found = tree.difference(like, up[part])
                 require(found is None, f"{name} {part!r} in another form: {found}")
-            fault = reducer.fault(visit.client, up[part], float(visit.reply.weight))
+            fault = reducer.fault(execution.client, up[part], float(execution.reply.weight))
             require(fault is None, f"{name} {part!r}, which is refused: {fault}")
 
 
 def private_states_keep_their_form(runs: Runs) -> None:
-    """Else the next visit could not read it."""
-    for visit in runs.undisturbed.visits:
-        kept = work(visit).private
-        found = tree.difference(visit.private, kept)
-        require(found is None, f"{visit.exchange.work.name} changes the form: {found}")
-        require(type(kept) is type(visit.private), f"it becomes a {type(kept).__name__}")
+    """Otherwise the next exchange could not read them."""
+    for execution in runs.undisturbed.executions:
+        kept = work(execution).private
+        found = tree.difference(execution.private, kept)
+        require(found is None, f"{execution.exchange.work.name} changes the form: {found}")
+        require(type(kept) is type(execution.private), f"it becomes a {type(kept).__name__}")
 
 
 def weights_and_metrics_are_numbers(runs: Runs) -> None:
-    """Positive, and finite."""
-    for visit in runs.undisturbed.visits:
-        name = visit.exchange.work.name
-        require(float(visit.reply.weight) > 0, f"the weight of {name} is {visit.reply.weight}")
-        for metric, value in visit.reply.metrics.items():
+    """Weights are positive, and metrics are finite."""
+    for execution in runs.undisturbed.executions:
+        name = execution.exchange.work.name
+        require(
+            float(execution.reply.weight) > 0, f"the weight of {name} is {execution.reply.weight}"
+        )
+        for metric, value in execution.reply.metrics.items():
             sound = value.numel() == 1 and bool(value.isfinite().all())
             require(sound, f"the metric {metric!r} of {name} is {value}")
 
 
-# The same answer anywhere.
+# Reproducibility.
 
 
 def one_seed_gives_one_result(runs: Runs) -> None:
-    """To the bit."""
-    assert_same(runs.begin().play(2).everything(), runs.undisturbed.everything())
+    """Two runs with one seed are equal to the bit."""
+    assert_same(runs.begin().train(2).everything(), runs.undisturbed.everything())
 
 
 def another_seed_gives_another_result(runs: Runs) -> None:
-    """Else the key is not used."""
-    found, expected = runs.begin(seed=1).play(2).everything(), runs.undisturbed.everything()
+    """Otherwise the key is not used."""
+    found, expected = runs.begin(seed=1).train(2).everything(), runs.undisturbed.everything()
     changed = any(not torch.equal(found[name], leaf) for name, leaf in expected.items())
-    require(changed, "seeds 0 and 1 come to the same")
+    require(changed, "seeds 0 and 1 give the same result")
 
 
 def order_of_the_cohort_does_not_matter(runs: Runs) -> None:
-    """Whom the server asks first."""
-    back = runs.begin().play(2, choose=COHORT[::-1])
+    """The order in which the server asks clients does not matter."""
+    back = runs.begin().train(2, choose=COHORT[::-1])
     assert_same(back.everything(), runs.quiet.everything())
     require(back.sealed == runs.quiet.sealed or not back.where.exact, "private states differ")
 
 
 def order_of_arrival_does_not_matter(runs: Runs) -> None:
-    """Who answers first."""
-    shuffled = runs.begin(around=lambda fleet: Shuffled(fleet, seed=1)).play(2)
+    """The order in which clients reply does not matter."""
+    shuffled = runs.begin(around=lambda fleet: Shuffled(fleet, seed=1)).train(2)
     assert_same(shuffled.everything(), runs.undisturbed.everything())
     same = shuffled.sealed == runs.undisturbed.sealed
     require(same or not shuffled.where.exact, "private states differ")
 
 
 def storage_keeps_everything(runs: Runs) -> None:
-    """A codec that names leaves by path loses neither bits nor structure."""
-    last = runs.undisturbed.visits[-1]
+    """Storage, which names leaves by path, keeps bits and structure."""
+    last = runs.undisturbed.executions[-1]
     parts = {
         "the server's state": runs.undisturbed.server, "a message": last.down,
         "an upload": last.reply.up, "a private state": last.private,
@@ -315,76 +326,76 @@ def storage_keeps_everything(runs: Runs) -> None:
         flat, _, _ = storage.read(folder / "content")
         again = tree.rebuild(content, flat)
         same = type(again) is type(content) and tree.digest(again) == tree.digest(content)
-        require(same, f"{name} is another one after it was written and read")
+        require(same, f"{name} changes when it is written and read")
 
 
 def a_fleet_equals_the_reference(runs: Runs, rounds: int = 2) -> None:
-    """In what is trained, and what is answered."""
-    found, expected = (runs.begin(on=fleet).play(rounds) for fleet in (runs.where, REFERENCE))
+    """Training and predictions are equal."""
+    found, expected = (runs.begin(on=fleet).train(rounds) for fleet in (runs.where, REFERENCE))
     assert_same(found.everything(), expected.everything())
     assert_same(found.logits(), expected.logits())
 
 
 def threads_equal_a_loop(runs: Runs) -> None:
-    """To the bit."""
+    """Results on threads are equal to the bit."""
     threads = Runs(runs.method, THREADS, runs._folder)
     a_fleet_equals_the_reference(threads)
 
 
 def stacked_clients_equal_a_loop(runs: Runs) -> None:
-    """In float64: in float32 what is regrouped drifts apart."""
+    """Results are close in float64; float32 would differ too much after regrouping."""
     method: Any = runs.method
     if not method.model.backbone.vmappable or method.traits.unstackable:
-        return  # a run on that fleet is refused at its start
+        return  # such a run is refused at its start
     double = dataclasses.replace(method, model=dataclasses.replace(method.model, dtype="float64"))
     stacked = Runs(double, VECTORISED, runs._folder)
     a_fleet_equals_the_reference(stacked)
 
 
-# A test.
+# Testing.
 
 
-def questions_are_answered_and_nothing_is_learnt(runs: Runs) -> None:
-    """Each question, with finite logits, and the same ones the next time."""
+def episodes_are_predicted_and_nothing_is_trained(runs: Runs) -> None:
+    """Each episode gets finite logits, the same when repeated, and no state changes."""
     run = runs.undisturbed
     privates, server = run.privates(), tree.digest(run.server)
-    answers = run.answer()
-    found = sorted({a.eval_episode for a in answers})
-    require(found == list(range(5)), f"of questions 0 to 4 these are answered: {found}")
-    for a in answers:
-        shape = tuple(a.logits.shape)
+    predictions = run.predict()
+    found = sorted({p.eval_episode for p in predictions})
+    require(found == list(range(5)), f"of episodes 0 to 4 these are predicted: {found}")
+    for p in predictions:
+        shape = tuple(p.logits.shape)
         require(shape == (9, 3), f"the logits of 9 queries and 3 classes are of shape {shape}")
-        require(bool(a.logits.isfinite().all()), "some logits are not finite")
-    again = {f"{a.eval_episode} by {a.client}": a.logits for a in answers}
-    assert_same(run.logits(), Everything(again, run.where))
+        require(bool(p.logits.isfinite().all()), "some logits are not finite")
+    again = {f"{p.eval_episode} by {p.client}": p.logits for p in predictions}
+    assert_same(run.logits(), RunTensors(again, run.where))
     require(run.privates() == privates, "a test changes private states")
     require(tree.digest(run.server) == server, "a test changes the server's state")
 
 
-def queries_are_answered_one_by_one(runs: Runs) -> None:
-    """Unless the method is marked transductive."""
+def queries_are_predicted_independently(runs: Runs) -> None:
+    """Logits of a query do not depend on other queries, unless the method is transductive."""
     if runs.method.traits.transductive:
         return
     fewer = episodic_test()
     fewer.eval_episodes = [q._replace(query_x=q.query_x[:4]) for q in fewer.eval_episodes]  # type: ignore[assignment]
     whole = runs.undisturbed.logits()
-    # Not to the bit: a convolution over fewer images may be computed by another kernel.
-    for name, logits in runs.undisturbed.logits(asked=fewer).items():
-        told = "4 of 9 queries get other logits when they are asked alone"
-        require_close(logits, whole[name][:4], 1e-4, 1e-5, told)
+    # Not to the bit: a convolution over fewer images may use another kernel.
+    for name, logits in runs.undisturbed.logits(test=fewer).items():
+        reason = "4 of 9 queries get other logits without the other 5"
+        require_close(logits, whole[name][:4], 1e-4, 1e-5, reason)
 
 
-# Private stays private.
+# Private states.
 
 
 def _raw(leaf: Tensor) -> bytes:
     return leaf.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def secrets(private: Tree) -> dict[str, bytes]:
-    """Return the leaves worth hiding.
+def distinctive_leaves(private: Tree) -> dict[str, bytes]:
+    """Return the bytes of leaves whose values could not occur elsewhere by chance.
 
-    One number is found anywhere by chance, and zeros (a fresh optimiser's) are nobody's secret.
+    Single numbers and constant leaves, such as the zeros of a new optimiser, are left out.
     """
     return {
         name: _raw(leaf)
@@ -394,123 +405,132 @@ def secrets(private: Tree) -> dict[str, bytes]:
 
 
 def leaks(hidden: dict[str, bytes], sent: Iterable[Tensor]) -> list[str]:
-    """Return the names of secrets that occur in what was sent, whole or as a piece of it."""
-    heap = [_raw(leaf) for leaf in sent]
-    return [name for name, secret in hidden.items() if any(secret in item for item in heap)]
+    """Return the names of leaves that occur in the sent tensors, whole or as a part of one."""
+    sent_bytes = [_raw(leaf) for leaf in sent]
+    return [name for name, leaf in hidden.items() if any(leaf in data for data in sent_bytes)]
 
 
 def _outcome_tensors(run: Federation) -> list[Tensor]:
     found: list[Tensor] = []
     for outcome in run.outcomes:
         for part in outcome.values():
-            senders = isinstance(part, dict) and all(isinstance(k, int) for k in part)
-            for piece in part.values() if senders else (part,):
+            gathered = isinstance(part, dict) and all(isinstance(k, int) for k in part)
+            for piece in part.values() if gathered else (part,):
                 found += tree.leaves(piece)
     return found
 
 
 def private_tensors_stay_with_the_client(runs: Runs) -> None:
-    """No upload holds one, whole or as a piece."""
-    looked_for = 0
-    run = runs.examined
-    for visit in run.visits:
-        after = work(visit).private
-        for private in (visit.private, after):
-            hidden = secrets(private)
-            looked_for += len(hidden)
-            found = leaks(hidden, tree.leaves(dict(visit.reply.up)))
-            require(not found, f"{visit.exchange.work.name} uploads {', '.join(found)}")
-        require(visit.reply.private == {}, "a fleet passes a private state on")
-    has = bool(secrets(runs.method.init_client(0, run.key)))
-    require(bool(looked_for) == has, "private states have nothing to hide after the first visit")
+    """No upload contains a private tensor, whole or as a part."""
+    n_hidden = 0
+    run = runs.tested
+    for execution in run.executions:
+        after = work(execution).private
+        for private in (execution.private, after):
+            hidden = distinctive_leaves(private)
+            n_hidden += len(hidden)
+            found = leaks(hidden, tree.leaves(dict(execution.reply.up)))
+            require(not found, f"{execution.exchange.work.name} uploads {', '.join(found)}")
+        require(execution.reply.private == {}, "the fleet passes on a private state")
+    has = bool(distinctive_leaves(runs.method.init_client(0, run.key)))
+    require(bool(n_hidden) == has, "private states have no distinctive values after training")
 
 
 def private_tensors_reach_no_server(runs: Runs) -> None:
-    """But for what a client keeps as it was sent it: that is the server's own."""
-    run = runs.examined
+    """Except for tensors that the client received from the server."""
+    run = runs.tested
     sent = _outcome_tensors(run) + tree.leaves(run.server)
     for client in range(CLIENTS):
-        given = [visit.down for visit in run.visits if visit.client == client]
+        given = [execution.down for execution in run.executions if execution.client == client]
         received = [_raw(leaf) for down in given for leaf in tree.leaves(down)]
-        held = [visit.private for visit in run.visits if visit.client == client]
+        held = [execution.private for execution in run.executions if execution.client == client]
         for private in (run.private(client), *held):
-            own = {k: secret for k, secret in secrets(private).items() if secret not in received}
+            own = {
+                k: secret
+                for k, secret in distinctive_leaves(private).items()
+                if secret not in received
+            }
             found = leaks(own, sent)
             require(not found, f"the server has {', '.join(found)} of client {client}")
 
 
-def who_is_not_asked_keeps_its_state(runs: Runs) -> None:
-    """And who is asked has a new one, if it has any."""
-    run = runs.begin().play(1, choose=(1, 3, 4))
+def unsampled_clients_keep_their_state(runs: Runs) -> None:
+    """A client has a new private state exactly if it was sampled and the method has such states."""
+    run = runs.begin().train(1, choose=(1, 3, 4))
     before = run.privates()
-    run.play(1, choose=(1, 2))
+    run.train(1, choose=(1, 2))
     after = run.privates()
     for client in (0, 3, 4, 5):
-        require(after[client] == before[client], f"the state of client {client} changes unasked")
+        require(
+            after[client] == before[client],
+            f"the state of client {client} changes though it is not sampled",
+        )
     for client in (1, 2):
         changes = bool(tree.leaves(run.private(client)))
         same = (after[client] != before[client]) == changes
-        require(same, "a client that trains keeps an old state, or has one that comes from nowhere")
+        require(
+            same, "a client that trains keeps its old state, or has one though the method has none"
+        )
 
 
 def private_states_are_the_clients_own(runs: Runs) -> None:
-    """Two clients start from states of their own, whichever is asked first."""
+    """Clients have different initial states, independent of the order of access."""
     forth, back = runs.begin(), runs.begin()
     seen = {c: tree.digest(forth.private(c)) for c in range(CLIENTS)}
     again = {c: tree.digest(back.private(c)) for c in reversed(range(CLIENTS))}
-    require(seen == again, "the first state depends on who is asked before")
+    require(seen == again, "the initial state depends on the order of access")
     apart = CLIENTS if tree.leaves(forth.private(0)) else 1
-    require(len(set(seen.values())) == apart, "several clients start from one state")
+    require(len(set(seen.values())) == apart, "several clients have the same initial state")
 
 
-def rewound_runs_go_on_as_never_stopped(runs: Runs) -> None:
-    """From the last checkpoint, where a process died in the middle of a round."""
-    run = runs.begin().play(1)
+def rewound_runs_equal_uninterrupted_ones(runs: Runs) -> None:
+    """A run resumed from the last checkpoint ends as if it had not been interrupted."""
+    run = runs.begin().train(1)
     server, digest, first = run.server, run.sealed, run.privates()
-    run.play(1)
-    run.play_unsealed()  # the process dies before the seal of round 3
+    run.train(1)
+    run.train_unsealed()  # the process ends before round 3 is sealed
     changed = run.privates() != first or not tree.leaves(run.private(0))
     require(changed, "private states do not change in a round")
     run.fleet.rewind(1, digest)
     require(run.privates() == first, "private states are not those of the checkpoint")
     run.server, run.round = server, 1
-    run.play(1)
+    run.train(1)
     found, expected = run.everything(), runs.undisturbed.everything()
     assert_same(found.only("server", "private"), expected.only("server", "private"))
     require(run.sealed == runs.undisturbed.sealed, "sealed private states differ")
 
 
-# No silent poison.
+# Faults.
 
 
-def the_victim_has_no_part(runs: Runs, trouble: Trouble) -> None:
-    """A client that is lost or sends what is unsound is named, and the rest goes on without it."""
-    run = runs.begin(around=strike(trouble)).play(1, choose=COHORT)
+def a_faulty_client_has_no_effect(runs: Runs, trouble: Trouble) -> None:
+    """A client with a lost or invalid reply is reported, and the round continues without it."""
+    run = runs.begin(around=with_trouble(trouble)).train(1, choose=COHORT)
     assert_same(run.everything(), runs.without.everything())
     kind = "lost" if trouble == "drop" else "refused"
     faults = {(client, fault.kind) for client, fault in run.faults}
     require(faults == {(VICTIM, kind)}, f"{trouble}: the faults are {sorted(faults)}")
-    require(len(run.faults) == len(run.outcomes), f"{trouble}: not one fault an exchange")
+    require(len(run.faults) == len(run.outcomes), f"{trouble}: expected one fault in each exchange")
     require(all(fault.reason for _, fault in run.faults), f"{trouble}: a fault has no reason")
-    # A diagonal of minus infinity is there from the start; nothing else may be infinite.
+    # Only values that are infinite from the start, such as a diagonal, may be infinite.
     firsts = tree.leaves(runs.begin().server)
     for leaf, first in zip(tree.leaves(run.server), firsts, strict=True):
         sound = bool((leaf.isfinite() | (leaf == first)).all())
         require(sound, f"{trouble}: the server's state is not finite")
 
 
-def lost_and_unsound_replies_have_no_part(runs: Runs) -> None:
-    """All kinds of trouble."""
+def faulty_replies_have_no_effect(runs: Runs) -> None:
+    """For all kinds of trouble."""
     for trouble in ("drop", *CORRUPT):
-        the_victim_has_no_part(runs, trouble)
+        a_faulty_client_has_no_effect(runs, trouble)
 
 
-def refused_clients_go_back(runs: Runs, trouble: Trouble) -> None:
-    """To the state of the exchange before, where it is refused in the last one of a round."""
-    last = runs.quiet.visits[-1].exchange.version
-    run = runs.begin(around=strike(trouble, when=lambda exchange: exchange.version == last))
-    run.play(2, choose=COHORT)
-    given = [v.private for v in run.visits if v.client == VICTIM and v.exchange.version == last]
+def refused_clients_keep_their_old_state(runs: Runs, trouble: Trouble) -> None:
+    """A client that is refused in the last exchange of a round goes back to the one before."""
+    last = runs.quiet.executions[-1].exchange.version
+    run = runs.begin(around=with_trouble(trouble, when=lambda exchange: exchange.version == last))
+    run.train(2, choose=COHORT)
+    given = [v.private for v in run.executions if v.client == VICTIM and v.exchange.version == last]
     back = run.privates()[VICTIM] == tree.digest(given[0])
     require(back, f"{trouble}: a refused client keeps its new state")
     for client in set(COHORT) - {VICTIM}:
@@ -518,48 +538,48 @@ def refused_clients_go_back(runs: Runs, trouble: Trouble) -> None:
         require(same, f"{trouble}: client {client} has another state")
 
 
-def a_refused_client_goes_back(runs: Runs) -> None:
-    """Lost or refused."""
+def a_refused_client_keeps_its_old_state(runs: Runs) -> None:
+    """For lost and for refused replies."""
     for trouble in ("drop", "nan", "negative_weight"):
-        refused_clients_go_back(runs, trouble)
+        refused_clients_keep_their_old_state(runs, trouble)
 
 
 def a_delayed_reply_counts(runs: Runs) -> None:
-    """As any other."""
-    run = runs.begin(around=strike("delay")).play(2, choose=COHORT)
+    """Like any other."""
+    run = runs.begin(around=with_trouble("delay")).train(2, choose=COHORT)
     assert_same(run.everything(), runs.quiet.everything())
     require(not run.faults, "a delayed reply is a fault")
 
 
 CHECKS: tuple[tuple[str, Function], ...] = (
-    ("two rounds and a test run through", runs_through),
+    ("two rounds and a test run", runs_through),
     ("the method is a frozen dataclass of hyper-parameters", is_made_of_hyper_parameters),
-    ("client work leaves its inputs as they were", inputs_stay),
+    ("client work does not change its inputs", inputs_are_unchanged),
     ("client work gives the same bits for the same inputs", same_inputs_give_same_bits),
-    ("no global generator is used", global_generators_stay),
-    ("what is drawn depends on the key and the data alone", draws_by_key_and_data),
+    ("no global generator is used", global_generators_are_unused),
+    ("draws depend only on the key and the data", draws_by_key_and_data),
     ("uploads share no memory with inputs", replies_own_their_memory),
-    ("uploads have the form that the exchange asks for", uploads_are_as_declared),
+    ("uploads have the form that the exchange declares", uploads_are_as_declared),
     ("private states keep their form", private_states_keep_their_form),
     ("weights are positive and metrics finite numbers", weights_and_metrics_are_numbers),
     ("one seed gives the same bits twice", one_seed_gives_one_result),
     ("another seed gives another result", another_seed_gives_another_result),
     ("the order of the cohort does not matter", order_of_the_cohort_does_not_matter),
     ("the order of arrival does not matter", order_of_arrival_does_not_matter),
-    ("what is sent and kept survives storage", storage_keeps_everything),
-    ("threads give the bits of a loop", threads_equal_a_loop),
-    ("stacked clients give the numbers of a loop in float64", stacked_clients_equal_a_loop),
-    ("every question is answered, and a test changes nothing",
-     questions_are_answered_and_nothing_is_learnt),
-    ("each query is answered by itself, or the method is transductive",
-     queries_are_answered_one_by_one),
+    ("messages and states survive storage", storage_keeps_everything),
+    ("threads give the same bits as a loop", threads_equal_a_loop),
+    ("stacked clients give the same numbers as a loop in float64", stacked_clients_equal_a_loop),
+    ("every test episode is predicted, and a test changes nothing",
+     episodes_are_predicted_and_nothing_is_trained),
+    ("queries are predicted independently, or the method is transductive",
+     queries_are_predicted_independently),
     ("private tensors are in no upload", private_tensors_stay_with_the_client),
     ("private tensors reach no outcome and no server", private_tensors_reach_no_server),
-    ("a client that is not asked keeps its state", who_is_not_asked_keeps_its_state),
-    ("private states are each client's own", private_states_are_the_clients_own),
-    ("a run goes on from a checkpoint as if never stopped", rewound_runs_go_on_as_never_stopped),
-    ("lost and unsound replies are named and have no part", lost_and_unsound_replies_have_no_part),
-    ("a client that is refused goes back to its last state", a_refused_client_goes_back),
-    ("a delayed reply counts as any other", a_delayed_reply_counts),
+    ("a client that is not sampled keeps its state", unsampled_clients_keep_their_state),
+    ("clients have different private states", private_states_are_the_clients_own),
+    ("a resumed run equals an uninterrupted one", rewound_runs_equal_uninterrupted_ones),
+    ("lost and invalid replies are reported and have no effect", faulty_replies_have_no_effect),
+    ("a client that is refused keeps its previous state", a_refused_client_keeps_its_old_state),
+    ("a delayed reply counts like any other", a_delayed_reply_counts),
 )  # fmt: skip
-"""What is checked, in the words of the command's lines."""
+"""The checks, by the names that `fedshot check` prints."""

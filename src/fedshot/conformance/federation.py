@@ -1,4 +1,4 @@
-"""A run of one method on one fleet, open to inspection."""
+"""A run of one method on one fleet, with everything recorded for inspection."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from fedshot.protocol.method import Method, Prediction
 
 LATE = (10**6, 0)  # after every version
 
-# Of four and of three contributions a sum has the same room (powers of two), hence the same bits.
+# For four and for three contributions a sum has the same scale (a power of two), hence equal bits.
 COHORT, VICTIM, OTHERS = (5, 0, 3, 2), 3, (0, 2, 5)
 
 
 @dataclass(frozen=True)
 class FleetCase:
-    """A fleet, and how closely it follows the reference.
+    """A fleet, and how closely it must agree with the reference.
 
-    `exact`: it runs the same kernel on a CPU, so the bits agree. Where the arithmetic is regrouped
-    they agree to `rtol` and `atol` in float64.
+    An `exact` fleet runs the same kernels on a CPU, so all bits agree. A fleet that regroups the
+    arithmetic agrees to `rtol` and `atol` in float64.
     """
 
     name: str
@@ -43,30 +43,30 @@ class FleetCase:
     exact: bool = True
     rtol: float = 0.0
     atol: float = 0.0
-    slow: bool = False  # hardly another fleet
-    quick: bool = False  # asked in the quick suite, too
+    slow: bool = False  # adds little to the other fleets
+    quick: bool = False  # also in the quick suite
 
 
 class CheckFailedError(AssertionError):
-    """A promise that a method does not keep; any other AssertionError comes from its own code."""
+    """A check has failed; any other AssertionError comes from the method's own code."""
 
 
 def require(held: bool, reason: str) -> None:
-    """Raise CheckFailedError, with the reason, unless something holds."""
+    """Raise CheckFailedError with the reason unless a condition holds."""
     if not held:
         raise CheckFailedError(reason)
 
 
 def require_close(found: Tensor, expected: Tensor, rtol: float, atol: float, name: str) -> None:
-    """Raise CheckFailedError, with the name and the gap, unless two tensors are close."""
+    """Raise CheckFailedError with the difference unless two tensors are close."""
     try:
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
     except AssertionError as error:
         raise CheckFailedError(f"{name}: {error}") from None
 
 
-class Visit(NamedTuple):
-    """One client's part in one exchange: what it was given, and what it sent."""
+class Execution(NamedTuple):
+    """One execution of client work: its inputs and its reply."""
 
     exchange: Exchange
     client: int
@@ -76,46 +76,46 @@ class Visit(NamedTuple):
     reply: Reply
 
 
-class Watched(Wrapper):
-    """A fleet whose visits are recorded."""
+class RecordingFleet(Wrapper):
+    """A fleet that records the executions of client work."""
 
-    def __init__(self, fleet: Fleet, home: FederationHost) -> None:
+    def __init__(self, fleet: Fleet, setup: FederationHost) -> None:
         super().__init__(fleet)
-        self.host = home.host
-        self.visits: list[Visit] = []
+        self.host = setup.host
+        self.executions: list[Execution] = []
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet, and note each visit."""
+        """Yield the arrivals of the fleet, and record each execution."""
         private = {c: self.host.private(c, exchange.version) for c in exchange.to}
         for arrival in self.fleet.replies(exchange):
             c = arrival.client
             if arrival.reply is not None:
                 drawn = exchange.work.draw(self.host.data(c), exchange.client_key(c))
-                self.visits.append(
-                    Visit(exchange, c, exchange.message(c), private[c], drawn, arrival.reply)
+                self.executions.append(
+                    Execution(exchange, c, exchange.message(c), private[c], drawn, arrival.reply)
                 )
             yield arrival
 
 
 class Shuffled(Wrapper):
-    """A fleet whose replies arrive in an order of chance."""
+    """A fleet whose replies arrive in random order."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
         super().__init__(fleet)
         self.seed = seed
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet in another order."""
+        """Yield the arrivals of the fleet in random order."""
         arrivals = list(self.fleet.replies(exchange))
         rng = Key(self.seed).at(*exchange.version).numpy()
         for i in rng.permutation(len(arrivals)):
             yield arrivals[i]
 
 
-def strike(
+def with_trouble(
     trouble: Trouble, client: int = VICTIM, when: Callable[[Exchange], bool] = lambda _: True
 ) -> Callable[[Fleet], Fleet]:
-    """Let one client meet with trouble, always or only in some exchanges."""
+    """Return a wrapper that gives one client trouble, in the exchanges where `when` holds."""
 
     def plan(exchange: Exchange, c: int) -> Trouble | None:
         return trouble if c == client and when(exchange) else None
@@ -123,8 +123,8 @@ def strike(
     return lambda fleet: Unreliable(fleet, plan)
 
 
-class Chosen(Clients):
-    """Clients whose cohort a test can choose, and whose outcomes it can read."""
+class FixedCohort(Clients):
+    """Clients with a given cohort, and with recorded outcomes."""
 
     def __init__(self, *args: Any, choose: Sequence[int] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -132,19 +132,19 @@ class Chosen(Clients):
         self.outcomes: list[Outcome] = []
 
     def sample(self, key: Key) -> tuple[int, ...]:
-        """Return the chosen cohort, or draw one."""
+        """Return the given cohort, or sample one."""
         return super().sample(key) if self.choose is None else tuple(self.choose)
 
     def exchange(self, *args: Any, **kwargs: Any) -> Outcome:
-        """Exchange as clients do, and keep the outcome."""
+        """Exchange, and record the outcome."""
         self.outcomes.append(super().exchange(*args, **kwargs))
         return self.outcomes[-1]
 
 
 class Federation:
-    """A method on a fleet, behind the meter and the guard, as in a run.
+    """A method on a fleet, behind meter and guard, as in a run.
 
-    `around` wraps the bare fleet, as trouble on the way would.
+    `around` wraps the bare fleet, for example to add trouble.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class Federation:
         around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
     ) -> None:
         self.method, self.key, self.where = method, Key(seed), where
-        self.home = FederationHost(method, folder, self.key)
-        self.watched = Watched(where.build(self.home), self.home)
-        self.meter = Meter(around(self.watched))
+        self.setup = FederationHost(method, folder, self.key)
+        self.recording = RecordingFleet(where.build(self.setup), self.setup)
+        self.meter = Meter(around(self.recording))
         self.fleet = Guard(self.meter)
         self.server: Tree = method.init(self.key.at("init"))
         self.round, self.sealed = 0, ""
@@ -168,25 +168,25 @@ class Federation:
         self.faults: list[tuple[int, Fault]] = []
 
     @property
-    def visits(self) -> list[Visit]:
-        """All visits of the run so far."""
-        return self.watched.visits
+    def executions(self) -> list[Execution]:
+        """All executions of client work so far."""
+        return self.recording.executions
 
-    def require_visits(self) -> None:
-        """Raise CheckFailedError where no client was asked for anything."""
-        require(bool(self.visits), "no client is asked for anything in two rounds")
+    def require_executions(self) -> None:
+        """Raise CheckFailedError if no client was asked for anything."""
+        require(bool(self.executions), "no client is asked for anything in two rounds")
 
-    def play(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
-        """Train some rounds further, each sealed as a checkpoint would."""
+    def train(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
+        """Train more rounds, and seal each as a checkpoint does."""
         for _ in range(rounds):
-            self.play_unsealed(choose)
+            self.train_unsealed(choose)
             self.sealed = self.fleet.seal(self.round, range(self.round))
         return self
 
-    def play_unsealed(self, choose: Sequence[int] | None = None) -> None:
-        """Train a round and make nothing last."""
+    def train_unsealed(self, choose: Sequence[int] | None = None) -> None:
+        """Train a round without sealing it."""
         self.round += 1
-        clients = Chosen(
+        clients = FixedCohort(
             self.fleet, range(CLIENTS), cohort=len(COHORT), round=self.round, choose=choose
         )
         try:
@@ -197,37 +197,37 @@ class Federation:
             self.outcomes += clients.outcomes
             self.faults += clients.faults
 
-    def answer(self, n: int = 5, asked: EpisodicTest | None = None) -> list[Prediction]:
-        """Sit a test of n questions, or another one."""
-        clients = Chosen(
+    def predict(self, n: int = 5, test: EpisodicTest | None = None) -> list[Prediction]:
+        """Predict the episodes of `test`, by default one of n episodes."""
+        clients = FixedCohort(
             self.fleet, range(CLIENTS), round=self.round, phase="evaluate", choose=None
         )
         key = self.key.at("round", self.round, "exam")
-        eval_episodes = (asked or episodic_test(n)).eval_episodes
-        answers = self.method.evaluate(self.server, clients, eval_episodes, key)
+        eval_episodes = (test or episodic_test(n)).eval_episodes
+        predictions = self.method.evaluate(self.server, clients, eval_episodes, key)
         self.outcomes += clients.outcomes
-        return answers
+        return predictions
 
-    def logits(self, n: int = 5, asked: EpisodicTest | None = None) -> Everything:
-        """Return what `answer` gives, by name."""
-        found = {f"{a.eval_episode} by {a.client}": a.logits for a in self.answer(n, asked)}
-        return Everything(found, self.where)
+    def logits(self, n: int = 5, test: EpisodicTest | None = None) -> RunTensors:
+        """Return the logits of `predict`, by episode and client."""
+        found = {f"{p.eval_episode} by {p.client}": p.logits for p in self.predict(n, test)}
+        return RunTensors(found, self.where)
 
     def private(self, client: int) -> Tree:
-        """Return what the client remembers now."""
-        return self.home.host.private(client, LATE)
+        """Return the client's current private state."""
+        return self.setup.host.private(client, LATE)
 
     def banked(self, client: int) -> Tree:
-        """Return what the server keeps of the client now."""
+        """Return the tree that the server keeps for the client."""
         held = self.fleet.bank.load(client, LATE) or {}
         return {name.replace("/", "."): leaf for name, leaf in held.items()}
 
     def privates(self) -> dict[int, str]:
-        """Return a hash of what each client remembers now."""
+        """Return a hash of each client's current private state."""
         return {c: tree.digest(self.private(c)) for c in range(CLIENTS)}
 
-    def everything(self) -> Everything:
-        """Return all that came of the run, by name."""
+    def everything(self) -> RunTensors:
+        """Return all states, outcomes and metrics of the run, by name."""
         whole = {
             "server": self.server,
             "private": {str(c): self.private(c) for c in range(CLIENTS)},
@@ -235,23 +235,23 @@ class Federation:
             "outcomes": {str(i): _as_tree(outcome) for i, outcome in enumerate(self.outcomes)},
         }
         numbers = {f"metrics/{k}": torch.tensor(v).double() for k, v in self.metrics.items()}
-        return Everything(dict(tree.items(whole)) | numbers, self.where)
+        return RunTensors(dict(tree.items(whole)) | numbers, self.where)
 
 
-class Everything(dict[str, Tensor]):
-    """All that came of a run, and the fleet that it ran on."""
+class RunTensors(dict[str, Tensor]):
+    """Tensors of a run by name, and its fleet."""
 
     def __init__(self, found: dict[str, Tensor], where: FleetCase) -> None:
         super().__init__(found)
         self.where = where
 
-    def only(self, *parts: str) -> Everything:
-        """Return what lies below these names."""
-        return Everything({k: v for k, v in self.items() if k.startswith(parts)}, self.where)
+    def only(self, *parts: str) -> RunTensors:
+        """Return the tensors whose names begin with one of these."""
+        return RunTensors({k: v for k, v in self.items() if k.startswith(parts)}, self.where)
 
 
 def _as_tree(outcome: Outcome) -> Tree:
-    """Return the parts, with the senders of gathered ones named by text."""
+    """Return an outcome as a tree: client ids of gathered parts become text."""
     parts = {
         name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
         for name, part in outcome.items()
@@ -260,12 +260,12 @@ def _as_tree(outcome: Outcome) -> Tree:
     return {"parts": parts, "accepted": accepted, "weight": torch.tensor(outcome.weight)}
 
 
-def assert_same(found: Everything, expected: Everything) -> None:
-    """Assert equal names and equal bits, or what the fleets promise in their place."""
+def assert_same(found: RunTensors, expected: RunTensors) -> None:
+    """Raise CheckFailedError unless names and bits are equal, or close for an inexact fleet."""
     fleets = (found.where, expected.where)
     where = next((fleet for fleet in fleets if not fleet.exact), None)
     names = sorted(found.keys() ^ expected.keys())
-    require(not names, f"{', '.join(names[:5])} is there in one run alone")
+    require(not names, f"{', '.join(names[:5])} is only in one of the runs")
     for name, leaf in expected.items():
         other = found[name]
         same = tree.form(other) == tree.form(leaf)

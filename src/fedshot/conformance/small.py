@@ -1,4 +1,4 @@
-"""A small federation: data with something to learn, six unequal clients."""
+"""A small federation: learnable data, split over six unequal clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PER_CLASS = (3, 4, 5, 5, 6, 7)  # images of each class that client 0, 1, ... ho
 
 
 def _dataset() -> Dataset:
-    """Each class is a pattern of its own under noise."""
+    """Return a dataset whose classes are patterns under noise."""
     rng = Key(0).at("patterns").numpy()
     patterns = rng.integers(40, 216, (CLASSES, 1, *SHAPE))
     noise = rng.integers(-40, 40, (CLASSES, sum(_PER_CLASS), *SHAPE))
@@ -45,7 +45,7 @@ PARTITION = Partition.of(
 
 
 def episodic_test(n: int = 5) -> EpisodicTest:
-    """Return n test questions."""
+    """Return a test of n episodes."""
     spec = EpisodeSpec(way=3, shot=1, query=3)
     return EpisodicTest(DATASET, Tasks.draw(DATASET, range(CLASSES), spec, n, Key(0).at("exam")))
 
@@ -65,5 +65,5 @@ class FederationHost:
 
     @cached_property
     def host(self) -> Host:
-        """Where the clients live."""
+        """The clients' data and private states."""
         return Host(self.method, DATASET, PARTITION, self.store, self.key.at("clients"))

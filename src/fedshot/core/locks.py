@@ -33,8 +33,8 @@ class Lock(NamedTuple):
         """Raise BusyError if another file is at the path: another process may hold that one."""
         if self.held and _inode(self.path) != self.inode:
             raise BusyError(
-                f"{self.path.parent} was deleted or replaced while this process trained there; "
-                "it writes nothing more. To train there again, start the run again."
+                f"{self.path.parent} was deleted or replaced while this process used it; this "
+                "process writes nothing more. To use the folder again, start the command again."
             )
 
 

@@ -1,1 +1,1 @@
-"""Runs on machines that are really apart."""
+"""Training across machines."""

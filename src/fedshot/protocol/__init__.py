@@ -1,4 +1,4 @@
-"""How a method and a fleet meet: `exchange`, and the values around it."""
+"""The interface between methods and fleets: `exchange`, and the values around it."""
 
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients

@@ -1,6 +1,7 @@
-"""The clients as a method sees them: sample a cohort, exchange, go on.
+"""The clients as a method sees them: sample a cohort, exchange messages, repeat.
 
-Nothing here knows where the clients run (that is the fleet) or what is exchanged (the method).
+This module knows neither where the clients run (the fleet does) nor what they exchange (the method
+does).
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ from fedshot.protocol.reducers import Reducer
 T = TypeVar("T")
 R = TypeVar("R")
 
-LAST = 10**6  # above the number of any exchange in a round
+LAST = 10**6  # greater than any exchange number in a round
 
 
 class Clients:
-    """The population during one round.
+    """The population of clients during one round.
 
     Args:
-        fleet: where they run.
-        ids: the clients that take part in this run.
-        cohort: how many are sampled per round; None for all.
-        quorum: the share of a cohort, in [0, 1], whose replies must be usable. At least one is
-            needed whatever the share.
+        fleet: runs the clients.
+        ids: clients that take part in this run.
+        cohort: number of clients sampled per round; None for all.
+        quorum: share of a cohort, in [0, 1], that must send usable replies; at least one must.
         round: number of the round, from 1; 0 is before training.
-        phase: what the bytes of this round are for.
+        phase: whether the round's traffic counts as training or evaluation.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Clients:
 
     @property
     def exchanges(self) -> int:
-        """How many there have been in this round."""
+        """Number of exchanges in this round."""
         return len(self._keys)
 
     def sample(self, key: Key) -> tuple[int, ...]:
-        """Draw this round's cohort, uniformly and without replacement, in the order of the ids."""
+        """Sample this round's cohort uniformly without replacement, in the order of the ids."""
         n = len(self.ids)
         if self._cohort is None or self._cohort >= n:
             return tuple(self.ids)
@@ -65,20 +65,20 @@ class Clients:
         return tuple(self.ids[i] for i in sorted(chosen.tolist()))
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item: the server's own work, on as many cores as the fleet has."""
+        """Return `fn` of every item, computed on the server with the fleet's cores."""
         return self._fleet.parallel_map(fn, items)
 
     def recall(self, client: int, first: Tree) -> Tree:
-        """Return what the server keeps of a client; `first`, of the same form, before there is any.
+        """Return the tree that the server keeps for a client; `first` if there is none yet.
 
-        During a round it is what earlier rounds left, whoever has answered already.
+        `first` has the same form. During a round, the tree of the previous rounds is returned.
         """
         last = self._round - (self._phase == "train")
         flat = self._fleet.bank.load(client, (last, LAST))
         return first if flat is None else tree.rebuild(first, flat)
 
     def remember(self, client: int, content: Tree) -> None:
-        """Keep a tree of a client at the server, on its disk, from the next round on."""
+        """Keep a tree for a client on the server's disk, for `recall` in later rounds."""
         self._fleet.bank.save(client, (self._round, 0), content)
 
     def exchange(
@@ -90,57 +90,59 @@ class Clients:
         reduce: Mapping[str, Reducer],
         key: Key,
     ) -> Outcome:
-        """Run `work` at the clients `to` and reduce what they send.
+        """Run `work` on the clients `to` and reduce their uploads.
 
         Args:
-            work: client work, bound, as in `self.train`.
+            work: client work, as a bound method such as `self.train`.
             down: the message; a tree, or `PerClient(fn)`.
             to: ids of the clients.
             reduce: one reducer for each part that the work uploads.
-            key: decides everything that is drawn; two exchanges of one round need two keys.
+            key: seeds everything that is drawn; two exchanges of one round need two keys.
 
         Raises:
-            QuorumError: fewer usable replies than the quorum asks for; where most of the others
-                are not finite or too large, as a DivergenceError.
+            QuorumError: the usable replies are fewer than the quorum.
+            DivergenceError: the same, and most other replies are not finite or too large.
         """
         asked = ClientWork.of(work)
         if len(set(to)) != len(to):
-            raise MethodError(f"{asked.name!r} is asked of a client twice; each client once.")
+            raise MethodError(
+                f"{asked.name!r} is sent to a client twice; expected each client once."
+            )
         if (key, asked.name) in self._keys:
             raise MethodError(
                 f"a second exchange of {asked.name!r} in one round with the same key would draw "
                 "the same episodes again; use key.at('step', r)."
             )
-        # An evaluation sees whatever its round left behind, so its number is above all of them.
+        # An evaluation reads the states that its round left, so its number is above theirs.
         version = (self._round, len(self._keys) if self._phase == "train" else LAST)
         self._keys.add((key, asked.name))
         exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
         outcome = reduce_replies(self._fleet, exchange)
         self._fleet.settle(exchange, frozenset(outcome.accepted))
         self.faults += sorted(outcome.faults.items())
-        self._need_quorum(outcome, len(exchange.to))
+        self._check_quorum(outcome, len(exchange.to))
         return outcome
 
-    def _need_quorum(self, outcome: Outcome, asked: int) -> None:
-        need = max(1, math.ceil(Fraction(str(self._quorum)) * asked))
-        if len(outcome.accepted) >= need:
+    def _check_quorum(self, outcome: Outcome, asked: int) -> None:
+        quorum = max(1, math.ceil(Fraction(str(self._quorum)) * asked))
+        if len(outcome.accepted) >= quorum:
             return
         shown = [f"client {c}: {f.kind}, {f.reason}" for c, f in sorted(outcome.faults.items())]
         more = f"; and {len(shown) - 5} more" if len(shown) > 5 else ""
-        told = (
+        text = (
             f"round {self._round}: {len(outcome.accepted)} of {asked} clients gave a usable reply, "
-            f"the quorum is {need}. {'; '.join(shown[:5])}{more}."
+            f"the quorum is {quorum}. {'; '.join(shown[:5])}{more}."
         )
         if sum(f.diverged for f in outcome.faults.values()) > len(shown) / 2:
             raise DivergenceError(
-                told,
+                text,
                 "Values that are not finite or too large mean that training diverges: lower the "
                 "step sizes, in a new run under another --name.",
             )
         raise QuorumError(
-            told,
-            "To go on without such a round lower run.quorum, or set run.below_quorum to 'skip': in "
-            "the run's config.yaml for `fedshot resume`, in your own file for --resume.",
+            text,
+            "To continue, lower run.quorum, or set run.below_quorum to 'skip', in the run's "
+            "config.yaml for `fedshot resume`, or in your own file for --resume.",
         )
 
 

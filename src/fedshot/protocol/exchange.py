@@ -1,8 +1,7 @@
-"""The values that pass between a method and a fleet.
+"""The values that methods and fleets exchange.
 
-A method asks for an `Exchange`: run this client function at these clients, with this message
-down. Each client answers with a `Reply`; what reaches the server is an `Arrival`, and the method
-gets one `Outcome`. Source of the idea: "exchange" is the only place where method and fleet meet.
+A method requests an `Exchange`: run this client work on these clients, with this message. Each
+client returns a `Reply`; the server receives it as an `Arrival`, and the method gets one `Outcome`.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ R = TypeVar("R")
 
 
 class Reply(NamedTuple):
-    """What one client hands back.
+    """What client work returns.
 
-    `up` is named parts for the server, `private` is a tree that stays with the client, `weight`
-    is positive (examples or episodes, the method says which), `metrics` are scalars to be
-    averaged with that weight and shown.
+    `up` holds the parts for the server by name, `private` is the tree that stays with the client,
+    `weight` is positive (a number of examples or episodes), `metrics` are scalars that the server
+    averages with this weight and reports.
     """
 
     up: Mapping[str, Tree]
@@ -41,8 +40,8 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
     """Mark a method's function as client work: `f(self, down, private, drawn) -> Reply`.
 
     Args:
-        draw: name of the method's `draw(data, key) -> tree`, run on the client's host just
-            before; the only place that touches data or chance. None: `drawn` is `{}`.
+        draw: name of the method's `draw(data, key) -> tree`, which runs on the client before the
+            work and alone reads data and draws random numbers. None: `drawn` is `{}`.
     """
 
     def mark(fn: F) -> F:
@@ -54,14 +53,14 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """A client function by name, so that it can be called here or asked for over a network."""
+    """Client work by name, so that it can be run here or requested over a network."""
 
     method: Any
     name: str
 
     @classmethod
     def of(cls, bound: Callable[..., Reply]) -> ClientWork:
-        """Take a bound method that `client_work` has marked."""
+        """Return the client work of a bound method that `client_work` has marked."""
         owner, name = getattr(bound, "__self__", None), getattr(bound, "__name__", "?")
         if owner is None or not hasattr(bound, "draw"):
             raise MethodError(
@@ -97,7 +96,7 @@ class ClientWork:
 
 @dataclass(frozen=True)
 class PerClient:
-    """A message that differs from client to client; `fn(client)` is called when it is sent."""
+    """A message that differs by client; `fn(client)` is called when it is sent."""
 
     fn: Callable[[int], Tree]
 
@@ -106,9 +105,9 @@ class PerClient:
 class Exchange:
     """One request to a cohort.
 
-    `version` is (round, number of the exchange in that round): it names the private states that
-    this exchange leaves behind. `phase` is what the bytes are for. `on_send` is told of every
-    message as it is made for a client.
+    `version` is (round, number of the exchange in that round): the version of the private states
+    that this exchange leaves. `phase` says whether its traffic counts as training or evaluation.
+    `on_send` is called with each message that is made for a client.
     """
 
     work: ClientWork
@@ -121,105 +120,93 @@ class Exchange:
     on_send: Callable[[Tree], None] | None = None
 
     def message(self, client: int) -> Tree:
-        """Return what `client` is sent, once for each time that it is."""
+        """Return the message for `client`; call it once each time the message is sent."""
         message = self.down.fn(client) if isinstance(self.down, PerClient) else self.down
         if self.on_send is not None:
             self.on_send(message)
         return message
 
     def client_key(self, client: int) -> Key:
-        """Return the key of everything that `client` draws in this exchange."""
+        """Return the key that seeds what `client` draws in this exchange."""
         return self.key.at("work", self.work.name, "client", client)
 
 
 class Fault(NamedTuple):
-    """Why a client's reply does not count: `refused` by the guard, or `lost` on the way."""
+    """Why a client's reply does not count: `refused` as invalid, or `lost` on the way."""
 
     kind: Literal["refused", "lost"]
     reason: str
 
     @property
     def diverged(self) -> bool:
-        """Whether the reply was refused for values that are not finite, or too large."""
+        """Whether the reply was refused for values that are not finite or too large."""
         return self.kind == "refused" and any(w in self.reason for w in (NOT_FINITE, TOO_LARGE))
 
 
 class Arrival(NamedTuple):
-    """What came back from one client: a reply, or the fault that took its place."""
+    """The reply of one client, or the fault in its place."""
 
     client: int
     reply: Reply | None
     fault: Fault | None = None
 
 
-class Bank(Protocol):
-    """Trees that the server keeps, one for each client, on its disk; versions are (round, n)."""
+class Sealable(Protocol):
+    """States of clients in versions (round, exchange), which checkpoints seal by round."""
+
+    def void(self, round: int) -> None:
+        """Drop the states of a voided round."""
+        ...
+
+    def seal(self, round: int, keep: Collection[int]) -> str:
+        """Make the states of this round and of the rounds `keep` permanent; return a hash."""
+        ...
+
+    def open(self, round: int, sha: str) -> None:
+        """Make the states sealed with this hash readable."""
+        ...
+
+    def rewind(self, round: int, sha: str) -> None:
+        """Go back to the states sealed with this hash; drop all later ones."""
+        ...
+
+
+class Bank(Sealable, Protocol):
+    """Trees that the server keeps on disk, one per client."""
 
     def load(self, client: int, upto: tuple[int, int]) -> dict[str, Tensor] | None:
-        """Return the leaves of the newest version that is not after `upto`; None if none is."""
+        """Return the leaves of the newest version up to `upto`; None if there is none."""
         ...
 
     def save(self, client: int, version: tuple[int, int], state: object) -> None:
-        """Write a version; it lasts once its round is sealed."""
-        ...
-
-    def void(self, round: int) -> None:
-        """Forget what was written in a round that does not count."""
-        ...
-
-    def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make what was written so far the state of a round; return its hash, "" for nothing."""
-        ...
-
-    def open(self, round: int, sha: str) -> None:
-        """Make the trees of a sealed round readable."""
-        ...
-
-    def rewind(self, round: int, sha: str) -> None:
-        """Go back to a sealed round."""
+        """Write a version; `seal` makes it permanent."""
         ...
 
 
-class Fleet(Protocol):
-    """Where clients run. A fleet never knows the name of a method."""
+class Fleet(Sealable, Protocol):
+    """Runs clients and keeps their private states. A fleet is independent of the method."""
 
     @property
     def bank(self) -> Bank:
-        """What the server keeps of each client; sealed and rewound with the private states."""
+        """The server's trees of the clients; sealed and rewound with the private states."""
         ...
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield one arrival per client asked, in any order, as they come in."""
+        """Yield one arrival for each client of the exchange, in any order."""
         ...
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in their order: work of the server's own, on all its cores."""
+        """Return `fn` of every item, in order, computed on the server with all its cores."""
         ...
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Keep the private states of the accepted clients, and drop those of the others."""
-        ...
-
-    def void(self, round: int) -> None:
-        """Drop every private state of this round: the round does not count."""
-        ...
-
-    def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make this round's private states last, and those of the rounds to keep; return a hash."""
-        ...
-
-    def open(self, round: int, sha: str) -> None:
-        """Make the private states sealed with this hash readable; change nothing."""
-        ...
-
-    def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states sealed with this hash; drop all later ones."""
+        """Keep the private states of accepted clients, and drop those of the others."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome(Mapping[str, Tree]):
-    """The reduced parts by name, and how the exchange went."""
+    """The reduced parts by name, with the accepted clients, faults, weight and metrics."""
 
     parts: Mapping[str, Tree]
     accepted: tuple[int, ...]

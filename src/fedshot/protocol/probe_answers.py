@@ -67,8 +67,8 @@ def embedded(
 
 
 def _of_rows(cache: FeatureCache, h: Tensor, u: int) -> EvalEpisode:
-    """Return question u of the rows of one block of features."""
-    sheet = cache.index(u)
+    """Return episode u, from the features of all examples."""
+    sheet = cache.episode_index(u)
     return EvalEpisode(h[sheet.support], sheet.support_y, h[sheet.query], torch.arange(sheet.way))
 
 

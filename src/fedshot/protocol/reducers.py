@@ -1,13 +1,13 @@
-"""How the replies of a cohort become one value: `Mean`, `Sum`, `Gather`.
+"""Reducers of a cohort's replies to one value: `Mean`, `Sum`, `Gather`.
 
-`Mean` and `Sum` stream into 64-bit whole numbers. Each contribution w * x is computed in float64,
-scaled by a power of two and rounded once; from there on additions are exact, so the order of
-arrival, the number of workers and the machine cannot change a bit, and the memory is one
-accumulator however many clients reply.
+`Mean` and `Sum` accumulate 64-bit integers. Each contribution w * x is computed in float64, scaled
+by a power of two and rounded once; the additions are exact. So the result does not depend on the
+order of arrival, the number of workers or the machine, and memory does not grow with the number of
+clients.
 
 The scale leaves room for the whole cohort: with at most C contributions of at most `limit`,
-C * limit * 2**bits <= 2**62. The bound is per contribution, so whether one is refused never
-depends on who came first.
+C * limit * 2**bits <= 2**62. The bound is per contribution, so a refusal does not depend on the
+order of arrival.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from fedshot.core.tree import Tree
 from fedshot.nn.kernels import tensors
 
 NOT_FINITE, TOO_LARGE = "holds a value that is not finite", "that is admitted"
-"""The words by which a reply of a training that diverges is told from another one."""
+"""Phrases in the reason of a fault that mark a diverging training."""
 
-# Weights are counts. A lighter contribution than this would vanish in the rounding of the sum.
+# Weights are counts. A smaller weight would vanish in the rounding of the sum.
 LIGHTEST, MAX_WEIGHT = 2.0**-16, 2.0**20
 
 
 class Accumulator(Protocol):
-    """A reduction under way."""
+    """A reduction in progress."""
 
     def add(self, client: int, part: Tree, weight: float) -> None:
-        """Take in one client's part."""
+        """Add one client's part."""
         ...
 
     def merge(self, other: Accumulator) -> None:
-        """Take in what another accumulator of the same reducer and cohort has gathered."""
+        """Add the content of another accumulator of the same reducer and cohort."""
         ...
 
     def result(self) -> Tree:
-        """Return the reduced value of what was taken in."""
+        """Return the reduced value."""
         ...
 
 
@@ -56,7 +56,7 @@ class Reducer(Protocol):
         ...
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Say why this part cannot be taken in; None when it can."""
+        """Return why this part must be refused; None if it is valid."""
         ...
 
 
@@ -66,12 +66,11 @@ class Mean:
 
     Args:
         like: a tree of floats with the names, shapes and dtypes that every client must send.
-        limit: the largest |w_k * x_k| that is admitted, in the units of the part. The resolution of
-            the sum is about limit * cohort / 2**62.
-        heaviest: the largest weight that is admitted: what an honest client can have, so that no
-            client outweighs the others by claiming more.
-        of_examples: whether the weight is the number of examples that the client holds, so that who
-            knows that number can refuse a larger one.
+        limit: largest |w_k * x_k| that is accepted, in the units of the part. The resolution of the
+            sum is about limit * cohort / 2**62.
+        max_weight: largest weight that is accepted: the most that an honest client can have.
+        of_examples: whether the weight is the number of examples that the client holds. A server
+            that knows this number refuses a larger one.
     """
 
     like: Tree
@@ -80,14 +79,14 @@ class Mean:
     of_examples: bool = False
 
     def start(self, cohort: int) -> _FixedPoint:
-        """Begin a mean. Raises TypeError when `like` holds whole numbers, which have no mean."""
+        """Begin a mean. Raises TypeError if `like` holds integers."""
         for path, leaf in tree.items(self.like):
             if not leaf.is_floating_point():
                 raise TypeError(f"{path} is {tree.form(leaf)}; a Mean takes floats, use Sum")
         return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=True)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Say why this part cannot be averaged."""
+        """Return why this part cannot be averaged."""
         del client
         if not LIGHTEST <= weight <= self.max_weight:
             return (
@@ -99,18 +98,18 @@ class Mean:
 
 @dataclass(frozen=True)
 class Sum:
-    """Plain sum of parts shaped like `like`; whole numbers and floats. Weights play no role.
+    """Unweighted sum of parts shaped like `like`; integers and floats.
 
     Args:
         like: a tree with the names, shapes and dtypes that every client must send.
-        limit: the largest |x_k| that is admitted.
+        limit: largest |x_k| that is accepted.
     """
 
     like: Tree
     limit: float = 2.0**16
 
     def start(self, cohort: int) -> _FixedPoint:
-        """Begin a sum. Raises TypeError where `like` is of a type too narrow for sums."""
+        """Begin a sum. Raises TypeError for a dtype too narrow for sums."""
         for path, leaf in tree.items(self.like):
             if leaf.dtype not in (torch.int64, torch.float32, torch.float64):
                 raise TypeError(
@@ -120,7 +119,7 @@ class Sum:
         return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Say why this part cannot be summed."""
+        """Return why this part cannot be summed."""
         del client, weight
         return _fault(self.like, part, self.limit)
 
@@ -129,16 +128,16 @@ class Sum:
 class Gather:
     """Every client's part by client id, in the order of the ids.
 
-    Costs memory for each sender, and rules out secure sums.
+    Its memory grows with the number of clients, and it is incompatible with secure aggregation.
 
     Args:
-        like: the tree that every client must send; `fn(client)` where it differs from client to
-            client; None to take any tree.
-        limit: the largest |x| that is admitted; None admits what is not finite, too, for a caller
-            that judges values itself.
-        put_away: given (client, part) as a part comes in; what it returns is held in the part's
-            place. With a function that writes to the disk, memory does not grow with the senders.
-        flaw: says what else is wrong with a part; None for nothing.
+        like: a tree with the names, shapes and dtypes that every client must send; `fn(client)` if
+            it differs by client; None to accept any tree.
+        limit: largest |x| that is accepted; None also accepts values that are not finite, for a
+            caller that checks them itself.
+        put_away: called with (client, part) when a part arrives; its result replaces the part. A
+            function that writes to disk keeps memory constant.
+        flaw: returns another reason to refuse a part; None for no reason.
     """
 
     like: Tree | Callable[[int], Tree] | None = None
@@ -152,7 +151,7 @@ class Gather:
         return _Gathered(self.put_away)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Say why this part cannot be kept."""
+        """Return why this part cannot be kept."""
         del weight
         like = self.like(client) if callable(self.like) else self.like
         found = _fault(part if like is None else like, part, self.limit)
@@ -164,7 +163,7 @@ def _bits(limit: float, cohort: int) -> int:
 
 
 def is_plain(leaf: Tensor) -> bool:
-    """Whether a tensor holds its values densely, so that they can be looked at."""
+    """Whether a tensor is dense with plain values."""
     dense = leaf.layout == torch.strided and not leaf.is_neg()
     return dense and not leaf.is_meta and not leaf.is_quantized
 
@@ -174,7 +173,7 @@ def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
     if where:
         return where
     if limit is not None and _small(tree.leaves(part), limit):
-        return None  # nearly every part; what is wrong with the others is told below
+        return None  # the common case; the loop below finds the reason in the other cases
     for path, leaf in tree.items(part):
         if not is_plain(leaf) or leaf.is_complex():
             return f"{path} is {leaf.layout} {tree.form(leaf)}, expected plain real numbers"
@@ -189,7 +188,7 @@ def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
 
 
 def _small(leaves: list[Tensor], limit: float) -> bool:
-    """Whether no |x| is above the limit, where that can be told of all leaves at once."""
+    """Whether no |x| exceeds the limit; False also if the kernel does not support the leaves."""
     if not all(map(is_plain, leaves)) or not tensors.plain_floats(*leaves):
         return False
     largest = tensors.largest([leaf.detach() for leaf in leaves])
@@ -203,7 +202,7 @@ def _largest(leaf: Tensor) -> float:
 
 
 class _FixedPoint:
-    """A running sum in whole numbers, and the exact sum of the weights."""
+    """A running sum in integers, and the exact sum of the weights."""
 
     def __init__(self, like: Tree, bits: int, *, weighted: bool) -> None:
         self.like, self.bits, self.weighted = like, bits, weighted
@@ -225,7 +224,7 @@ class _FixedPoint:
                 total += leaf
 
         tree.map(take, self.total, part)
-        if quick:  # the same bits, five times sooner
+        if quick:  # the same bits, five times faster
             tensors.take(quick, scale)
         self.weight += Fraction(weight)
 
@@ -252,7 +251,7 @@ class _FixedPoint:
 
 
 class _Gathered:
-    """Parts by sender."""
+    """Parts by client."""
 
     def __init__(self, put_away: Callable[[int, Tree], Tree] | None) -> None:
         self.parts: dict[int, Tree] = {}

@@ -1,10 +1,9 @@
-"""The same experiment across machines: Flower carries messages, identities and TLS.
+"""Federated training across machines: Flower provides transport, node identities and TLS.
 
-What is trained, whom it asks, what counts and what is kept is fedshot's own, as on one machine.
-This package alone imports flwr, and `CHECKED` names the versions that it was checked with: it uses
-parts of Flower below its documented interface (see `link.py` and `operator.py`), because what is
-documented starts a process for every message, looks for one every three seconds, and runs code that
-the server sends.
+Sampling, aggregation, quorum and checkpoints are fedshot's own, as on one machine. This is the only
+package that imports flwr. It uses internal modules of Flower (see `connection.py` and
+`operator.py`), because the documented interface starts a process for every message, polls every
+three seconds, and runs code that the server sends. `CHECKED` lists the versions it is tested with.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _LIKE = ("1.41.", "1.42.")
 
 
 def require_flower() -> str:
-    """Return the version of flwr; raise ConfigError where there is none that would do."""
+    """Return the version of flwr. Raises ConfigError if it is missing or unsupported."""
     try:
         version = importlib.metadata.version("flwr")
     except importlib.metadata.PackageNotFoundError:

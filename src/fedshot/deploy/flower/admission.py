@@ -1,10 +1,10 @@
-"""Who lives where: what the operator writes of each node, a file beside its key.
+"""Which clients each node holds: a file that the operator writes beside the node's public key.
 
-    nodes/hospital-a.pub    the key, which gives the node its name
+    nodes/hospital-a.pub    the public key; the file name is the node's name
     nodes/hospital-a.json   {"clients": "0-3, 7", "examples": 120}
 
-A node has these clients and no others, whatever it says. "examples" is the most that any of them
-holds, so that none weighs more in a mean of examples; it may be left out.
+The server accepts these clients from the node and no others. "examples" (optional) is the largest
+number of examples that one of the clients holds; it bounds a client's weight in an average.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from typing_extensions import TypedDict
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 
-_MOST = 1 << 20  # clients, and examples of one
+_MOST = 1 << 20  # bound on client numbers, and on a client's examples
+_FIX = "Write it again with `fedshot flower keys --admit`"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the operator says of a node.
-
-    Args:
-        clients: that live there.
-        examples: the most that one of them holds; None where that is not known.
-    """
+    """The operator's record of a node: its clients, and the most examples of one of them."""
 
     clients: frozenset[int]
     examples: int | None = None
@@ -56,66 +52,62 @@ def parse_clients(text: str) -> list[int]:
     return sorted(found)
 
 
-def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | None) -> Entry:
-    """Write a node's key and its clients into a server's folder of nodes.
+def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | None) -> None:
+    """Write a node's public key and clients into the server's folder of nodes.
 
-    Raises ConfigError for clients that are none, or that live at another node, and for a name that
-    another key has.
+    Raises ConfigError if the clients are invalid or belong to another node, or if another key has
+    this name.
     """
     entry = Entry(frozenset(parse_clients(clients)), examples)
     if examples is not None and not 1 <= examples <= _MOST:
         raise ConfigError(f"--examples is {examples}; expected 1 to {_MOST}.")
     if not nodes.parent.is_dir():
         raise ConfigError(
-            f"{nodes.parent} does not exist. Name the --folder of the server, or make it with "
+            f"{nodes.parent} does not exist. Name the server's --folder, or make it with "
             "`fedshot flower keys --server`."
         )
-    held = nodes / f"{name}.pub"
-    if held.exists() and held.read_bytes().split() != public.split():  # line ends may differ
+    key = nodes / f"{name}.pub"
+    if key.exists() and key.read_bytes().split() != public.split():  # line ends may differ
         raise ConfigError(
-            f"{held} holds another key, and the file's name is the node's. Rename the file that "
-            f"you admit; or remove {held} first, if node {name} has a new key."
+            f"{key} holds another key, and the file name is the node's name. Rename the file that "
+            f"you admit; or, if node {name} has a new key, remove {key} first."
         )
-    known = {other: its for other, its in read_entries(nodes).items() if other != name}
-    _check_apart(known | {name: entry}, nodes)
+    others = {other: its for other, its in read_entries(nodes).items() if other != name}
+    _check_disjoint(others | {name: entry}, nodes)
     nodes.mkdir(exist_ok=True)
-    told = {"clients": clients} | ({} if examples is None else {"examples": examples})
-    storage.write_bytes(nodes / f"{name}.json", json.dumps(told).encode(), sync=True)
-    storage.write_bytes(held, public, sync=True)  # which the server looks for
-    return entry
+    record = {"clients": clients} | ({} if examples is None else {"examples": examples})
+    storage.write_bytes(nodes / f"{name}.json", json.dumps(record).encode(), sync=True)
+    storage.write_bytes(key, public, sync=True)  # last: the server watches for .pub files
 
 
 def read_entries(nodes: Path) -> dict[str, Entry]:
-    """Return what is written of the nodes, by name.
+    """Return the entries of a folder by node name.
 
-    Raises ConfigError for a file that is damaged, or a client of two nodes.
+    Raises ConfigError for a damaged file, or a client that two nodes have.
     """
-    found = {path.stem: _entry(path) for path in sorted(nodes.glob("*.json"))}
-    _check_apart(found, nodes)
+    found = {path.stem: _read_entry(path) for path in sorted(nodes.glob("*.json"))}
+    _check_disjoint(found, nodes)
     return found
 
 
-class _EntryNote(TypedDict):
-    """What a file of the operator says of a node."""
-
+class _EntryRecord(TypedDict):
     __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
 
     clients: str
     examples: NotRequired[Annotated[int, Field(ge=1, le=_MOST)] | None]
 
 
-def _entry(path: Path) -> Entry:
-    fix = "Write it again, by `fedshot flower keys --admit`"
+def _read_entry(path: Path) -> Entry:
     try:
-        told = records.read(path, _EntryNote, fix)
-        return Entry(frozenset(parse_clients(told["clients"])), told.get("examples"))
+        record = records.read(path, _EntryRecord, _FIX)
+        return Entry(frozenset(parse_clients(record["clients"])), record.get("examples"))
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     except ConfigError as error:
-        raise ConfigError(f"{path} is damaged ({error}). {fix}.") from None
+        raise ConfigError(f"{path} is damaged ({error}). {_FIX}.") from None
 
 
-def _check_apart(entries: Mapping[str, Entry], nodes: Path) -> None:
+def _check_disjoint(entries: Mapping[str, Entry], nodes: Path) -> None:
     owners: dict[int, str] = {}
     for name, entry in entries.items():
         for client in sorted(entry.clients):

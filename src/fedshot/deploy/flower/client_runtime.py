@@ -1,12 +1,12 @@
-"""A node's part in one run: its clients' work, and their private states in the node's own folder.
+"""One run on a node: executes client work and keeps the clients' private states on disk.
 
-A server that is started again begins a new life of the run, numbered upwards. The first message of
-a life takes the node back to the states that the server's last checkpoint belongs to; messages of
-earlier lives are refused. Within a life, states that a node wrote before it was killed are taken up
-again: what the server has not accepted it says with its next message.
+Each start or resume of the run at the server begins a new session (`life` on the wire), numbered
+upwards. The first message of a session rewinds the node to the private states of the server's last
+checkpoint; messages of earlier sessions are refused. Within a session, a node that was killed picks
+up the states it had written, and the server's next message names those it has not accepted.
 
-Orders (drop these states, void this round, seal it) are numbered within a life and come again
-until the node has said that they are done; each is done once.
+The server's orders (`drop` states, `void` or `seal` a round) are numbered within a session. The
+server repeats an order until the node reports it as done; the node carries out each order once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.codec import CodecError
-from fedshot.deploy.flower.node_registry import checked_seal
+from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, checked_seal
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import NodeData
 from fedshot.fleets.host import Host
@@ -39,12 +39,11 @@ from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, PerClient
 from fedshot.protocol.method import Method
 from fedshot.runs.experiment import MAY_CHANGE
 
-Version = tuple[int, int]
-_ASIDE = "before-"  # folders of states that were set aside: the last round sealed, and the life
+_SET_ASIDE = "before-"  # prefix of folders with set-aside states, "before-<last sealed>-<session>"
 
 
-class _Life(TypedDict):
-    """What life.json holds."""
+class _SessionRecord(TypedDict):
+    """Content of life.json."""
 
     life: Whole
     done: Whole
@@ -52,77 +51,75 @@ class _Life(TypedDict):
 
 
 class ClientRuntime:
-    """A node in a run.
+    """The clients of a node in one run.
 
     Args:
-        method: whose work its clients run.
-        host: where they live.
+        method: the method of the run.
+        host: data and private states of the clients.
         clients: their numbers.
-        folder: where the life of the run is noted; their states are in the host's store.
+        folder: where life.json is kept.
         threads: intra-op threads of the run.
-        workers: clients that run at once. The same bits for any number.
+        workers: clients that run at once; does not change the results.
     """
 
     def __init__(
-        self,
-        method: Method[Any],
-        host: Host,
-        clients: Collection[int],
-        folder: Path,
-        *,
-        threads: int = 1,
-        workers: int = 1,
-    ) -> None:
+        self, method: Method[Any], host: Host, clients: Collection[int], folder: Path, *,
+        threads: int = 1, workers: int = 1,
+    ) -> None:  # fmt: skip
         self._method, self._store, self._clients = method, host.store, frozenset(clients)
         self._folder, self._threads = folder, threads
         self._fleet = Threads(host, workers, threads) if workers > 1 else Sequential(host)
-        self._life, self._done, self._sealed = self._remembered()
-        self._awake = False
+        self._session, self._done = 0, 0
+        self._sealed: Seal = NO_SEAL
+        if (path := folder / "life.json").exists():
+            found = records.read(path, _SessionRecord)
+            self._session, self._done = found["life"], found["done"]
+            self._sealed = (found["sealed"][0], found["sealed"][1])
+        self._recovered = False
 
     @classmethod
-    def of(cls, setup: Setup, holdings: NodeData, folder: Path, workers: int) -> ClientRuntime:
-        """Return a node's part in a run that a server has told of.
+    def of(cls, setup: Setup, data: NodeData, folder: Path, workers: int) -> ClientRuntime:
+        """Return the runtime for a run that a server has announced.
 
         Raises:
-            ConfigError: the run and the node's data do not belong together.
-            CheckpointError: the folder holds another run of the same name.
+            ConfigError: the node's data do not fit the run.
+            CheckpointError: the folder holds a run of the same name with another configuration.
         """
-        setup.check(holdings)
+        setup.check(data)
         config = setup.config()
-        _agree(folder / "settings.json", config.settings)
-        method = setup.method(config, holdings)
-        host = Host(
-            method, holdings.dataset, holdings.partition, PrivateStore(folder / "clients"),
-            setup.private_key(config),
-        )  # fmt: skip
+        _check_settings(folder / "settings.json", config.settings)
+        method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
+        store, key = PrivateStore(folder / "clients"), Key(config.seed).at("clients")
+        host = Host(method, data.dataset, data.partition, store, key)
         threads = config.run.threads or 1
-        return cls(method, host, holdings.clients, folder, threads=threads, workers=workers)
+        return cls(method, host, data.clients, folder, threads=threads, workers=workers)
 
-    def arrive(self, life: int, base: tuple[int, str]) -> None:
-        """Take part in a life of the run, from the states sealed as `base`.
+    def start_session(self, session: int, base: Seal) -> None:
+        """Enter a session of the run, from the states sealed as `base`; no-op if already in it.
 
-        Sealed states are deleted only for those of an earlier seal that is there. Where `base` is
-        none, they are set aside until a round as late has been sealed again.
+        Sealed states are deleted only if an earlier seal exists. Without a `base` they are set
+        aside until a round as late has been sealed again.
 
-        Raises CheckpointError when the life is over, or the states are not there.
+        Raises CheckpointError if the session is over, or the states of `base` are missing.
         """
-        if life < self._life:
-            raise CheckpointError(f"a message of life {life} of the run, which is in {self._life}")
-        if life > self._life:
+        if session < self._session:
+            raise CheckpointError(
+                f"the message is of session {session} of the run, which is in {self._session}"
+            )
+        if session > self._session:
             if not base[1]:
                 self._set_aside()
             self._store.rewind(*base)
-            self._life, self._done, self._sealed = life, 0, base
-            self._remember()
-        elif not self._awake:
+            self._session, self._done, self._sealed = session, 0, base
+            self._write_session()
+        elif not self._recovered:
             self._store.open(*self._sealed)
             self._store.recover()
-        self._awake = True
+        self._recovered = True
 
-    def obey(self, orders: list[Any]) -> None:
+    def apply_orders(self, orders: list[Any]) -> None:
         """Carry out the orders that are new."""
-        for order in orders:
-            number, kind, *rest = order
+        for number, kind, *rest in orders:
             if number <= self._done:
                 continue
             if kind == "drop":
@@ -134,87 +131,80 @@ class ClientRuntime:
             elif kind == "seal":
                 self._seal(int(rest[0]), [int(r) for r in rest[1]])
             else:
-                raise CodecError(f"an order {str(kind)[:20]!r} that is not known here")
+                raise CodecError(f"unknown order {str(kind)[:20]!r}")
             self._done = number
             if kind == "seal":
-                self._remember()
+                self._write_session()
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the server is told about orders and seals."""
-        return {"life": self._life, "done": self._done, "sealed": list(self._sealed)}
+        """The session, the last order done and the last seal, for the server."""
+        return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
-    def serve(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
-        """Run the named work at the clients that have a message."""
+    def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
+        """Run client work, given by name, for the clients in `messages`."""
         name, phase = str(work["name"]), str(work["phase"])
         if not ClientWork(self._method, name).exists:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
-            raise CodecError(f"phase {phase[:20]!r} is not known here")
-        strangers = sorted(set(messages) - self._clients)
-        if strangers:
-            raise CodecError(f"client {strangers[0]} does not live here")
-        version: Version = (int(work["version"][0]), int(work["version"][1]))
+            raise CodecError(f"unknown phase {phase[:20]!r}")
+        if unknown := sorted(set(messages) - self._clients):
+            raise CodecError(f"this node does not hold client {unknown[0]}")
+        version = (int(work["version"][0]), int(work["version"][1]))
         if phase == "train" and version[0] <= self._sealed[0]:
-            raise CodecError(f"work of round {version[0]}; round {self._sealed[0]} is sealed here")
+            raise CodecError(
+                f"work of round {version[0]}, but round {self._sealed[0]} is already sealed"
+            )
         if work.get("as_of"):
             round, sha = int(work["as_of"][0]), str(work["as_of"][1])
-            self._look_back(round, sha)
+            self._open_seal(round, sha)
             version = (round, version[1])
         root, *path = work["key"]
-        key = Key(int(root), tuple(path))
         exchange = Exchange(
             ClientWork(self._method, name), PerClient(messages.__getitem__), tuple(messages), {},
-            key, version, "train" if phase == "train" else "evaluate",
+            Key(int(root), tuple(path)), version, "train" if phase == "train" else "evaluate",
         )  # fmt: skip
         with arithmetic(self._threads):
             yield from self._fleet.replies(exchange)
 
-    def _look_back(self, round: int, sha: str) -> None:
-        """Make a sealed round readable, and leave the newest what it is."""
+    def _open_seal(self, round: int, sha: str) -> None:
+        """Make the states of a sealed round readable; the newest states stay as they are."""
         if round < self._sealed[0]:
             self._store.open(round, sha)
         elif (round, sha) != self._sealed:
             raise CheckpointError(
-                f"the states of round {round} are not the ones that the server's checkpoint "
-                "belongs to. Resume the run."
+                f"the states of round {round} are not those of the server's checkpoint. Resume "
+                "the run."
             )
 
     def _seal(self, round: int, keep: list[int]) -> None:
-        # A round that this node sealed nothing in goes back to its newest seal before it.
-        held = self._store.sealed_rounds()
-        kept = {max((h for h in held if h <= r), default=-1) for r in keep}
+        # For a round in which this node sealed nothing, keep its newest seal before that round.
+        sealed = self._store.sealed_rounds()
+        kept = {max((s for s in sealed if s <= r), default=-1) for r in keep}
         self._sealed = (round, self._store.seal(round, kept))
-        for path in self._folder.glob(f"{_ASIDE}*"):
-            if int(path.name.removeprefix(_ASIDE).partition("-")[0]) <= round and self._sealed[1]:
+        for path in self._folder.glob(f"{_SET_ASIDE}*"):
+            if (
+                int(path.name.removeprefix(_SET_ASIDE).partition("-")[0]) <= round
+                and self._sealed[1]
+            ):
                 shutil.rmtree(path)
 
     def _set_aside(self) -> None:
-        """Keep what is sealed where nothing looks for it."""
-        sealed = self._store.sealed_rounds()
-        if sealed:
-            self._store.folder.rename(self._folder / f"{_ASIDE}{sealed[-1]:06d}-{self._life}")
+        if sealed := self._store.sealed_rounds():
+            name = f"{_SET_ASIDE}{sealed[-1]:06d}-{self._session}"
+            self._store.folder.rename(self._folder / name)
 
-    def _remembered(self) -> tuple[int, int, tuple[int, str]]:
-        path = self._folder / "life.json"
-        if not path.exists():
-            return 0, 0, (-1, "")
-        found = records.read(path, _Life)
-        return found["life"], found["done"], (found["sealed"][0], found["sealed"][1])
-
-    def _remember(self) -> None:
+    def _write_session(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.state)
-        storage.write_bytes(self._folder / "life.json", text.encode(), sync=True)
+        storage.write_bytes(self._folder / "life.json", json.dumps(self.state).encode(), sync=True)
 
 
-def _agree(path: Path, settings: dict[str, Any]) -> None:
-    """Note the settings of a run; raise CheckpointError when it began with others."""
+def _check_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Record the settings of a run. Raises CheckpointError if it began with other settings."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(path, json.dumps(settings).encode(), sync=True)
         return
-    held = records.read(path, dict[str, Any])
-    changed = difference(held, settings, except_for=MAY_CHANGE)
+    changed = difference(records.read(path, dict[str, Any]), settings, except_for=MAY_CHANGE)
     if changed:
         raise CheckpointError(f"this run began with another configuration: {changed}.")

@@ -1,12 +1,12 @@
-"""Trees as bytes: arrays, names and numbers, and nothing that could run.
+"""Serialisation of trees: arrays and JSON, no code.
 
-The leaves travel as one safetensors block, named by their paths. The containers travel beside it as
-a form, a tree of plain values: 0 for a leaf, a dict for a dict, a list for a tuple, whose first
-entry names the class of a named tuple and is "" for a plain one. A class is looked up among the
-named tuples that fedshot's modules, loaded here already, define themselves; nothing is imported for
-a name, and no module is asked to make one.
+The leaves of a tree become one safetensors block, named by their paths. Its containers become a
+form of JSON values: 0 for a leaf, a dict for a dict, a list for a tuple. The first entry of the
+list names the class of a named tuple, and is "" for a plain tuple. The class is looked up among the
+named tuples that already loaded fedshot modules define; decoding a name imports nothing and runs no
+module's `__getattr__`.
 
-Sizes, numbers of leaves and depth are checked before anything is made from what came in.
+Sizes, the number of leaves and the depth are checked before anything is decoded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedshot.core.tree import Tree
 
 Form: TypeAlias = Any
 _MB = 1 << 20
-_NAMES = 500  # characters of the names on the way to a leaf
+_MAX_PATH = 500  # characters of a leaf's path
 
-# Dense real numbers, of which the guard can tell the largest. Others it could not look at.
+# Dense real dtypes, whose largest value the guard can compute.
 _TYPES = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -37,18 +37,18 @@ _TYPES = frozenset({
 
 
 class CodecError(Exception):
-    """What came in is not what the other side may send; the text says why."""
+    """The received data are invalid; the text says why."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that is taken in.
+    """Upper bounds on received data.
 
     Args:
-        message: bytes of a whole message.
-        head: bytes of its names and numbers.
+        message: bytes of a message.
+        head: bytes of a message's head.
         leaves: arrays in one tree.
-        depth: containers within each other.
+        depth: nested containers.
     """
 
     message: int = 512 * _MB
@@ -60,15 +60,15 @@ class Limits:
 LIMITS = Limits()
 
 
-def short(words: object, most: int = 500) -> str:
-    """Return the beginning of what another side said, in characters that a terminal prints."""
-    text = str(words)
+def short(value: object, most: int = 500) -> str:
+    """Return the first characters of a remote value's text, the unprintable ones as spaces."""
+    text = str(value)
     kept = "".join(c if c.isprintable() else " " for c in text[:most])
     return kept if len(text) <= most else f"{kept}..."
 
 
 def pack(content: Tree) -> tuple[Form, bytes]:
-    """Return the form of a tree and the bytes of its leaves."""
+    """Return the form of a tree, and its leaves as safetensors."""
     flat = {
         path: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
         for path, leaf in tree.items(content)
@@ -77,29 +77,29 @@ def pack(content: Tree) -> tuple[Form, bytes]:
 
 
 def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
-    """Return the tree of a form and the bytes of its leaves. Raises CodecError."""
+    """Return the tree that `pack` serialised. Raises CodecError."""
     if len(data) > limits.message:
-        raise CodecError(f"{len(data)} bytes; at most {limits.message} are taken")
+        raise CodecError(f"{len(data)} bytes; at most {limits.message} are accepted")
     header = int.from_bytes(data[:8], "little")
     if header > min(limits.head, len(data)):
-        raise CodecError(f"a header of {header} bytes; at most {limits.head} are taken")
+        raise CodecError(f"a header of {header} bytes; at most {limits.head} are accepted")
     if data.count(b'"dtype"', 8, 8 + header) > limits.leaves:
         raise CodecError(f"more than {limits.leaves} arrays")
     try:
-        flat = load(data)  # which compares every shape with the bytes that are there
+        flat = load(data)  # checks every shape against the number of bytes
     except (SafetensorError, ValueError, KeyError, OverflowError) as error:
         raise CodecError(short(f"arrays that cannot be read: {error}")) from None
     for name, leaf in flat.items():
         if leaf.dtype not in _TYPES:
-            raise CodecError(f"{short(name)} is {tree.form(leaf)}, a type that is not taken")
+            raise CodecError(f"{short(name)} is {tree.form(leaf)}, a dtype that is not accepted")
     made = _build(form, flat, "", limits.depth)
     if flat:
-        raise CodecError(short(f"arrays that no form names: {sorted(flat)[:3]}"))
+        raise CodecError(short(f"arrays that are not in the form: {sorted(flat)[:3]}"))
     return made
 
 
 def form_of(content: Tree) -> Form:
-    """Return the containers of a tree."""
+    """Return the form of a tree. Raises TypeError."""
     if isinstance(content, Tensor):
         return 0
     if isinstance(content, tuple):
@@ -108,14 +108,14 @@ def form_of(content: Tree) -> Form:
         return [name, *(form_of(child) for child in content)]
     if isinstance(content, Mapping):
         return {name: form_of(child) for name, child in content.items()}
-    raise TypeError(f"{type(content).__name__} is no tree")
+    raise TypeError(f"{type(content).__name__} is not a tree")
 
 
 def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
     if depth < 0:
         raise CodecError("containers nested too deeply")
-    if len(path) > _NAMES or not path.isprintable():
-        raise CodecError(f"a part with a name that is too long or not printable: {short(path, 60)}")
+    if len(path) > _MAX_PATH or not path.isprintable():
+        raise CodecError(f"a path is too long or not printable: {short(path, 60)}")
     if type(form) is int and form == 0:
         leaf = flat.pop(path or ".", None)
         if leaf is None:
@@ -123,12 +123,14 @@ def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
         return leaf
     if isinstance(form, dict):
         if any("/" in name or not name for name in form):
-            raise CodecError(f"a part below {path or 'the root'} has a name with '/' or none")
+            raise CodecError(
+                f"a part below {path or 'the root'} has an empty name or a name with '/'"
+            )
         return {
             name: _build(child, flat, _below(path, name), depth - 1) for name, child in form.items()
         }
     if not isinstance(form, list) or not form or not isinstance(form[0], str):
-        raise CodecError(f"{path or 'the root'} has no form")
+        raise CodecError(f"{path or 'the root'} has no valid form")
     kind = _named_tuple(form[0]) if form[0] else None
     names = kind._fields if kind else [str(i) for i in range(len(form) - 1)]
     if len(names) != len(form) - 1:
@@ -149,26 +151,26 @@ def _below(path: str, name: str) -> str:
 def _named_tuple(text: str) -> Any:
     module, _, name = text.partition(":")
     loaded = sys.modules.get(module) if module.startswith("fedshot.") else None
-    # Not getattr: a module may import for a name that it does not have.
+    # Not getattr: a module's __getattr__ may import.
     found = vars(loaded).get(name) if loaded is not None else None
     named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
     if not named or found.__module__ != module:
-        raise CodecError(f"{short(text, 100)!r} is no named tuple that is known here")
+        raise CodecError(f"{short(text, 100)!r} is not a named tuple of fedshot")
     return found
 
 
 def read_head(text: str, limits: Limits) -> dict[str, Any]:
-    """Return the names and numbers of a message. Raises CodecError."""
+    """Parse the head of a message. Raises CodecError."""
     if len(text) > limits.head:
-        raise CodecError(f"a head of {len(text)} characters; at most {limits.head} are taken")
+        raise CodecError(f"a head of {len(text)} characters; at most {limits.head} are accepted")
     try:
-        found = json.loads(text, parse_constant=_no_number)
+        found = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise CodecError(short(f"a head that is no JSON: {error}")) from None
+        raise CodecError(short(f"the head is not JSON: {error}")) from None
     if not isinstance(found, dict):
-        raise CodecError("a head that holds no names")
+        raise CodecError("the head is not a JSON object")
     return found
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")

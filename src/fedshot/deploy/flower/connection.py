@@ -1,8 +1,8 @@
-"""A node's line to the SuperLink: Flower's Fleet API, its signatures and its TLS.
+"""A node's connection to the SuperLink: Flower's Fleet API, with its request signatures and TLS.
 
-Flower's own SuperNode starts a process for every message and looks for one every three seconds;
-this line stays in the process that has torch loaded and the data open. It never asks for the app
-(FAB) that belongs to a run: the code of a node is what is installed on it.
+Flower's own SuperNode starts a process for every message and polls every three seconds. This
+connection lives in the process that has torch loaded and the data open. It never requests a run's
+app (FAB): a node runs only the code that is installed on it.
 """
 
 from __future__ import annotations
@@ -47,20 +47,27 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.deploy.flower.codec import CodecError, Limits
 from fedshot.deploy.flower.keys import public_bytes
-from fedshot.deploy.flower.server_folder import is_loopback, split
-from fedshot.deploy.flower.wire import bound, direct, fetch, name_message, proxy_to, tls_error
+from fedshot.deploy.flower.server_folder import is_loopback, split_address
+from fedshot.deploy.flower.wire import (
+    fetch,
+    limit_responses,
+    proxy_to,
+    set_message_id,
+    tls_error,
+    without_proxy,
+)
 
-_WHOLE = 60.0  # seconds for a message to arrive whole
-_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # by OpenSSL's versions
-HEARTBEAT = 10.0  # seconds, the least that Flower takes; a node is gone after twice that
+_FETCH_SECONDS = 60.0  # to receive all objects of a message
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # by OpenSSL version
+HEARTBEAT = 10.0  # seconds, Flower's minimum; it takes a node for lost after twice that
 
 
 class ConnectionLostError(Exception):
-    """The server cannot be reached now."""
+    """The server cannot be reached at the moment."""
 
 
 class UnreadableError(CodecError):
-    """A message that came and cannot be taken in; `outline` is what it can be answered by."""
+    """A received message is invalid; `outline` is its metadata, to reply to."""
 
     def __init__(self, error: CodecError, outline: Message) -> None:
         super().__init__(str(error))
@@ -68,16 +75,16 @@ class UnreadableError(CodecError):
 
 
 class Connection:
-    """A line to one server; by the proxy of the environment, unless it is this machine.
+    """A connection to one server, through the environment's proxy unless it is on this machine.
 
-    `proxy` names it, "" for none. Raises ConfigError for a proxy that cannot be used.
+    `proxy` is the proxy's URL, "" for none. Raises ConfigError for a proxy that cannot be used.
 
     Args:
         address: host and port.
-        key: the node's own.
+        key: the node's private key.
         ca: certificate of the authority that signed the server's; None for plain text.
-        memory: file that keeps the number under which the server knows the node.
-        limits: the most that is taken in.
+        memory: file for the node id that the server assigns.
+        limits: bounds on received messages.
     """
 
     def __init__(
@@ -90,10 +97,10 @@ class Connection:
     ) -> None:
         self._public = public_bytes(key.public_key())
         self._memory, self._limits, self._secure = memory, limits, ca is not None
-        here = is_loopback(host := split(address)[0])
-        self.proxy = "" if here else proxy_to(host, secure=self._secure)
+        local = is_loopback(host := split_address(address)[0])
+        self.proxy = "" if local else proxy_to(host, secure=self._secure)
         try:
-            with direct(host) if here else nullcontext():
+            with without_proxy(host) if local else nullcontext():
                 self._client = FleetHttpClient.from_server_address(
                     address,
                     ca is None,
@@ -108,20 +115,23 @@ class Connection:
                 f"the environment's proxy {self.proxy or 'settings'} cannot be used: {error} "
                 f"Correct https_proxy and all_proxy, or add {host} to no_proxy."
             ) from None
-        bound(self._client, limits)
+        limit_responses(self._client, limits)
         self._node = Node()
         self._stop = threading.Event()
-        self._heart: threading.Thread | None = None
+        self._heartbeats: threading.Thread | None = None
 
     def open(self) -> int:
-        """Report to the server; return the node's number there.
+        """Activate the node at the server; return its node id.
 
         Raises:
-            ConfigError: the server does not know the key, or is not the one that it should be.
-            LinkError: it cannot be reached.
+            ConfigError: the server does not know the key, or its certificate is not trusted.
+            ConnectionLostError: the server cannot be reached.
         """
         if not self._secure:
-            self._introduce()
+            # Without node keys, nodes register themselves. Errors mean that the key is registered
+            # already, or that the server requires keys; then activation fails with the reason.
+            with suppress(httpx.HTTPStatusError):
+                self._call("RegisterNode", RegisterNodeFleetRequest(public_key=self._public))
         try:
             reply = self._call(
                 "ActivateNode",
@@ -129,26 +139,27 @@ class Connection:
             )
             number = int(reply.node_id)
         except httpx.HTTPStatusError as error:
-            number = self._remembered()  # known, but thought to be there still after a crash
-            if number == 0 or not self._beat(number):
+            number = self._last_number()  # after a crash the server may take it for still active
+            if number == 0 or not self._send_heartbeat(number):
                 raise ConfigError(
                     "the server does not know this node's key, or the clocks of both differ by "
-                    "more than some seconds, or a node with this key was there in the last "
-                    "20 seconds. Bring its .pub file to the server's folder of nodes, set the "
-                    f"clocks (NTP), and try again. ({_words(error)})"
+                    "more than some seconds, or a node with this key was connected in the last "
+                    "20 seconds. Copy its .pub file into the server's folder of nodes, set the "
+                    f"clocks (NTP), and try again. ({_describe(error)})"
                 ) from None
         self._node = Node(node_id=number)
         self._memory.parent.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(self._memory, json.dumps({"node": number}).encode(), sync=True)
-        if self._heart is None:
-            self._heart = threading.Thread(target=self._pulse, daemon=True)
-            self._heart.start()
+        if self._heartbeats is None:
+            self._heartbeats = threading.Thread(target=self._run_heartbeats, daemon=True)
+            self._heartbeats.start()
         return number
 
     def pull(self) -> Message | None:
-        """Return the next message, None when there is none.
+        """Return the next message, None if there is none.
 
-        Raises LinkError, and UnreadableError for one that is too large, or does not come whole.
+        Raises ConnectionLostError, and UnreadableError for a message that is too large or
+        incomplete.
         """
         got = self._call("PullMessages", PullMessagesRequest(node=self._node))
         if not got.messages_list:
@@ -157,7 +168,9 @@ class Connection:
         run_id = outline.metadata.run_id
         pull = make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, run_id)
         try:
-            message = fetch(outline, got.message_object_trees[0], pull, self._limits, _WHOLE)
+            message = fetch(
+                outline, got.message_object_trees[0], pull, self._limits, _FETCH_SECONDS
+            )
         except CodecError as error:
             raise UnreadableError(error, outline) from None
         confirm = ConfirmMessageReceivedRequest(
@@ -167,10 +180,10 @@ class Connection:
         return message
 
     def push(self, content: RecordDict, to: Message) -> None:
-        """Answer a message. Raises LinkError, and HTTPStatusError when nobody waits for it."""
+        """Send a reply. Raises ConnectionLostError; HTTPStatusError if nobody waits for it."""
         reply = Message(content, reply_to=to)
         with no_object_id_recompute():
-            name_message(reply)
+            set_message_id(reply)
             got = self._call(
                 "PushMessages",
                 PushMessagesRequest(
@@ -190,69 +203,60 @@ class Connection:
                 raise ConnectionLostError(str(error)) from None
 
     def close(self) -> None:
-        """Hang up. The server notices by the missing heartbeats."""
+        """Close the connection. The server notices by the missing heartbeats."""
         self._stop.set()
         self._client.close()
 
     def _call(self, name: str, request: Any) -> Any:
         try:
             return getattr(self._client, name)(request)
-        except (
-            CodecError,
-            ValueError,
-        ) as error:  # a response that is too large, or none of Flower's
+        except (CodecError, ValueError) as error:  # the response is too large, or not Flower's
             if name == "PullObject":
-                raise CodecError(str(error)) from None  # of one message; the server is well
+                raise CodecError(str(error)) from None  # affects one message, not the connection
             raise ConnectionLostError(str(error)) from None
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
-                raise ConnectionLostError(_words(error)) from None
+                raise ConnectionLostError(_describe(error)) from None
             raise
         except httpx.TransportError as error:
-            said = tls_error(error)
-            if isinstance(said, ssl.SSLCertVerificationError):
+            cause = tls_error(error)
+            if isinstance(cause, ssl.SSLCertVerificationError):
                 raise ConfigError(
-                    f"the server's certificate is not trusted: {said}. Give --ca the ca.pem of "
+                    f"the server's certificate is not trusted: {cause}. Give --ca the ca.pem of "
                     "this server, and --server a name that its certificate has."
                 ) from None
-            if said is not None and said.reason in _NO_TLS:
+            if cause is not None and cause.reason in _NO_TLS:
                 raise ConfigError(
-                    "the server does not speak TLS. Start it without --insecure; or, where the "
-                    "network itself is safe, leave out --ca and say --insecure here, too."
+                    "the server does not speak TLS. Start it without --insecure; or, if the "
+                    "network itself is safe, leave out --ca and use --insecure here, too."
                 ) from None
             if not self._secure and isinstance(error, httpx.RemoteProtocolError):
                 raise ConfigError(
                     "the server does not speak plain text. Give its ca.pem with --ca."
                 ) from None
-            by = f", by the proxy {self.proxy}" if self.proxy else ""
-            raise ConnectionLostError(f"{str(error) or type(error).__name__}{by}") from None
+            via = f", through the proxy {self.proxy}" if self.proxy else ""
+            raise ConnectionLostError(f"{str(error) or type(error).__name__}{via}") from None
 
-    def _introduce(self) -> None:
-        """Register the key, as a server without node keys lets anybody do."""
-        # Refused where it is known already, or where the server wants keys, and will say so.
-        with suppress(httpx.HTTPStatusError):
-            self._call("RegisterNode", RegisterNodeFleetRequest(public_key=self._public))
-
-    def _beat(self, number: int) -> bool:
+    def _send_heartbeat(self, number: int) -> bool:
         request = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=HEARTBEAT)
         try:
             return bool(self._call("SendNodeHeartbeat", request).success)
         except httpx.HTTPStatusError:
             return False
 
-    def _pulse(self) -> None:
+    def _run_heartbeats(self) -> None:
         while not self._stop.wait(HEARTBEAT / 3):
-            try:
-                self._beat(self._node.node_id)
-            except Exception:  # whatever it is: a heart that stops is a node that is gone
-                continue  # the loop of the node says so
+            # Without heartbeats the server takes the node for lost, so no error may end this
+            # thread; the loop of the node reports lost connections.
+            with suppress(Exception):
+                self._send_heartbeat(self._node.node_id)
 
-    def _remembered(self) -> int:
+    def _last_number(self) -> int:
         try:
             return int(records.read(self._memory, dict[str, int])["node"])
         except (OSError, CheckpointError, KeyError):
             return 0
 
 
-def _words(error: httpx.HTTPStatusError) -> str:
+def _describe(error: httpx.HTTPStatusError) -> str:
     return f"{error.response.status_code}: {' '.join(error.response.text.split())[:200]}"

@@ -1,8 +1,9 @@
-"""The fleet whose clients live on Flower's nodes.
+"""The fleet whose clients are on Flower's nodes.
 
-One letter takes a node all that an exchange asks of its clients. It also takes the orders that have
-come up since the last one (drop the states that were not accepted, void a round), which therefore
-cost no message of their own. Only a seal does, and only where a method keeps private states.
+One message to a node holds everything that an exchange asks of its clients. It also holds the
+orders that have accumulated since the last message (drop the states of replies that were not
+accepted, void a round). Only a seal is sent in a message of its own, and only for methods with
+private states.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from fedshot.deploy.flower.admission import Entry
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.messages import COMMON, Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import (
-    HELLO,
+    HELLO_SECONDS,
     NO_SEAL,
-    Carrier,
     Node,
     NodeRegistry,
     Seal,
+    Transport,
     checked_seal,
 )
 from fedshot.deploy.flower.replies import arrivals
@@ -35,186 +36,190 @@ from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient
 
-_BEHIND = 200  # orders that a node may have left unanswered and still get work
+_MAX_ORDERS = 200  # a node with more pending orders gets no work
 
 
 class FlowerFleet(Wrapper):
     """Clients on nodes.
 
     Args:
-        here: the fleet of the server's own machine, for work that asks no client.
-        post: carries the letters.
-        setup: what nodes are told of the run.
-        life: number of this life of the run, above all that were before.
-        keeps: whether the method's clients have private states.
-        deadline: seconds that an exchange waits for replies.
-        limits: the most that is taken in.
-        tell: where it is said what was dropped.
-        entries: returns what the operator has written of the nodes; None without keys.
-        sizes: how many examples clients hold, as far as the server knows.
+        local: fleet on the server's machine, for work that involves no client.
+        transport: sends messages to the nodes.
+        setup: description of the run for the nodes.
+        session: number of this session of the run, above those of earlier sessions.
+        keeps_state: whether the method's clients have private states.
+        deadline: seconds to wait for the replies of an exchange.
+        limits: bounds on received messages.
+        tell: logs what was dropped.
+        entries: returns the operator's entries of the nodes; None without node keys.
+        sizes: number of examples of each client, as far as the server knows.
     """
 
     def __init__(
         self,
-        here: Fleet,
-        post: Carrier,
+        local: Fleet,
+        transport: Transport,
         setup: Setup,
         *,
-        life: int,
-        keeps: bool,
+        session: int,
+        keeps_state: bool,
         deadline: float,
         limits: Limits = LIMITS,
         tell: Callable[[str], None] = print,
         entries: Callable[[], Mapping[str, Entry]] | None = None,
         sizes: Mapping[int, int] = {},
     ) -> None:
-        super().__init__(here)
-        self.node_registry = NodeRegistry(post, setup, life, tell, min(HELLO, deadline), entries)
-        self._sizes = sizes
-        self._post, self._keeps, self._deadline = post, keeps, deadline
-        self._limits, self._tell = limits, tell
-        self._opened: dict[int, dict[str, Seal]] = {}
-        self._rounds: dict[int, dict[str, int]] = {}  # that a node's states of a seal are of
-        self._sent: dict[tuple[int, int], set[str]] = {}  # the nodes that got work of this round
-        self.seconds = 0.0  # that nodes say they worked, of the slowest of each exchange
+        super().__init__(local)
+        self.node_registry = NodeRegistry(
+            transport, setup, session, tell, min(HELLO_SECONDS, deadline), entries
+        )
+        self._transport, self._keeps_state, self._deadline = transport, keeps_state, deadline
+        self._limits, self._tell, self._sizes = limits, tell, sizes
+        self._opened: dict[int, dict[str, Seal]] = {}  # by round, then node
+        self._rounds: dict[int, dict[str, int]] = {}  # seal -> node -> round of the node's states
+        self._sent: dict[tuple[int, int], set[str]] = {}  # version -> nodes that were sent work
+        self.seconds = 0.0  # reported working time: the slowest node of each exchange, summed
 
     def missing(self, clients: Collection[int]) -> list[int]:
-        """Return the clients whose node is not there."""
-        there = self.node_registry.there().values()
-        return sorted(set(clients).difference(*(node.clients for node in there)))
+        """Return the clients whose node is not connected."""
+        connected = self.node_registry.connected().values()
+        return sorted(set(clients).difference(*(node.clients for node in connected)))
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the clients, as their nodes answer."""
-        there, homes = self.node_registry.there(), self.node_registry.homes()
+        """Yield the arrivals of the clients as their nodes reply."""
+        connected, by_client = self.node_registry.connected(), self.node_registry.by_client()
         asked: dict[int, list[int]] = defaultdict(list)
         for client in exchange.to:
-            node = homes.get(client)
+            node = by_client.get(client)
             if node is None:
-                yield Arrival(client, None, Fault("lost", "no node holds this client"))
-            elif node.number not in there:
+                reason = "no node holds this client"
+            elif node.number not in connected:
                 reason = f"node {node.name} is not connected"
-                yield Arrival(client, None, Fault("lost", reason))
-            elif len(node.orders) > _BEHIND:
+            elif len(node.orders) > _MAX_ORDERS:
                 reason = f"node {node.name} has left {len(node.orders)} orders unanswered"
-                yield Arrival(client, None, Fault("lost", reason))
             else:
                 asked[node.number].append(client)
+                continue
+            yield Arrival(client, None, Fault("lost", reason))
         common = WireMessage({})
         if not isinstance(exchange.down, PerClient):
-            common.put(COMMON, exchange.down)  # once, however many nodes it goes to
+            common.put(COMMON, exchange.down)  # serialised once for all nodes
         wire_messages = {
-            number: self._work(exchange, there[number], to, common) for number, to in asked.items()
+            number: self._work(exchange, connected[number], to, common)
+            for number, to in asked.items()
         }
         if exchange.phase == "train":
             round = exchange.version[0]
             self._sent = {v: names for v, names in self._sent.items() if v[0] == round}
-            self._sent[exchange.version] = {there[number].name for number in wire_messages}
+            self._sent[exchange.version] = {connected[number].name for number in wire_messages}
         slowest = 0.0
-        for mail in self._post.ask(wire_messages, self._deadline):
-            slowest = max(slowest, self.node_registry.note(mail))
-            node = there[mail.node]
-            holds = {c: self._sizes.get(c, node.examples) for c in asked[mail.node]}
+        for incoming in self._transport.send_and_receive(wire_messages, self._deadline):
+            slowest = max(slowest, self.node_registry.update_from(incoming))
+            node, clients = connected[incoming.node], asked[incoming.node]
+            holds = {c: self._sizes.get(c, node.examples) for c in clients}
             for arrival in arrivals(
-                exchange, mail, node.name, asked[mail.node], self._limits, self._tell, holds
+                exchange, incoming, node.name, clients, self._limits, self._tell, holds
             ):
                 fault = arrival.fault
                 if exchange.phase == "evaluate" and fault and fault.kind == "refused":
-                    # The score alone would say that somebody's episodes are unanswered.
-                    self._tell(f"test answers of client {arrival.client}: {fault.reason}")
+                    self._tell(f"predictions of client {arrival.client} refused: {fault.reason}")
                 yield arrival
         self.seconds += slowest
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Let the nodes drop the states of clients that were not accepted."""
-        if exchange.phase != "train" or not self._keeps:
+        """Order the nodes to drop the states of clients that were not accepted."""
+        if exchange.phase != "train" or not self._keeps_state:
             return
         for node in self._reached(exchange.version):
             dropped = sorted((node.clients & set(exchange.to)) - accepted)
             if dropped:
-                self.node_registry.order(node, "drop", list(exchange.version), dropped)
+                self.node_registry.add_order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
-        """Let the nodes drop the states of a round that does not count, and the bank here."""
+        """Drop the states of a voided round: on the nodes, and in the server's bank."""
         self.bank.void(round)
-        if not self._keeps:
+        if not self._keeps_state:
             return
         for node in self._reached(*(version for version in self._sent if version[0] == round)):
-            self.node_registry.order(node, "void", round)
+            self.node_registry.add_order(node, "void", round)
 
     def _reached(self, *versions: tuple[int, int]) -> Iterator[Node]:
-        """Yield the nodes that were sent work: others have nothing to drop."""
+        """Yield the nodes that were sent work of these versions: only they may hold states."""
         names = set().union(*(self._sent.get(version, set()) for version in versions))
         yield from (node for node in self.node_registry if node.name in names)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make this round's states last on every node that answers, and the bank here.
+        """Seal a round's states on every node that replies, and in the server's bank.
 
-        Returns who sealed what.
-
-        Of a node that does not answer an earlier seal stands. Should the run be gone on with from
-        this checkpoint, its clients go back to that.
+        For a node that does not reply, its previous seal stands; a run resumed from this
+        checkpoint takes its clients back to that. Returns the seals of all nodes as JSON.
         """
         bank = self.bank.seal(round, keep)
-        if not self._keeps:
+        if not self._keeps_state:
             return json.dumps({"bank": bank}) if bank else ""
+        registry = self.node_registry
         self._rounds = {r: found for r, found in self._rounds.items() if r in keep}
-        for node in self.node_registry:
+        for node in registry:
             kept = {self._rounds.get(r, {}).get(node.name, r) for r in keep}
-            self.node_registry.order(node, "seal", round, sorted(kept | {node.base[0]}))
-        for mail, name in self._tell_all(self._deadline):
-            if mail.reason:
-                self._tell(f"node {name} has not sealed round {round}: {mail.reason}")
-        self.node_registry.bases |= {node.name: node.base for node in self.node_registry}
-        bases = dict(sorted(self.node_registry.bases.items()))
-        self.node_registry.bind(
-            {client: node.name for node in self.node_registry for client in node.clients}
-        )
+            registry.add_order(node, "seal", round, sorted(kept | {node.base[0]}))
+        for incoming, name in self._send_orders(self._deadline):
+            if incoming.reason:
+                self._tell(f"node {name} has not sealed round {round}: {incoming.reason}")
+        registry.bases |= {node.name: node.base for node in registry}
+        bases = dict(sorted(registry.bases.items()))
+        registry.set_owners({client: node.name for node in registry for client in node.clients})
         found = {"nodes": bases, "kept": self._rounds} | ({"bank": bank} if bank else {})
-        found["clients"] = _by_node(self.node_registry.owners)
-        text = json.dumps(found, sort_keys=True)
+        owned: dict[str, list[int]] = defaultdict(list)
+        for client, name in sorted(registry.owners.items()):
+            owned[name].append(client)
+        text = json.dumps(found | {"clients": owned}, sort_keys=True)
         self._rounds[round] = {name: r for name, (r, _) in bases.items()}
         return text
 
     def open(self, round: int, sha: str) -> None:
-        """Remember which states belong to a sealed round."""
-        self.bank.open(round, _bank(sha))
-        self._opened[round] = _bases(sha)
+        """Make the states of a sealed round readable."""
+        sealed = _parse_seals(sha)
+        self.bank.open(round, sealed.get("bank", ""))
+        self._opened[round] = _bases(sealed)
         self._rounds[round] = {name: r for name, (r, _) in self._opened[round].items()}
-        self.node_registry.bind(_owners(sha))
-        for kept, rounds in _sealed(sha).get("kept", {}).items():
+        self.node_registry.set_owners(_owners(sealed))
+        for kept, rounds in sealed.get("kept", {}).items():
             self._rounds.setdefault(int(kept), rounds)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Begin this life of the run with the states of a sealed round.
+        """Begin a new session from the states of a sealed round.
 
-        A node that holds clients whose states are at another is no part of it.
+        A node that holds clients whose states are on another node is left out.
 
-        Raises CheckpointError when a node that is there does not have them.
+        Raises CheckpointError if a connected node does not have the states.
         """
-        self.bank.rewind(round, _bank(sha))
-        self.node_registry.begin_life(_bases(sha), _owners(sha))
+        sealed = _parse_seals(sha)
+        self.bank.rewind(round, sealed.get("bank", ""))
+        self.node_registry.begin_session(_bases(sealed), _owners(sealed))
         self._sent = {}
-        for mail, name in self._tell_all(max(HELLO, self._deadline)):
-            if mail.reason and mail.wire_message is not None:
-                raise CheckpointError(f"node {name} cannot go back to round {round}: {mail.reason}")
+        for incoming, name in self._send_orders(max(HELLO_SECONDS, self._deadline)):
+            if incoming.reason and incoming.wire_message is not None:
+                raise CheckpointError(
+                    f"node {name} cannot go back to round {round}: {incoming.reason}"
+                )
 
-    def _tell_all(self, seconds: float) -> Iterator[tuple[Incoming, str]]:
-        """Send every node that is there its orders; yield what it says, with its name."""
-        there = self.node_registry.there()
+    def _send_orders(self, seconds: float) -> Iterator[tuple[Incoming, str]]:
+        """Send every connected node its orders; yield the replies with the nodes' names."""
+        connected = self.node_registry.connected()
         wire_messages = {
-            number: self.node_registry.wire_message(node) for number, node in there.items()
+            number: self.node_registry.message_to(node) for number, node in connected.items()
         }
-        for mail in self._post.ask(wire_messages, seconds):
-            self.node_registry.note(mail)
-            yield mail, there[mail.node].name
+        for incoming in self._transport.send_and_receive(wire_messages, seconds):
+            self.node_registry.update_from(incoming)
+            yield incoming, connected[incoming.node].name
 
     def _work(
         self, exchange: Exchange, node: Node, to: Sequence[int], common: WireMessage
     ) -> WireMessage:
-        wire_message = self.node_registry.wire_message(node)
+        wire_message = self.node_registry.message_to(node)
         wire_message.add(common)
         for client in to:
-            message = exchange.message(client)  # counted for each client
+            message = exchange.message(client)  # also when common: the ledger counts every call
             if COMMON not in wire_message.blocks:
                 wire_message.put(f"c{client}", message)
         wire_message.head["work"] = {
@@ -228,22 +233,15 @@ class FlowerFleet(Wrapper):
         return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:
-        """Return the seal that an evaluation of an earlier round looks at."""
+        """Return the seal that an evaluation of an earlier round reads."""
         opened = self._opened.get(exchange.version[0])
-        if exchange.phase == "train" or opened is None or not self._keeps:
+        if exchange.phase == "train" or opened is None or not self._keeps_state:
             return None
         return list(opened.get(node.name, NO_SEAL))
 
 
-def _by_node(owners: Mapping[int, str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for client, name in sorted(owners.items()):
-        found.setdefault(name, []).append(client)
-    return dict(sorted(found.items()))
-
-
-class _Sealed(TypedDict):
-    """What a checkpoint says of the states that belong to it."""
+class _Seals(TypedDict):
+    """What a checkpoint holds about the private states that belong to it."""
 
     nodes: NotRequired[dict[str, Annotated[list[Any], AfterValidator(checked_seal)]]]
     kept: NotRequired[dict[Annotated[str, Field(pattern="^-?[0-9]{1,9}$")], dict[str, int]]]
@@ -251,23 +249,16 @@ class _Sealed(TypedDict):
     clients: NotRequired[dict[str, list[Whole]]]
 
 
-def _sealed(sha: str) -> dict[str, Any]:
-    found: dict[str, Any] = records.parse(
-        (sha or "{}").encode(), _Sealed, "what the checkpoint says of the nodes' states"
+def _parse_seals(sha: str) -> _Seals:
+    found: _Seals = records.parse(
+        (sha or "{}").encode(), _Seals, "the checkpoint's record of the nodes' states"
     )
     return found
 
 
-def _owners(sha: str) -> dict[int, str]:
-    found = _sealed(sha).get("clients", {})
-    return {client: name for name, clients in found.items() for client in clients}
+def _owners(sealed: _Seals) -> dict[int, str]:
+    return {c: name for name, clients in sealed.get("clients", {}).items() for c in clients}
 
 
-def _bank(sha: str) -> str:
-    found: str = _sealed(sha).get("bank", "")
-    return found
-
-
-def _bases(sha: str) -> dict[str, Seal]:
-    nodes = _sealed(sha).get("nodes", {})
-    return {name: (round, found) for name, (round, found) in nodes.items()}
+def _bases(sealed: _Seals) -> dict[str, Seal]:
+    return {name: (round, sha) for name, (round, sha) in sealed.get("nodes", {}).items()}

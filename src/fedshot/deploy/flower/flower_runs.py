@@ -1,7 +1,7 @@
-"""A run whose clients live on nodes: what `run`, `up` and `resume` have in common.
+"""A run whose clients are on nodes: what `run`, `up` and `resume` have in common.
 
-flower.json in the run's folder holds what it takes to go on: the run's name among the nodes, how
-often it has been begun or gone on with, and where its server is.
+flower.json in the run's folder holds what a resumed run needs: the run's id, how often the run was
+started or resumed, and where its server is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.keys import Signer
 from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.messaging import Messenger
-from fedshot.deploy.flower.server_folder import ServerFolder, own_folder
+from fedshot.deploy.flower.server_folder import ServerFolder, make_private_folder
 from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.influence import Influence, NormPolicy
@@ -38,11 +38,11 @@ from fedshot.runs.run_folder import NODES, begun
 
 INFLUENCE = "influence.jsonl"
 _WEEK = 7 * 86400
-_LIVES = 1 << 20  # that a process may begin
+_SESSIONS_PER_START = 1 << 20  # room for the rewinds of one process
 
 
-class _Place(TypedDict):
-    """What flower.json holds."""
+class _DeploymentRecord(TypedDict):
+    """Content of flower.json."""
 
     __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
 
@@ -57,18 +57,18 @@ class _Place(TypedDict):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run's clients are.
+class Deployment:
+    """How a run is deployed on nodes.
 
     Args:
-        run: the run's name among the nodes.
-        life: how often it was begun or gone on with.
-        server: folder of the server; "" for one that `up` starts in the run's own folder.
-        nodes: how many nodes `up` starts.
+        run: the run's id on the nodes.
+        life: how often the run was started or resumed.
+        server: folder of the server; "" if `up` starts one in the run's own folder.
+        nodes: number of nodes that `up` starts.
         deadline: seconds that an exchange waits for replies.
-        tests: folder with what the server knows in place of a dataset; "" where it has one.
-        norms: what is done with a change that is large beside the others'; see `Influence`.
-        norm_multiple: what is large, in medians of the cohort.
+        tests: folder of the server's test data; "" if the server has the whole dataset.
+        norms: how `Influence` handles updates with a large norm.
+        norm_multiple: threshold of a large norm, in multiples of the cohort's median.
     """
 
     run: str
@@ -81,117 +81,118 @@ class Place:
     norm_multiple: float = 10.0
 
     @classmethod
-    def new(cls, server: str, nodes: int, deadline: float, tests: str = "") -> Place:
-        """Return the place of a new run. Raises ConfigError for a deadline that is none."""
+    def new(cls, server: str, nodes: int, deadline: float, tests: str = "") -> Deployment:
+        """Return the deployment of a new run. Raises ConfigError for an invalid deadline."""
         if not 1 <= deadline <= _WEEK:
             raise ConfigError(f"--deadline is {deadline:g}; expected 1 second to a week.")
         return cls(secrets.token_hex(16), 0, server, nodes, deadline, tests)
 
-    def of_begun(self, folder: Path) -> Place:
-        """Return this place for a run that has begun. Raises ConfigError where it is another."""
+    def of_begun(self, folder: Path) -> Deployment:
+        """Return this deployment for a run that has begun. Raises ConfigError if they differ."""
         if not (folder / NODES).exists():
             raise ConfigError(
-                f"the clients of {folder} live on this machine. Go on with `fedshot resume "
-                f"{folder}`, or choose another --name."
+                f"the clients of {folder} are on this machine. Resume the run with `fedshot "
+                f"resume {folder}`, or choose another --name."
             )
-        begun = Place.read(folder)
+        begun = Deployment.read(folder)
         if (bool(begun.server), begun.nodes) != (bool(self.server), self.nodes):
             how = "run" if begun.server else f"up --nodes {begun.nodes}"
-            raise ConfigError(f"{folder} was begun with `fedshot flower {how}`. Go on with that.")
+            raise ConfigError(
+                f"{folder} was begun with `fedshot flower {how}`. Use the same command again."
+            )
         return replace(self, run=begun.run, life=begun.life)
 
     @classmethod
-    def read(cls, folder: Path) -> Place:
-        """Read a run's place. Raises CheckpointError when the file is damaged."""
+    def read(cls, folder: Path) -> Deployment:
+        """Read the deployment of a run. Raises CheckpointError for a damaged file."""
         fix = f"{records.COPY}, or start a new run"
-        return cls(**records.read(folder / NODES, _Place, fix))
+        return cls(**records.read(folder / NODES, _DeploymentRecord, fix))
 
     def write(self, folder: Path) -> None:
-        """Write the place into the folder of its run."""
-        own_folder(folder)  # a bank of clients' models may lie in it
+        """Write the deployment into the folder of its run."""
+        make_private_folder(folder)
         text = json.dumps(asdict(self), indent=1)
         storage.write_bytes(folder / NODES, text.encode(), sync=True)
 
 
 @contextmanager
-def opened(
-    setting: PreparedRun,
+def open_experiment(
+    prepared: PreparedRun,
     folder: Path,
-    place: Place,
-    home: ServerFolder,
+    deployment: Deployment,
+    server_folder: ServerFolder,
     tell: Callable[[str], None],
     *,
     wait: float,
     watch: Callable[[], None] = lambda: None,
 ) -> Iterator[Experiment]:
-    """Yield the experiment of a run whose clients are asked through a server.
+    """Yield the experiment of a run whose clients are reached through a server.
 
-    Raises ConfigError when clients have not come after so many seconds. `watch` is called while
-    they are waited for, and may raise, too.
+    Waits at most `wait` seconds for the nodes, and calls `watch`, which may raise, meanwhile.
+    Raises ConfigError for an invalid `wait`, AbsentError when it is over.
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected seconds, at most a week.")
-    new, place = not begun(folder), replace(place, life=place.life + 1)
+    new, deployment = not begun(folder), replace(deployment, life=deployment.life + 1)
     if not new:
-        place.write(folder)  # before anybody hears of this life
-    operator = operator_of(home)
-    setup = Setup.of(place.run, setting)
-    keeps = bool(tree.leaves(setting.method.init_client(0, setting.key.at("clients"))))
-    made: list[FlowerFleet] = []
+        deployment.write(folder)  # before any node hears of this session
+    operator = operator_of(server_folder)
+    setup = Setup.of(deployment.run, prepared)
+    keeps_state = bool(tree.leaves(prepared.method.init_client(0, prepared.key.at("clients"))))
+    sizes = {}
+    if not isinstance(prepared, ServerTestRun):
+        sizes = {client: len(prepared.deal.train[client]) for client in prepared.clients}
+    fleets: list[FlowerFleet] = []
 
     def record(influence: dict[str, Any]) -> None:
         with (folder / INFLUENCE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(influence) + "\n")
 
     with operator.grid() as grid:
-        sign = Signer(home.folder).sign if operator.ca else None
-        post = Messenger(grid, operator.limits, tell, sign)
+        sign = Signer(server_folder.folder).sign if operator.ca else None
+        messenger = Messenger(grid, operator.limits, tell, sign)
 
-        def elsewhere(here: Fleet) -> Fleet:
-            made.append(
-                FlowerFleet(
-                    here,
-                    post,
-                    setup,
-                    life=place.life * _LIVES,
-                    keeps=keeps,
-                    deadline=place.deadline,
-                    limits=operator.limits,
-                    tell=tell,
-                    entries=partial(read_entries, home.nodes) if operator.ca else None,
-                    sizes=_sizes(setting),
-                )
+        def on_nodes(local: Fleet) -> Fleet:
+            fleet = FlowerFleet(
+                local,
+                messenger,
+                setup,
+                session=deployment.life * _SESSIONS_PER_START,
+                keeps_state=keeps_state,
+                deadline=deployment.deadline,
+                limits=operator.limits,
+                tell=tell,
+                entries=partial(read_entries, server_folder.nodes) if operator.ca else None,
+                sizes=sizes,
             )
-            return Influence(made[0], place.norms, place.norm_multiple, record, tell)
+            fleets.append(fleet)
+            return Influence(fleet, deployment.norms, deployment.norm_multiple, record, tell)
 
-        experiment = Experiment(setting, folder, elsewhere)
-        await_clients(made[0], setting.clients, wait, tell, watch)
-        place.write(folder)
-        _note_nodes(folder, made[0])
+        experiment = Experiment(prepared, folder, on_nodes)
+        wait_for_clients(fleets[0], prepared.clients, wait, tell, watch)
+        deployment.write(folder)
+        nodes: dict[str, Any] = {
+            node.name: {"clients": sorted(node.clients), "environment": node.environment}
+            for node in fleets[0].node_registry
+        }
+        storage.write_bytes(folder / "nodes.json", json.dumps(nodes, indent=1).encode(), sync=False)
         try:
             yield experiment
         finally:
-            if new and not begun(folder):  # it never began; a run on this machine may, here
+            if new and not begun(folder):  # so that the folder stays free for a local run
                 (folder / NODES).unlink()
 
 
-def _sizes(setting: PreparedRun) -> dict[int, int]:
-    """Return how many examples clients hold, where the server has them."""
-    if isinstance(setting, ServerTestRun):
-        return {}
-    return {client: len(setting.deal.train[client]) for client in setting.clients}
-
-
-def await_clients(
+def wait_for_clients(
     fleet: FlowerFleet,
     clients: list[int],
     wait: float,
     tell: Callable[[str], None],
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until every client has a node. Raises AbsentError when that takes too long."""
+    """Wait until the nodes of all clients are connected. Raises AbsentError after `wait` s."""
     until = time.monotonic() + wait
-    told = 0.0
+    last_told = 0.0
     while missing := fleet.missing(clients):
         watch()
         now = time.monotonic()
@@ -199,18 +200,10 @@ def await_clients(
             raise AbsentError(
                 f"no node holds client {missing[0]}"
                 f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}, after "
-                f"{wait:g} s. Start the nodes with `fedshot flower node`; their logs say what "
-                "keeps them away."
+                f"{wait:g} s. Start the nodes with `fedshot flower node`; their logs say why a "
+                "node does not connect."
             )
-        if now > told + 10:
+        if now > last_told + 10:
             tell(f"waiting for the nodes of {len(missing)} clients")
-            told = now
+            last_told = now
         time.sleep(0.1)
-
-
-def _note_nodes(folder: Path, fleet: FlowerFleet) -> None:
-    found: dict[str, Any] = {
-        node.name: {"clients": sorted(node.clients), "environment": node.environment}
-        for node in fleet.node_registry
-    }
-    storage.write_bytes(folder / "nodes.json", json.dumps(found, indent=1).encode(), sync=False)

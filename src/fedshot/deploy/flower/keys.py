@@ -1,8 +1,8 @@
-"""Who may speak to whom: a certificate authority, the server's certificate, a key for each node.
+"""Keys: a certificate authority, the server's certificate, and a key pair for each node.
 
-A node trusts the server for its certificate, signed by the authority whose certificate the node was
-given by hand. The server trusts a node for its key, whose public half it was given by hand. Private
-halves stay where they were made and are readable by their owner alone.
+A node authenticates the server by its certificate, which is signed by the authority whose ca.pem
+was copied to the node. The server authenticates a node by its public key, which was copied to the
+server. Private keys stay on the machine that made them and are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -23,35 +23,41 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower.codec import CodecError
-from fedshot.deploy.flower.server_folder import CA, CERTIFICATE, KEY, own_folder, write_secret
+from fedshot.deploy.flower.server_folder import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    make_private_folder,
+    write_secret,
+)
 
 CA_KEY = "ca.key"
-_CURVE = ec.SECP256R1()  # a node signs every request, and P-256 is a tenth of the work of P-384
+_CURVE = ec.SECP256R1()  # every request is signed, and P-256 is ten times faster than P-384
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
-_PROOF = 1 << 14  # characters of a certificate and a signature
-_AGO = datetime.timedelta(hours=1)  # for clocks that run a little behind
+_MAX_PROOF = 1 << 14  # characters of a certificate and a signature
+_BACKDATE = datetime.timedelta(hours=1)  # tolerates clocks that are behind
 
 
 def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Make an authority, unless the folder has one, and a certificate for the server's names.
+    """Make a certificate for the server, and its authority unless the folder has one.
 
     Args:
-        folder: where ca.pem, ca.key, server.pem and server.key go.
+        folder: where ca.pem, ca.key, server.pem and server.key are written.
         hosts: names and addresses under which nodes reach the server.
-        days: how long the server's certificate is good for; the authority's lasts ten times that.
+        days: validity of the server's certificate; the authority's is ten times as long.
 
-    Raises ConfigError for what is no name, and where the key of the authority is kept elsewhere.
+    Raises ConfigError for an invalid host name, or if the authority's key is missing.
     """
     names = [_name(host) for host in hosts]
-    own_folder(folder)
+    make_private_folder(folder)
     if not (folder / CA).exists():
         _make_authority(folder, 10 * days)
     if not (folder / CA_KEY).exists():
         raise ConfigError(
-            f"{folder / CA_KEY} does not exist, and a new certificate is signed with it. Bring it "
-            "back from where you keep it, and take it away again afterwards."
+            f"{folder / CA_KEY} does not exist, and a new certificate must be signed with it. "
+            "Bring it back from where you keep it, and remove it again afterwards."
         )
-    issuer = authority(folder / CA)
+    issuer = load_authority(folder / CA)
     signing = _private(folder / CA_KEY)
     key = new_key()
     made = (
@@ -65,25 +71,22 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
         )
         .sign(signing, hashes.SHA256())
     )
-    # Both are on the disk before the first takes its place, so that they change together.
+    # Both are on disk before either is replaced, so that they change together.
     partial = folder / f"{CERTIFICATE}.partial"
     partial.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     _write_private(folder / KEY, key)
     partial.replace(folder / CERTIFICATE)
 
 
-def authority(path: Path) -> x509.Certificate:
-    """Read the certificate of an authority, by which others are trusted.
-
-    Raises ConfigError where a file holds none.
-    """
+def load_authority(path: Path) -> x509.Certificate:
+    """Read the certificate of an authority. Raises ConfigError."""
     try:
         data = path.read_bytes()
-        data.decode("ascii")  # as those who trust it read it
+        data.decode("ascii")  # TLS libraries accept only ASCII
         return x509.load_pem_x509_certificate(data)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} is no certificate: {error}. It is to be the ca.pem that `fedshot flower "
+            f"{path} is not a certificate: {error}. Give the ca.pem that `fedshot flower "
             "keys` made for the server."
         ) from None
 
@@ -94,22 +97,24 @@ def fingerprint(path: Path) -> str:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """Return a key that nobody knows yet."""
+    """Generate a private key."""
     return ec.generate_private_key(_CURVE)
 
 
 def make_node_key(path: Path) -> Path:
-    """Make a node's key; return the file of its public half, which goes to the server.
+    """Make a node's key pair; return the file of the public key.
 
-    Raises ConfigError when there is a key already, since the server knows the node by it.
+    Raises ConfigError if a file is there already: the server knows the node by its key.
     """
     if path.exists():
         raise ConfigError(f"{path} exists. Keep it, or move it away to make another.")
     public = path.with_suffix(".pub")
     if public == path:
-        raise ConfigError(f"{path} would be the public half. Name the key {path.stem}.key.")
+        raise ConfigError(f"{path} is the name of the public key. Name the key {path.stem}.key.")
     if public.exists():
-        raise ConfigError(f"{public} exists, of another key. Move it away, or choose another name.")
+        raise ConfigError(
+            f"{public} exists and belongs to another key. Move it away, or choose another name."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     key = new_key()
     _write_private(path, key)
@@ -118,40 +123,39 @@ def make_node_key(path: Path) -> Path:
 
 
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a node's key. Raises ConfigError when it is none."""
+    """Read a node's private key. Raises ConfigError."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist. Make it with `fedshot flower keys --node`.")
     return _private(path)
 
 
 def load_public_keys(folder: Path) -> dict[str, bytes]:
-    """Return the public keys of a folder, by the names of the nodes: those of the files."""
+    """Return the public keys of a folder by node name, the stem of the file name."""
     return {path.stem: load_public_key(path) for path in sorted(folder.glob("*.pub"))}
 
 
 def load_public_key(path: Path) -> bytes:
-    """Return the public key of a file. Raises ConfigError where it holds none."""
+    """Read a public key as PEM. Raises ConfigError."""
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no public key: {error}") from None
+        raise ConfigError(f"{path} is not a public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"{path} is no key of an elliptic curve; make it with fedshot.")
+        raise ConfigError(f"{path} is not an elliptic-curve key; make it with fedshot.")
     return public_bytes(key)
 
 
 def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
-    """Return a public key as it stands in files and messages."""
+    """Return a public key as PEM."""
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 
 
 class Signer:
-    """Signs what a server sends, by the key of its certificate.
+    """Signs a server's messages with the key of its certificate.
 
-    Args:
-        folder: of the server. Raises ConfigError where its key is none.
+    Raises ConfigError for a server folder with an invalid key or certificate.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -161,30 +165,26 @@ class Signer:
             x509.load_pem_x509_certificate(self._certificate.encode())
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{folder / CERTIFICATE} is no certificate: {error}. Make it again with `fedshot "
-                "flower keys --server`."
+                f"{folder / CERTIFICATE} is not a certificate: {error}. Make it again with "
+                "`fedshot flower keys --server`."
             ) from None
 
     def sign(self, digest: bytes) -> str:
-        """Return the proof that the server sends what has this hash."""
+        """Return the proof of origin for a message with this hash: certificate and signature."""
         signature = self._key.sign(digest, ec.ECDSA(hashes.SHA256()))
         return json.dumps({"certificate": self._certificate, "signature": signature.hex()})
 
 
 class Verifier:
-    """Tells what a server has signed from what another has.
-
-    Args:
-        ca: certificate of the authority that signed the server's.
-    """
+    """Verifies proofs of `Signer` against the certificate of an authority."""
 
     def __init__(self, ca: Path) -> None:
-        self._authority = authority(ca)
+        self._authority = load_authority(ca)
 
     def check(self, digest: bytes, proof: str) -> None:
         """Raise CodecError unless a server of the authority has signed this hash."""
         try:
-            found = json.loads(proof[:_PROOF])
+            found = json.loads(proof[:_MAX_PROOF])
             certificate = x509.load_pem_x509_certificate(found["certificate"].encode("ascii"))
             certificate.verify_directly_issued_by(self._authority)
             uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -194,13 +194,13 @@ class Verifier:
             if not (good and ExtendedKeyUsageOID.SERVER_AUTH in uses):
                 raise ValueError("the certificate is not valid")
             if not isinstance(key, ec.EllipticCurvePublicKey):
-                raise TypeError("the key is of no elliptic curve")
+                raise TypeError("it is not an elliptic-curve key")
             key.verify(bytes.fromhex(found["signature"]), digest, ec.ECDSA(hashes.SHA256()))
         except (
             ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidSignature,
             UnsupportedAlgorithm, x509.ExtensionNotFound,
         ):  # fmt: skip
-            raise CodecError("it is not signed by the server, so it is not the server's") from None
+            raise CodecError("it is not signed by the server") from None
 
 
 def _make_authority(folder: Path, days: int) -> None:
@@ -231,7 +231,7 @@ def _certificate(
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _AGO)
+        .not_valid_before(now - _BACKDATE)
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
@@ -243,8 +243,8 @@ def _name(host: str) -> x509.GeneralName:
     except ValueError:
         if not _HOST.fullmatch(host):
             raise ConfigError(
-                f"--server {host!r} is no name or address of a host. Leave the port out, and write "
-                "a name with other letters as it stands in DNS (xn--...)."
+                f"--server {host!r} is not a host name or address. Leave the port out, and write "
+                "a name with non-ASCII letters as in DNS (xn--...)."
             ) from None
         return x509.DNSName(host)
 
@@ -253,9 +253,9 @@ def _private(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no private key: {error}") from None
+        raise ConfigError(f"{path} is not a private key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is no key of an elliptic curve; make it with fedshot.")
+        raise ConfigError(f"{path} is not an elliptic-curve key; make it with fedshot.")
     return key
 
 

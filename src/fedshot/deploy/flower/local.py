@@ -1,6 +1,6 @@
-"""A federation on one machine: what `up` starts, and takes down again.
+"""A federation on one machine, as `up` starts and stops it.
 
-It is the real one: certificates, keys and processes as on hosts of their own, on loopback.
+It uses the certificates, keys and processes of a real deployment, on loopback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedshot.core.errors import ConfigError, FedshotError
 from fedshot.deploy.flower.admission import admit
 from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.keys import (
-    authority,
+    load_authority,
     load_node_key,
     load_public_keys,
     make_node_key,
@@ -33,166 +33,157 @@ from fedshot.deploy.flower.server_folder import (
     ServerFolder,
     check_free,
     free_port,
-    joined,
-    own_folder,
+    join_address,
+    make_private_folder,
 )
 from fedshot.deploy.flower.shards import write_shards
 from fedshot.deploy.flower.superlink import TOKEN
 from fedshot.runs.prepare import PreparedRun
 
-PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli.main"]  # -P: no modules of the folder
-_START = 120.0  # seconds for a process to begin its work
+# -P keeps modules of the working folder from being imported.
+PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli.main"]
+_START_SECONDS = 120.0
 
 
 class StartError(FedshotError):
-    """A process of a federation that did not come up."""
+    """The server process of a federation did not start."""
 
 
-def prepare(folder: Path, setting: PreparedRun, nodes: int, *, begun: bool = False) -> None:
-    """Make keys and deal the clients' data, where that has not been done yet.
+def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = False) -> None:
+    """Make the keys of a federation and write its clients' data, where they are missing.
 
-    Unless the run has begun, data that lie there are of another, and are dealt again.
-    Raises ConfigError for more nodes than there are clients to live on them.
+    Unless the run has begun, existing data may belong to another configuration and are replaced.
+    Raises ConfigError for more nodes than clients.
     """
-    for i in range(nodes):
-        if not share(setting, nodes, i):
-            raise ConfigError(
-                f"--nodes is {nodes}, and no client would live on node {i}: there are "
-                f"{len(setting.clients)}. Choose fewer nodes."
-            )
-    home = ServerFolder(folder / "server")
-    own_folder(folder)
-    own_folder(home.folder)
-    if not (home.folder / CERTIFICATE).exists():
-        make_server_keys(home.folder, ["localhost", "127.0.0.1"])
-    home.nodes.mkdir(exist_ok=True)
-    for stale in (*home.nodes.glob("*.pub"), *home.nodes.glob("*.json")):
+    shares = [_share(prepared, nodes, i) for i in range(nodes)]
+    if [] in shares:
+        raise ConfigError(
+            f"--nodes is {nodes}, and node {shares.index([])} would hold no client: there are "
+            f"{len(prepared.clients)}. Choose fewer nodes."
+        )
+    server_folder = ServerFolder(folder / "server")
+    make_private_folder(folder)
+    make_private_folder(server_folder.folder)
+    if not (server_folder.folder / CERTIFICATE).exists():
+        make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
+    server_folder.nodes.mkdir(exist_ok=True)
+    for stale in (*server_folder.nodes.glob("*.pub"), *server_folder.nodes.glob("*.json")):
         stale.unlink()
     for old in folder.glob("node-*/data" if not begun else "node-*/data.partial"):
         shutil.rmtree(old)
-    for i in range(nodes):
-        own = node_folder(folder, i)
-        own_folder(own)
-        if not (own / "node.key").exists():
-            (own / "node.pub").unlink(missing_ok=True)
-            make_node_key(own / "node.key")
-        public = public_bytes(load_node_key(own / "node.key").public_key())
-        here = ",".join(map(str, share(setting, nodes, i)))
-        admit(home.nodes, f"node-{i}", public, here, None)
-        data, partial = own / "data", own / "data.partial"
+    for i, clients in enumerate(shares):
+        node = folder / f"node-{i}"
+        make_private_folder(node)
+        if not (node / "node.key").exists():
+            (node / "node.pub").unlink(missing_ok=True)
+            make_node_key(node / "node.key")
+        public = public_bytes(load_node_key(node / "node.key").public_key())
+        admit(server_folder.nodes, node.name, public, ",".join(map(str, clients)), None)
+        data, partial = node / "data", node / "data.partial"
         if not data.exists():
             shutil.rmtree(partial, ignore_errors=True)
-            write_shards(partial, setting.dataset, setting.deal.train, share(setting, nodes, i))
+            write_shards(partial, prepared.dataset, prepared.deal.train, clients)
             partial.replace(data)
 
 
-def share(setting: PreparedRun, nodes: int, i: int) -> list[int]:
-    """Return the clients of node i: every nodes-th."""
-    return [client for client in setting.clients if client % nodes == i]
+def _share(prepared: PreparedRun, nodes: int, i: int) -> list[int]:
+    return [client for client in prepared.clients if client % nodes == i]
 
 
-def node_folder(folder: Path, i: int) -> Path:
-    """Return the folder of node i."""
-    return folder / f"node-{i}"
-
-
-def node_words(folder: Path, i: int, address: str) -> list[str]:
-    """Return the words that start node i."""
-    own = node_folder(folder, i)
+def node_command(folder: Path, i: int, address: str) -> list[str]:
+    """Return the command line that starts node i."""
+    node = folder / f"node-{i}"
     return [
         *PROGRAM, "flower", "node", "--server", address,
-        "--ca", str(ServerFolder(folder / "server").ca), "--key", str(own / "node.key"),
-        "--data", str(own / "data"), "--state", str(own / "state"), "--name", f"node-{i}",
+        "--ca", str(ServerFolder(folder / "server").ca), "--key", str(node / "node.key"),
+        "--data", str(node / "data"), "--state", str(node / "state"), "--name", node.name,
     ]  # fmt: skip
 
 
 @contextmanager
 def federation(
-    folder: Path,
-    nodes: int,
-    said: Callable[[str], None],
-    limits: Limits = LIMITS,
-    env: Mapping[str, str] = {},
+    folder: Path, nodes: int, tell: Callable[[str], None], env: Mapping[str, str] = {}
 ) -> Iterator[tuple[ServerFolder, Children]]:
-    """Start a server and nodes in a folder that was prepared, and take them down again.
+    """Run a server and nodes in a folder made by `prepare`; logs go to its logs/.
 
-    `env` is what the environment of the nodes adds. Logs are in logs/ below the folder. Raises
-    StartError when one of them does not come up.
+    `env` adds to the environment of the nodes. Raises StartError if the server does not start.
     """
-    home = ServerFolder(folder / "server")
+    server_folder = ServerFolder(folder / "server")
     with Children() as children:
         port = free_port()
-        start_server(children, home, "127.0.0.1", port, limits, log=folder / "logs" / "server.log")
-        address = joined("127.0.0.1", port)
+        log = folder / "logs" / "server.log"
+        start_server(children, server_folder, "127.0.0.1", port, LIMITS, log=log)
+        address = join_address("127.0.0.1", port)
         for i in range(nodes):
             log = folder / "logs" / f"node-{i}.log"
-            children.start(f"node-{i}", node_words(folder, i, address), log, env)
-        said(f"a server and {nodes} nodes on {address}; logs in {folder / 'logs'}")
-        yield home, children
+            children.start(f"node-{i}", node_command(folder, i, address), log, env)
+        tell(f"a server and {nodes} nodes on {address}; logs in {folder / 'logs'}")
+        yield server_folder, children
 
 
 def start_server(
-    children: Children, home: ServerFolder, host: str, port: int, limits: Limits, *, log: Path,
-    secure: bool = True,
+    children: Children, server_folder: ServerFolder, host: str, port: int, limits: Limits, *,
+    log: Path, secure: bool = True,
 ) -> Child:  # fmt: skip
-    """Start a SuperLink, wait until it answers, and register the nodes.
+    """Start a SuperLink, wait until it responds, and register the nodes.
 
-    Raises StartError when it does not, and ConfigError where another program has the port, or the
-    certificate is another host's.
+    Raises StartError if it does not start, ConfigError if the port is taken or the certificate is
+    for another host.
     """
-    check_free(host, port)  # before the folder says that a server is there
-    words = home.command(host, port, secure=secure, limits=limits)
-    env = {TOKEN: home.token(), "FLWR_HOME": str(home.folder / "flwr")}
-    home.write_address(host, port, secure=secure, limits=limits)
-    child = children.start("server", words, log, env)
-    operator = operator_of(home)
-    until = time.monotonic() + _START
+    check_free(host, port)  # before server.json says that a server is there
+    command = server_folder.command(host, port, secure=secure, limits=limits)
+    env = {TOKEN: server_folder.token(), "FLWR_HOME": str(server_folder.folder / "flwr")}
+    server_folder.write_address(host, port, secure=secure, limits=limits)
+    child = children.start("server", command, log, env)
+    operator = operator_of(server_folder)
+    until = time.monotonic() + _START_SECONDS
     while not operator.ready():
         if child.ended or time.monotonic() > until:
-            raise StartError(f"the server did not come up. Its log ends with:\n{child.tail}")
+            raise StartError(f"the server did not start. Its log ends with:\n{child.tail}")
         time.sleep(0.1)
     if secure:
-        for text in operator.register(load_public_keys(home.nodes)):
+        for text in operator.register(load_public_keys(server_folder.nodes)):
             tell(f"node {text}")
     return child
 
 
 class Registrar:
-    """Lets the nodes take part whose public keys lie in a server's folder, and no others.
+    """Keeps the registered nodes equal to the public keys in a server's folder.
 
-    Whatever is put there, the server goes on: what cannot be read is named once, and those who were
-    known stay known until it can.
+    The server keeps running whatever the folder holds: an error is logged once, and the registered
+    nodes stay as they are until it is fixed.
     """
 
-    def __init__(self, home: ServerFolder, tell: Callable[[str], None]) -> None:
-        self._home, self._tell = home, tell
-        self.known = load_public_keys(home.nodes)
-        self._told = ""
+    def __init__(self, server_folder: ServerFolder, tell: Callable[[str], None]) -> None:
+        self._server_folder, self._tell = server_folder, tell
+        self.known = load_public_keys(server_folder.nodes)
+        self._last_error = ""
 
-    def look(self) -> None:
-        """Take in what has changed."""
+    def update(self) -> None:
+        """Register what has changed since the last call."""
+        nodes = self._server_folder.nodes
         try:
-            if self.known and not self._home.nodes.is_dir():
-                raise ConfigError(f"{self._home.nodes} is no folder any more. Put it back.")
-            now = load_public_keys(self._home.nodes)
+            if self.known and not nodes.is_dir():
+                raise ConfigError(f"{nodes} is not a folder any more. Put it back.")
+            now = load_public_keys(nodes)
             if now == self.known:
-                self._told = ""
+                self._last_error = ""
                 return
-            refused = operator_of(self._home).register(now)
+            refused = operator_of(self._server_folder).register(now)
         except (FedshotError, OSError, ValueError, httpx.HTTPError) as error:
-            if str(error) != self._told:
-                self._tell(f"the nodes are left as they are: {error}")
-            self._told = str(error)
+            if str(error) != self._last_error:
+                self._tell(f"registered nodes unchanged: {error}")
+            self._last_error = str(error)
             return
         for text in refused:
             self._tell(f"node {text}")
-        self._tell(f"nodes known: {', '.join(now) or 'none'}")
-        self.known, self._told = now, ""
+        self._tell(f"registered nodes: {', '.join(now) or 'none'}")
+        self.known, self._last_error = now, ""
 
 
-def operator_of(home: ServerFolder) -> Operator:
+def operator_of(server_folder: ServerFolder) -> Operator:
     """Return the operator of a server on this machine."""
-    address, secure, limits = home.address()
+    address, secure, limits = server_folder.address()
     if secure:
-        authority(home.ca)  # is it a certificate at all?
-    return Operator(address, home.token(), home.ca if secure else None, limits)
+        load_authority(server_folder.ca)  # raises ConfigError for an invalid file
+    return Operator(address, server_folder.token(), server_folder.ca if secure else None, limits)

@@ -1,4 +1,4 @@
-"""Letters to nodes and back: who is there, what they answered, what came too late."""
+"""The server's messaging: send messages to nodes, wait for their replies, drop late ones."""
 
 from __future__ import annotations
 
@@ -25,52 +25,53 @@ from fedshot.deploy.flower.messages import Incoming, WireMessage, read_message, 
 from fedshot.deploy.flower.wire import fetch
 
 _TYPE = "query.fedshot"
-_SOON, _SELDOM, _PATIENCE = 0.02, 0.25, 0.05  # seconds between looks, and a share of the waiting
-_MANNERS = 4.0  # times what a look takes, so that looking does not keep the server from its work
-_LATE = 600.0  # seconds for which a reply is waited for to be named
-_AT_ONCE = 8  # replies that are brought at once
-_WHOLE = 60.0  # seconds for a reply to arrive whole, of which the outline has come
-_STRANGER = (401, 403)  # what a server says to a run that it does not know
+_MIN_POLL, _MAX_POLL = 0.02, 0.25  # seconds between polls
+_POLL_SHARE = 0.05  # of the time waited so far
+_POLL_FACTOR = 4.0  # times the duration of a poll, so that polling does not load the server
+_LATE_SECONDS = 600.0  # after the deadline, for which late replies are still logged
+_FETCHES = 8  # replies that are fetched at once
+_FETCH_SECONDS = 60.0  # to receive all objects of a reply
+_UNKNOWN_RUN = (401, 403)  # statuses of a server that does not know the run
 
 
 @dataclass(frozen=True)
 class _Sent:
     node: int
-    ident: str
-    until: float  # by the monotonic clock, when Flower forgets it
+    id: str
+    expires: float  # monotonic time at which Flower forgets the message
 
 
 @contextmanager
-def _server() -> Iterator[None]:
-    """Say in words that the server has gone."""
+def _server_errors() -> Iterator[None]:
+    """Turn errors of requests to the server into ServerGoneError."""
     try:
         yield
     except (httpx.HTTPError, RuntimeError, CodecError, ObjectPushError) as error:
-        if status := _stranger(error):
+        if status := _unknown_run(error):
             raise ServerGoneError(
-                f"the server does not know this run any more ({status}): it was started anew, or "
-                "has heard nothing of the run for too long. Go on with `fedshot resume`."
+                f"the server does not know this run any more ({status}): it was restarted, or "
+                "has not heard from the run for too long. Use `fedshot resume`."
             ) from None
         raise ServerGoneError(
-            f"the server does not answer any more ({error}). Start it again, and go on with "
+            f"the server does not respond any more ({error}). Start it again, and use "
             "`fedshot resume`."
         ) from None
 
 
-def _stranger(error: Exception) -> int:
-    """Return the status by which a server says that it does not know the run that asks, or 0."""
+def _unknown_run(error: Exception) -> int:
+    """Return the status by which a server says that it does not know the run, or 0."""
     status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
-    return status if status in _STRANGER else 0
+    return status if status in _UNKNOWN_RUN else 0
 
 
 class Messenger:
-    """The messages of one run.
+    """Exchanges messages with the nodes of one run.
 
     Args:
-        grid: Flower's.
-        limits: the most that is taken in.
-        tell: where it is said what was dropped.
-        sign: proves to nodes that a letter is the server's; None where they have no certificate.
+        grid: Flower's connection to the SuperLink.
+        limits: bounds on received messages.
+        tell: logs what was dropped.
+        sign: returns the proof that a message is the server's; None without node keys.
     """
 
     def __init__(
@@ -82,81 +83,80 @@ class Messenger:
     ) -> None:
         self._grid, self._limits, self._tell, self._sign = grid, limits, tell, sign
         self._late: dict[str, _Sent] = {}
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="post")
+        self._pool = ThreadPoolExecutor(_FETCHES, thread_name_prefix="messaging")
 
-    def there(self) -> dict[int, str]:
-        """Return the nodes that are connected, with the names they are registered by."""
-        with _server():
+    def connected(self) -> dict[int, str]:
+        """Return the connected nodes' ids with the names they are registered under."""
+        with _server_errors():
             infos: Any = list(self._grid.get_nodes())
         return {info.node_id: info.name for info in infos if info.status == "online"}
 
-    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
-        """Send each node its letter, and yield what comes back, each node once.
+    def send_and_receive(
+        self, wire_messages: Mapping[int, WireMessage], seconds: float
+    ) -> Iterator[Incoming]:
+        """Send each node its message, and yield one `Incoming` per node, as replies arrive.
 
-        Those that have not answered after so many seconds have not at all: what comes of them later
-        is dropped, and named.
+        Replies that arrive after `seconds` are dropped, and logged at a later call.
         """
         sent, unsent = self._send(wire_messages, seconds)
         for node, reason in unsent.items():
             yield Incoming(node, None, reason)
         begun = time.monotonic()
-        coming: dict[Future[Message], _Sent] = {}
-        while (sent or coming) and (left := begun + seconds - time.monotonic()) > 0:
-            took = time.monotonic()
-            for outline, objects in self._look([*sent]) if sent else ():
-                ident = outline.metadata.reply_to_message_id
-                if ident in sent:
-                    task = self._pool.submit(self._bring, outline, objects, min(left, _WHOLE))
-                    coming[task] = sent.pop(ident)
-            took = time.monotonic() - took
-            pause = min(_SELDOM, max(_SOON, _PATIENCE * (seconds - left), _MANNERS * took))
-            if not coming:
-                time.sleep(min(pause, left))
+        fetching: dict[Future[Message], _Sent] = {}
+        while (sent or fetching) and (left := begun + seconds - time.monotonic()) > 0:
+            poll_start = time.monotonic()
+            for outline, objects in self._poll([*sent]) if sent else ():
+                id = outline.metadata.reply_to_message_id
+                if id in sent:
+                    task = self._pool.submit(
+                        self._fetch, outline, objects, min(left, _FETCH_SECONDS)
+                    )
+                    fetching[task] = sent.pop(id)
+            polled = time.monotonic() - poll_start
+            pause = max(_MIN_POLL, _POLL_SHARE * (seconds - left), _POLL_FACTOR * polled)
+            pause = min(_MAX_POLL, pause, left)
+            if not fetching:
+                time.sleep(pause)
                 continue
-            for task in wait(coming, min(pause, left), FIRST_COMPLETED).done:
-                yield self._open(coming.pop(task), task)
+            for task in wait(fetching, pause, FIRST_COMPLETED).done:
+                yield self._parse(fetching.pop(task), task)
         self._late |= sent
-        for one in (*sent.values(), *coming.values()):
+        for one in (*sent.values(), *fetching.values()):
             yield Incoming(one.node, None, f"no reply within {seconds:g} s")
 
     def _send(
         self, wire_messages: Mapping[int, WireMessage], seconds: float
     ) -> tuple[dict[str, _Sent], dict[int, str]]:
-        """Return what was sent by the name of the message, and why the rest was not, by node."""
-        ttl = seconds + _LATE
+        """Return what was sent, by Flower's message id, and the reasons for the rest, by node."""
+        ttl = seconds + _LATE_SECONDS
         sent: list[_Sent] = []
         unsent: dict[int, str] = {}
         messages = []
         for node, wire_message in wire_messages.items():
             one = _Sent(node, secrets.token_hex(8), time.monotonic() + ttl - 1)
-            wire_message.head |= {
-                "id": one.ident,
-                "to": node,
-                "sent": time.time(),
-                "within": seconds,
-            }
+            wire_message.head |= {"id": one.id, "to": node, "sent": time.time(), "within": seconds}
             try:
                 record = wire_message.record(self._limits, self._sign)
                 messages.append(Message(record, node, _TYPE, ttl=ttl))
             except CodecError as error:
-                unsent[node] = f"the letter to it cannot be sent: {error}"
+                unsent[node] = f"the message cannot be sent: {error}"
                 continue
             sent.append(one)
         if not messages:
             return {}, unsent
-        with _server():
-            # None for a message that Flower does not take, and nothing at all for too large ones.
+        with _server_errors():
+            # Flower returns None for a message it rejects, and an empty list if they are too large.
             ids = list(self._grid.push_messages(messages)) or [None] * len(sent)
-        taken = {ident: one for ident, one in zip(ids, sent, strict=True) if ident}
-        known = {one.node for one in taken.values()}
-        refused = [one.node for one in sent if one.node not in known]
-        return taken, unsent | dict.fromkeys(refused, "Flower did not take the letter")
+        accepted = {id: one for id, one in zip(ids, sent, strict=True) if id}
+        nodes = {one.node for one in accepted.values()}
+        rejected = [one.node for one in sent if one.node not in nodes]
+        return accepted, unsent | dict.fromkeys(rejected, "Flower did not accept the message")
 
-    def _look(self, wanted: list[str]) -> list[tuple[Message, Any]]:
-        """Return the outlines of the replies to these messages; name the late ones of others."""
+    def _poll(self, wanted: list[str]) -> list[tuple[Message, Any]]:
+        """Return the outlines of replies that have arrived; log the late ones of earlier calls."""
         now = time.monotonic()
-        self._late = {ident: sent for ident, sent in self._late.items() if sent.until > now}
-        with _server():
+        self._late = {id: sent for id, sent in self._late.items() if sent.expires > now}
+        with _server_errors():
             got = self._grid._runtime_client.PullMessages(
                 PullAppMessagesRequest(message_ids=[*wanted, *self._late])
             )
@@ -164,7 +164,7 @@ class Messenger:
         for proto, objects in zip(got.messages_list, got.message_object_trees, strict=True):
             try:
                 found.append((message_from_proto(proto), objects))
-            except Exception as error:  # of a node's making; it has not answered, then
+            except Exception as error:  # the node made it, so it may be anything
                 self._tell(short(f"an outline of a reply cannot be read: {error!r}"))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)
@@ -172,7 +172,7 @@ class Messenger:
                 self._tell(f"a reply of node {late.node} came too late and was dropped")
         return found
 
-    def _bring(self, outline: Message, objects: Any, seconds: float) -> Message:
+    def _fetch(self, outline: Message, objects: Any, seconds: float) -> Message:
         client, run_id = self._grid._runtime_client, outline.metadata.run_id
         pull = make_pull_object_fn_protobuf(client.PullObject, self._grid.node, run_id)
         message = fetch(outline, objects, pull, self._limits, seconds)
@@ -185,22 +185,22 @@ class Messenger:
         )
         return message
 
-    def _open(self, sent: _Sent, task: Future[Message]) -> Incoming:
-        """Return what a node has sent. Only a server that is gone ends the run, never a reply."""
+    def _parse(self, sent: _Sent, task: Future[Message]) -> Incoming:
+        """Parse a fetched reply. An invalid reply is a fault of its node and never an error."""
         try:
             message = task.result()
             if message.has_error():
                 return Incoming(sent.node, None, short(f"Flower says: {message.error.reason}"))
             wire_message = read_message(message.content, self._limits)
         except Exception as error:
-            if isinstance(error, httpx.TransportError) or _stranger(error):
-                with _server():
+            if isinstance(error, httpx.TransportError) or _unknown_run(error):
+                with _server_errors():
                     raise error
-            words = str(error) if isinstance(error, CodecError) else repr(error)
-            return Incoming(sent.node, None, short(f"its reply cannot be read: {words}"))
+            text = str(error) if isinstance(error, CodecError) else repr(error)
+            return Incoming(sent.node, None, short(f"its reply cannot be read: {text}"))
         refused = refusal(wire_message)
-        if refused and wire_message.head.get("id") is None:  # it could not read which letter it was
+        if refused and wire_message.head.get("id") is None:  # the node could not read the message
             return Incoming(sent.node, None, refused)
-        if wire_message.head.get("id") != sent.ident:
-            return Incoming(sent.node, None, "its reply is to another letter")
+        if wire_message.head.get("id") != sent.id:
+            return Incoming(sent.node, None, "its reply is to another message")
         return Incoming(sent.node, wire_message, refused)

@@ -1,9 +1,11 @@
-"""The process of a node: look for a message, answer it, look for the next."""
+"""The process of a node: poll for messages and reply to them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from flwr.app import Message
@@ -14,129 +16,125 @@ from fedshot.deploy.flower.connection import Connection, ConnectionLostError, Un
 from fedshot.deploy.flower.messages import WireMessage, read_message
 from fedshot.deploy.flower.worker import Worker
 
-_SOON, _SELDOM = 0.03, 1.0  # seconds between two looks: right after a message, and after a while
-_PATIENCE = 0.05  # of the time since the last message
-_MANNERS = 8.0  # times what a look takes, so that looking does not keep the server from answering
-_AGAIN = 10.0  # seconds between two tries when the server is gone, at most
+_MIN_POLL, _MAX_POLL = 0.03, 1.0  # seconds between polls
+_POLL_SHARE = 0.05  # of the time since the last message
+_POLL_FACTOR = 8.0  # times the duration of a poll, so that polling does not load the server
+_MAX_RETRY = 10.0  # seconds between attempts to connect
 
 
-Check = Callable[[bytes, str], None]
+@dataclass(frozen=True)
+class NodeLoop:
+    """Replies to the messages of one server.
 
-
-def serve(
-    link: Connection,
-    worker: Worker,
-    limits: Limits,
-    tell: Callable[[str], None],
-    server: str,
-    check: Check | None = None,
-) -> None:
-    """Answer messages until the process is ended.
-
-    `check` tells those of the server from others', as `Verifier.check` does; None takes all.
-
-    Raises ConfigError when the server does not want this node, or is not the right one.
+    Args:
+        connection: to the server.
+        worker: handles the messages.
+        limits: bounds on messages.
+        tell: logs what happens.
+        server: the server's address, for the log.
+        check: raises CodecError for a message that the server has not signed, as `Verifier.check`
+            does; None to accept all.
+        check_lock: raises BusyError if the node's state folder is not this process's any more.
     """
-    number = _connect(link, tell, server, known=False)
-    last = time.monotonic()
-    while True:
-        begun = time.monotonic()
-        try:
-            message = link.pull()
-        except UnreadableError as error:
-            tell(f"a message was dropped: {error}")
-            _reply(link, error.outline, _unread(error, worker), limits, tell)
-            time.sleep(_SELDOM)
-            continue
-        except (ConnectionLostError, ConfigError, httpx.HTTPError) as error:
-            tell(f"the server is gone: {error}")
-            number = _connect(link, tell, server, known=True)
-            continue
-        if message is None:
-            now = time.monotonic()
-            wait = max(_SOON, _PATIENCE * (now - last), _MANNERS * (now - begun))
-            time.sleep(min(_SELDOM, wait))
-            continue
-        _reply(link, message, _answer(message, number, worker, limits, check, tell), limits, tell)
+
+    connection: Connection
+    worker: Worker
+    limits: Limits
+    tell: Callable[[str], None]
+    server: str
+    check: Callable[[bytes, str], None] | None = None
+    check_lock: Callable[[], None] = lambda: None
+
+    def run(self) -> None:
+        """Reply to messages until the process is ended.
+
+        Raises ConfigError if the server refuses this node or is not the right one, BusyError from
+        `check_lock`.
+        """
+        number = self._connect(known=False)
         last = time.monotonic()
+        while True:
+            self.check_lock()
+            begun = time.monotonic()
+            try:
+                message = self.connection.pull()
+            except UnreadableError as error:
+                self.tell(f"a message was dropped: {error}")
+                self._reply(error.outline, self._unreadable(error))
+                time.sleep(_MAX_POLL)
+                continue
+            except (ConnectionLostError, ConfigError, httpx.HTTPError) as error:
+                self.tell(f"connection lost: {error}")
+                number = self._connect(known=True)
+                continue
+            if message is None:
+                now = time.monotonic()
+                wait = max(_MIN_POLL, _POLL_SHARE * (now - last), _POLL_FACTOR * (now - begun))
+                time.sleep(min(_MAX_POLL, wait))
+                continue
+            self.check_lock()
+            self._reply(message, self._handle(message, number))
+            last = time.monotonic()
 
-
-def _reply(
-    link: Connection,
-    message: Message,
-    wire_message: WireMessage,
-    limits: Limits,
-    tell: Callable[[str], None],
-) -> None:
-    """Send a reply, or what keeps it from being sent."""
-    try:
+    def _reply(self, message: Message, reply: WireMessage) -> None:
+        """Send a reply; if it is too large, send the reason."""
         try:
-            record = wire_message.record(limits)
-        except CodecError as error:
-            tell(f"a reply cannot be sent: {error}")
-            kept = {
-                name: wire_message.head[name]
-                for name in ("id", "seconds")
-                if name in wire_message.head
-            }
-            record = WireMessage(kept | {"refused": f"its reply cannot be sent: {error}"}).record()
-        link.push(record, message)
-    except (ConnectionLostError, ConfigError, CodecError, httpx.HTTPError) as error:
-        tell(f"a reply came too late, or did not arrive: {error}")
+            try:
+                record = reply.record(self.limits)
+            except CodecError as error:
+                self.tell(f"a reply cannot be sent: {error}")
+                kept: dict[str, Any] = {
+                    name: reply.head[name] for name in ("id", "seconds") if name in reply.head
+                }
+                kept["refused"] = f"its reply cannot be sent: {error}"
+                record = WireMessage(kept).record()
+            self.connection.push(record, message)
+        except (ConnectionLostError, ConfigError, CodecError, httpx.HTTPError) as error:
+            self.tell(f"a reply came too late, or did not arrive: {error}")
 
+    def _unreadable(self, error: Exception) -> WireMessage:
+        """Log an invalid message; return the reply."""
+        reply = WireMessage({"refused": f"a message that cannot be read: {error}"})
+        self.worker.log({}, reply)
+        return reply
 
-def _unread(error: Exception, worker: Worker) -> WireMessage:
-    """Return the reply to a message of which nothing is believed, and log it."""
-    reply = WireMessage({"refused": f"a message that cannot be read: {error}"})
-    worker.log({}, reply)
-    return reply
+    def _handle(self, message: Message, number: int) -> WireMessage:
+        """Handle a message, unless its deadline is over.
 
-
-def _answer(
-    message: Message,
-    number: int,
-    worker: Worker,
-    limits: Limits,
-    check: Check | None,
-    tell: Callable[[str], None],
-) -> WireMessage:
-    """Answer a message of the server to this node, unless nobody waits for the answer any more.
-
-    A node that was cut off, or is slower than the deadline, would else work on what lies in its
-    queue and never catch up. (The clocks agree: requests are signed with the time.)
-    """
-    try:
-        wire_message = read_message(message.content, limits, check)
-        if wire_message.head.get("to") != number:
-            raise CodecError("it is to another node")
-        age = time.time() - float(wire_message.head.get("sent", "nan"))
-        if not age <= float(wire_message.head.get("within", "nan")):
-            late = WireMessage(
-                {"id": wire_message.head.get("id"), "refused": f"it is {age:.0f} s old"}
-            )
-            worker.log(wire_message.head, late)
-            return late
-    except (CodecError, TypeError, ValueError, OverflowError) as error:
-        tell(f"a message was refused: {error}")
-        return _unread(error, worker)
-    return worker.answer(wire_message)
-
-
-def _connect(link: Connection, tell: Callable[[str], None], server: str, *, known: bool) -> int:
-    """Report to the server; return the node's number there.
-
-    A server that has known this node may take a while to know it again.
-    """
-    wait = 0.2
-    while True:
+        A node that was disconnected, or is slower than the deadline, would otherwise work through
+        outdated messages and never catch up. (The clocks agree: requests are signed with the time.)
+        """
         try:
-            number = link.open()
-        except (ConnectionLostError, ConfigError) as error:
-            if isinstance(error, ConfigError) and not known:
-                raise
-            tell(f"no connection to {server}: {error}; trying again in {wait:.1f} s")
-            time.sleep(wait)
-            wait = min(_AGAIN, 2 * wait)
-            continue
-        tell(f"connected to {server} as node {number}")
-        return number
+            wire_message = read_message(message.content, self.limits, self.check)
+            head = wire_message.head
+            if head.get("to") != number:
+                raise CodecError("it is addressed to another node")
+            age = time.time() - float(head.get("sent", "nan"))
+            if not age <= float(head.get("within", "nan")):
+                late = WireMessage({"id": head.get("id"), "refused": f"it is {age:.0f} s old"})
+                self.worker.log(head, late)
+                return late
+        except (CodecError, TypeError, ValueError, OverflowError) as error:
+            self.tell(f"a message was refused: {error}")
+            return self._unreadable(error)
+        return self.worker.handle(wire_message)
+
+    def _connect(self, *, known: bool) -> int:
+        """Connect to the server; return the node's id there.
+
+        A server that has known this node is retried whatever it answers: after a restart it takes a
+        while to register its nodes.
+        """
+        wait = 0.2
+        while True:
+            try:
+                number = self.connection.open()
+            except (ConnectionLostError, ConfigError) as error:
+                if isinstance(error, ConfigError) and not known:
+                    raise
+                self.tell(f"no connection to {self.server}: {error}; trying again in {wait:.1f} s")
+                time.sleep(wait)
+                wait = min(_MAX_RETRY, 2 * wait)
+                continue
+            self.tell(f"connected to {self.server} as node {number}")
+            return number

@@ -1,4 +1,4 @@
-"""What the server knows of the nodes: their numbers now, who lives there, what they have sealed."""
+"""The server's view of the nodes: their current ids, their clients, and their sealed states."""
 
 from __future__ import annotations
 
@@ -15,241 +15,239 @@ from fedshot.deploy.flower.codec import short
 from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 
-HELLO = 60.0  # seconds for a node to read its data and say who lives there
-AGAIN = 30.0  # seconds until a node that stays away is asked again
+HELLO_SECONDS = 60.0  # for a node to read its data and report its clients
+RETRY_SECONDS = 30.0  # until a node that was left out is asked again
 _SHA = re.compile(r"[0-9a-f]{0,64}")
-_MOST = 1 << 40  # of the rounds and seconds that a node may speak of
-_ABOUT = 4000  # characters of what a node says of its machine
+_MOST = 1 << 40  # bound on reported rounds and seconds
+_MAX_ENVIRONMENT = 4000  # characters of a node's reported environment
 
-Seal = tuple[int, str]  # a round, and the hash of the states that were sealed with it
+Seal = tuple[int, str]  # a round, and the hash of the states sealed with it
 NO_SEAL: Seal = (-1, "")
-_NOBODY = Entry(frozenset())
 
 
 def checked_seal(seal: list[Any]) -> list[Any]:
-    """Return a seal as JSON has it. Raises ValueError for anything else."""
+    """Return a seal in JSON. Raises ValueError for anything else."""
     if [type(part) for part in seal] != [int, str]:
         raise ValueError("expected a round and a hash")
     return seal
 
 
-class Carrier(Protocol):
-    """What brings letters to nodes, as `Messenger` does."""
+class Transport(Protocol):
+    """Exchanges messages with nodes; `Messenger` is the implementation on Flower."""
 
-    def there(self) -> dict[int, str]:
-        """Return the nodes that are connected, with the names they are registered by."""
+    def connected(self) -> dict[int, str]:
+        """Return the connected nodes' ids with the names they are registered under."""
         ...
 
-    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
-        """Send letters, and yield what comes back within so many seconds, each node once."""
+    def send_and_receive(
+        self, wire_messages: Mapping[int, WireMessage], seconds: float
+    ) -> Iterator[Incoming]:
+        """Send each node its message, and yield one `Incoming` per node within `seconds`."""
         ...
 
 
 @dataclass
 class Node:
-    """What the server knows of a node, by its name; its number may change."""
+    """A node, identified by its name; its number, Flower's id, may change."""
 
     name: str
     number: int
     clients: frozenset[int]
-    base: Seal  # that the server can go back to
+    base: Seal  # the newest seal that the server can rewind to
     orders: list[list[Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
-    examples: int | None = None  # the most that one of its clients holds, as the operator says
+    examples: int | None = None  # most examples of one of its clients, by the operator's entry
 
 
 class NodeRegistry:
     """The nodes of a run.
 
-    A node has the clients that the operator has written down for its key. Without keys a client is
-    the node's that first said it lives there. Once a round is sealed it stays there for the rest of
-    the run, since its private states do.
+    With node keys, a node has the clients of the operator's entry. Without keys, a client belongs
+    to the first node that reports it. Once a round is sealed, the client belongs to that node for
+    the rest of the run, because its private state is there.
 
     Args:
-        post: carries letters to them.
-        setup: what they are told of the run.
-        life: number of this life of the run, above all that were before.
-        tell: where it is said who comes and who stays away.
-        patience: seconds that a word with a new node may take.
-        entries: returns what the operator has written, by the nodes' names; None without keys.
+        transport: sends messages to the nodes.
+        setup: description of the run for the nodes.
+        session: number of this session of the run, above those of earlier sessions.
+        tell: logs which nodes are added or left out.
+        hello_seconds: for a new node to report its clients.
+        entries: returns the operator's entries by node name; None without node keys.
     """
 
     def __init__(
         self,
-        post: Carrier,
+        transport: Transport,
         setup: Setup,
-        life: int,
+        session: int,
         tell: Callable[[str], None],
-        patience: float = HELLO,
+        hello_seconds: float = HELLO_SECONDS,
         entries: Callable[[], Mapping[str, Entry]] | None = None,
     ) -> None:
-        self._post, self._setup, self._life, self._tell = post, setup, life, tell
-        self._patience, self._entries = patience, entries
+        self._transport, self._setup, self._session = transport, setup, session
+        self._tell, self._hello_seconds, self._entries = tell, hello_seconds, entries
         self.nodes: dict[str, Node] = {}
         self.bases: dict[str, Seal] = {}
-        self.owners: dict[int, str] = {}  # of clients that have sealed states, by the node's name
-        self._away: dict[int, tuple[str, float]] = {}  # why, and when to ask again
+        self.owners: dict[int, str] = {}  # clients with sealed states, with their node's name
+        self._left_out: dict[int, tuple[str, float]] = {}  # reason, and when to ask again
         self._orders = 0
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
 
     def by_number(self, number: int) -> Node | None:
-        """Return the node that has this number now."""
+        """Return the node that currently has this number."""
         return next((node for node in self if node.number == number), None)
 
-    def there(self) -> dict[int, Node]:
-        """Return the nodes that are connected, after a word with those that are new."""
-        there, now = self._post.there(), time.monotonic()
-        self._away = {number: why for number, why in self._away.items() if number in there}
+    def connected(self) -> dict[int, Node]:
+        """Return the connected nodes by number, after asking new ones for their clients."""
+        connected, now = self._transport.connected(), time.monotonic()
+        self._left_out = {n: why for n, why in self._left_out.items() if n in connected}
         new = {
             number: name
-            for number, name in there.items()
-            if self.by_number(number) is None and self._away.get(number, ("", now))[1] <= now
+            for number, name in connected.items()
+            if self.by_number(number) is None and self._left_out.get(number, ("", now))[1] <= now
         }
         if new:
-            self._greet(new, there)
-        return {node.number: node for node in self if node.number in there}
+            self._greet(new, connected)
+        return {node.number: node for node in self if node.number in connected}
 
-    def homes(self) -> dict[int, Node]:
+    def by_client(self) -> dict[int, Node]:
         """Return the node of each client."""
         return {client: node for node in self for client in node.clients}
 
-    def begin_life(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
-        """Let every node begin anew with what it had sealed; those with others' clients leave."""
-        self._life, self.bases, self.owners = self._life + 1, dict(bases), dict(owners)
+    def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
+        """Begin a session from these seals; nodes that hold clients of another node are removed."""
+        self._session, self.bases, self.owners = self._session + 1, dict(bases), dict(owners)
         for node in [*self]:
-            moved = self._moved(node.name, node.clients)
-            if moved:
+            if reason := self._owner_conflict(node.name, node.clients):
                 del self.nodes[node.name]
-                self._stay_away(node.number, node.name, moved)
+                self._leave_out(node.number, node.name, reason)
             node.base, node.orders = self.bases.get(node.name, NO_SEAL), []
 
-    def bind(self, owners: Mapping[int, str]) -> None:
-        """Note to which node clients belong."""
+    def set_owners(self, owners: Mapping[int, str]) -> None:
+        """Record which node owns each client; existing owners stay."""
         self.owners = {**owners, **self.owners}
 
-    def order(self, node: Node, *words: Any) -> None:
-        """Give a node an order, which goes along with its next letter."""
+    def add_order(self, node: Node, *order: Any) -> None:
+        """Queue an order for a node; it is sent with the node's next message."""
         self._orders += 1
-        if words[0] == "seal" and node.orders and node.orders[-1][1] == "seal":
-            del node.orders[-1]  # of a node that is away; nothing came between the two
-        node.orders.append([self._orders, *words])
+        if order[0] == "seal" and node.orders and node.orders[-1][1] == "seal":
+            del node.orders[-1]  # the node was away, and nothing happened between the two seals
+        node.orders.append([self._orders, *order])
 
-    def wire_message(self, node: Node) -> WireMessage:
-        """Return a letter with all that a node must know before it reads on."""
+    def message_to(self, node: Node) -> WireMessage:
+        """Return a message with the run's setup and session, and the node's pending orders."""
         return WireMessage(
             {
                 "setup": self._setup.to_json(),
-                "life": self._life,
+                "life": self._session,
                 "base": list(node.base),
                 "orders": list(node.orders),
             }
         )
 
-    def note(self, mail: Incoming) -> float:
-        """Take in what a node says of orders and seals; return the seconds that it worked."""
-        node = self.by_number(mail.node)
-        if node is None or mail.wire_message is None or mail.reason:
+    def update_from(self, incoming: Incoming) -> float:
+        """Record the done orders and the seal of a reply; return the seconds the node worked."""
+        node = self.by_number(incoming.node)
+        if node is None or incoming.wire_message is None or incoming.reason:
             return 0.0
-        head = mail.wire_message.head
-        done, sealed = head.get("done"), _seal(head.get("sealed"))
+        head = incoming.wire_message.head
+        done, sealed = head.get("done"), _parse_seal(head.get("sealed"))
         seconds: Any = head.get("seconds")
         if type(done) is not int or not 0 <= done <= self._orders or sealed is None:
             return 0.0
         node.orders = [order for order in node.orders if order[0] > done]
         node.base = sealed
-        timed = isinstance(seconds, int | float) and 0 <= seconds <= _MOST
-        return float(seconds) if timed else 0.0
+        valid = isinstance(seconds, int | float) and 0 <= seconds <= _MOST
+        return float(seconds) if valid else 0.0
 
-    def _greet(self, new: Mapping[int, str], there: Collection[int]) -> None:
-        """Ask nodes that are new who lives there."""
+    def _greet(self, new: Mapping[int, str], connected: Collection[int]) -> None:
         wire_messages = {}
         for number, name in new.items():
-            wire_messages[number] = self.wire_message(Node(name, number, frozenset(), NO_SEAL))
+            wire_messages[number] = self.message_to(Node(name, number, frozenset(), NO_SEAL))
             wire_messages[number].head["hello"] = True
-        for mail in self._post.ask(wire_messages, self._patience):
-            name, reason = new[mail.node], mail.reason
-            if mail.wire_message is not None and not reason:
-                # The name of the key, where there are keys.
-                name = name or short(mail.wire_message.head.get("name"), 100)
-                reason = self._admit(mail.node, name, mail.wire_message, there)
+        for incoming in self._transport.send_and_receive(wire_messages, self._hello_seconds):
+            name, reason = new[incoming.node], incoming.reason
+            if incoming.wire_message is not None and not reason:
+                # With node keys, the registered name counts.
+                name = name or short(incoming.wire_message.head.get("name"), 100)
+                reason = self._add(incoming.node, name, incoming.wire_message.head, connected)
             if reason:
-                self._stay_away(mail.node, name, reason)
+                self._leave_out(incoming.node, name, reason)
 
-    def _stay_away(self, number: int, name: str, reason: str) -> None:
-        if self._away.get(number, ("", 0.0))[0] != reason:
-            self._tell(f"node {name or number} stays away: {reason}")
-        self._away[number] = reason, time.monotonic() + AGAIN
+    def _leave_out(self, number: int, name: str, reason: str) -> None:
+        if self._left_out.get(number, ("", 0.0))[0] != reason:
+            self._tell(f"node {name or number} is left out: {reason}")
+        self._left_out[number] = reason, time.monotonic() + RETRY_SECONDS
 
-    def _admit(
-        self, number: int, name: str, wire_message: WireMessage, there: Collection[int]
+    def _add(
+        self, number: int, name: str, head: Mapping[str, Any], connected: Collection[int]
     ) -> str:
-        """Take a node in; return why not, "" when it is."""
-        claimed, most = wire_message.head.get("clients"), self._setup.clients
+        """Add a node, or update it after a reconnect; return why it is refused, "" if it is not."""
+        claimed, n_clients = head.get("clients"), self._setup.clients
         if not isinstance(claimed, list) or not all(type(c) is int for c in claimed):
-            return "it does not say who lives there"
-        strange = next((c for c in claimed if not 0 <= c < most), None)
-        if strange is not None:
-            return f"it says client {short(strange, 20)} lives there; the run has 0 to {most - 1}"
-        clients = frozenset(claimed)
-        try:
-            own = None if self._entries is None else self._entries().get(name, _NOBODY)
-        except ConfigError as error:
-            return str(error)
-        if own is _NOBODY:
-            return (
-                "the server's folder does not say which clients live there. Say it with `fedshot "
-                f"flower keys --admit {name}.pub --clients {ranges(clients)}`, if that is so"
-            )
-        if own is not None and not clients <= own.clients:
-            return (
-                f"it says client {min(clients - own.clients)} lives there; by the server's folder "
-                f"it has clients {ranges(own.clients)}"
-            )
+            return "it does not report its clients"
+        unknown = next((c for c in claimed if not 0 <= c < n_clients), None)
+        if unknown is not None:
+            return f"it reports client {short(unknown, 20)}; the run has 0 to {n_clients - 1}"
+        clients, entry = frozenset(claimed), None
+        if self._entries is not None:
+            try:
+                entry = self._entries().get(name)
+            except ConfigError as error:
+                return str(error)
+            if entry is None:
+                return (
+                    "the server's folder has no clients for it. If they are correct, use "
+                    f"`fedshot flower keys --admit {name}.pub --clients {ranges(clients)}`"
+                )
+            if not clients <= entry.clients:
+                return (
+                    f"it reports client {min(clients - entry.clients)}; in the server's folder it "
+                    f"has clients {ranges(entry.clients)}"
+                )
         for other in self:
             if other.name != name and other.clients & clients:
-                return f"client {min(other.clients & clients)} lives at {other.name}"
-        moved = self._moved(name, clients)
-        if moved:
-            return moved
-        known = self.nodes.get(name)
-        if known is not None:
-            if known.number in there and known.number != number:
-                return "a node of that name is here. Give it another, with --name"
-            known.number, known.clients = number, clients
-            known.examples = own.examples if own else None
-            return ""
-        made = self.nodes[name] = Node(name, number, clients, self.bases.get(name, NO_SEAL))
-        made.examples = own.examples if own else None
-        made.environment = _environment(wire_message.head.get("environment"))
-        self._tell(f"node {name} holds clients {ranges(clients)}")
+                return f"client {min(other.clients & clients)} belongs to node {other.name}"
+        if conflict := self._owner_conflict(name, clients):
+            return conflict
+        node = self.nodes.get(name)
+        if node is None:
+            node = Node(name, number, clients, self.bases.get(name, NO_SEAL))
+            node.environment = _parse_environment(head.get("environment"))
+            self.nodes[name] = node
+            self._tell(f"node {name} holds clients {ranges(clients)}")
+        elif node.number in connected and node.number != number:
+            return "a node of that name is connected. Give it another, with --name"
+        node.number, node.clients = number, clients
+        node.examples = entry.examples if entry else None
         return ""
 
-    def _moved(self, name: str, clients: Collection[int]) -> str:
-        """Say which client has its private states elsewhere; "" for none."""
+    def _owner_conflict(self, name: str, clients: Collection[int]) -> str:
+        """Return which client has its private state on another node; "" for none."""
         for client in sorted(clients):
             owner = self.owners.get(client, name)
             if owner != name:
                 return (
-                    f"client {client} has its private states at node {owner} since the run began, "
-                    "and would begin afresh. Let it live there, or bring its states to a node of "
-                    "that name"
+                    f"the private state of client {client} is on node {owner} since the run began. "
+                    "Return the client to that node, or copy the node's state to a node of that "
+                    "name"
                 )
         return ""
 
 
-def _environment(found: Any) -> dict[str, Any]:
-    """Return what a node says of its machine, {} where no record can hold it."""
+def _parse_environment(found: Any) -> dict[str, Any]:
+    """Return a node's reported environment, {} if it is not a small JSON object."""
     try:
-        short_enough = len(json.dumps(found, allow_nan=False)) <= _ABOUT
+        fits = len(json.dumps(found, allow_nan=False)) <= _MAX_ENVIRONMENT
     except (ValueError, RecursionError):
         return {}
-    return found if short_enough and isinstance(found, dict) else {}
+    return found if fits and isinstance(found, dict) else {}
 
 
-def _seal(found: Any) -> Seal | None:
-    """Return what a node says that it has sealed last; None for what is no seal."""
+def _parse_seal(found: Any) -> Seal | None:
+    """Return a node's reported seal; None if it is invalid."""
     if not isinstance(found, list) or len(found) != 2:
         return None
     round, sha = found
@@ -259,7 +257,7 @@ def _seal(found: Any) -> Seal | None:
 
 
 def ranges(clients: Collection[int]) -> str:
-    """Return clients as `0-3, 7`."""
+    """Return clients as text such as `0-3, 7`."""
     runs: list[list[int]] = []
     for client in sorted(clients):
         if runs and client == runs[-1][1] + 1:

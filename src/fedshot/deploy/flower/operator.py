@@ -1,8 +1,8 @@
-"""The operator's side of a SuperLink: register nodes, begin a run, get its Grid.
+"""The operator's access to a SuperLink: register nodes, start a run, get its Grid.
 
-Flower starts an app for every run, in a process of the server's. Here the process that begins a run
-is its app, so that a run is stopped, watched and gone on with like any other: the app that Flower
-asks for is an empty one, and nobody runs it.
+Flower starts a ServerApp process on the server for every run. Here, the process that starts a run
+acts as its ServerApp, so that a run is stopped, monitored and resumed like any other. The app that
+Flower requires is empty and never executed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ from flwr.proto.control_pb2 import (
     UnregisterNodeRequest,
 )
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -37,17 +43,17 @@ from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.errors import ConfigError, ServerGoneError
 from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.server_folder import split
+from fedshot.deploy.flower.server_folder import split_address
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
-from fedshot.deploy.flower.wire import be_quiet, bound, direct, tls_error
+from fedshot.deploy.flower.wire import limit_responses, silence_flower, tls_error, without_proxy
 
-_PATIENCE = 60.0  # seconds for which a server that does not answer may come back
-_BUSY = (502, 503, 504)  # what a server, or what stands before it, says when it may be well soon
+_RETRY_SECONDS = 60.0  # for which requests to a server that does not respond are repeated
+_TEMPORARY = (502, 503, 504)  # statuses of a server or proxy that may recover
 _APP = b"""\
 [project]
 name = "fedshot"
 version = "0"
-description = "Holds no code: clients run the fedshot that is installed where they live."
+description = "Empty: nodes run the fedshot that is installed on them."
 license = { file = "LICENSE" }
 dependencies = []
 [tool.flwr.app]
@@ -61,13 +67,13 @@ clientapp = "fedshot_app:client"
 
 @dataclass(frozen=True)
 class Operator:
-    """Whoever holds the token of a server, on its host: no proxy lies between them.
+    """Access to a server on this machine by its token, never through a proxy.
 
     Args:
         address: host and port of the SuperLink.
-        token: what the gate asks for.
-        ca: certificate of the authority of the server; None for plain text.
-        limits: the most that is taken in from it.
+        token: the token that `Gate` requires.
+        ca: certificate of the server's authority; None for plain text.
+        limits: bounds on received messages.
     """
 
     address: str
@@ -76,7 +82,7 @@ class Operator:
     limits: Limits = LIMITS
 
     def ready(self) -> bool:
-        """Whether the server answers. Raises ConfigError when its certificate is another host's."""
+        """Whether the server responds. Raises ConfigError if its certificate is not trusted."""
         try:
             with self._control() as client:
                 client.ListNodes(ListNodesRequest())
@@ -88,23 +94,23 @@ class Operator:
         return True
 
     def register(self, keys: Mapping[str, bytes]) -> list[str]:
-        """Let these nodes, and no others, take part; return in words which could not be let.
+        """Register these nodes and unregister all others; return a text for each refused node.
 
-        Flower knows a key once: one that was taken away, or has another name now, waits for a new
-        server. Raises HTTPError when the server does not answer.
+        Flower registers a key only once: to register it again, or under another name, the server
+        must be restarted. Raises HTTPError if the server does not respond.
         """
         wanted: dict[bytes, str] = {}
         refused = []
         for name, key in keys.items():
             if key in wanted:
-                refused.append(f"{name} has the key of {wanted[key]}; make it one of its own")
+                refused.append(f"{name} has the same key as {wanted[key]}; make a key of its own")
             wanted.setdefault(key, name)
         with self._control() as client:
             listed = client.ListNodes(ListNodesRequest()).nodes_info
             known = {info.public_key: info for info in listed if info.status != "unregistered"}
             for key, info in known.items():
                 if wanted.get(key) != info.name:
-                    # It is unregistered even where Flower stumbles over one that never came.
+                    # Flower fails for a node that never connected, but unregisters it.
                     with suppress(httpx.HTTPStatusError):
                         client.UnregisterNode(UnregisterNodeRequest(node_id=info.node_id))
             for key, name in wanted.items():
@@ -114,7 +120,7 @@ class Operator:
                     client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
                 except httpx.HTTPStatusError as error:
                     refused.append(
-                        f"{name} was known before, or is no key that Flower takes "
+                        f"{name} was registered before, or Flower does not accept its key "
                         f"({error.response.status_code}); restart the server to admit this key "
                         "again"
                     )
@@ -122,30 +128,29 @@ class Operator:
 
     @contextmanager
     def grid(self) -> Iterator[HttpGrid]:
-        """Begin a run of Flower's and yield what reaches its nodes.
+        """Start a run of Flower's and yield its Grid.
 
-        Raises ServerGoneError when the server cannot be reached, ConfigError when it refuses the
-        token.
+        Raises ServerGoneError if the server cannot be reached, ConfigError if it refuses the token.
         """
-        be_quiet()
+        silence_flower()
         try:
             run_id = self._start()
             token = self._acquire(run_id)
         except httpx.HTTPStatusError as error:
             raise ConfigError(
-                f"the server at {self.address} refuses to begin a run "
+                f"the server at {self.address} refuses to start a run "
                 f"({error.response.status_code}). Use the folder of that server, as its owner."
             ) from None
         except httpx.TransportError as error:
             self._check_trust(error)
             raise self._gone(error) from None
-        grid = HttpGrid(self.address, self.ca is None, self._root(), token=token)
-        grid._retry_invoker.max_time = _PATIENCE
-        # Flower's own interrupts the process where the server does not know the run any more.
+        grid = HttpGrid(self.address, self.ca is None, self._certificate, token=token)
+        grid._retry_invoker.max_time = _RETRY_SECONDS
+        # Flower's default interrupts the process if the server does not know the run any more.
         grid._retry_invoker.should_giveup = _is_final
-        with direct(self._host):
+        with without_proxy(split_address(self.address)[0]):
             client = grid._runtime_client
-        bound(client, self.limits, self._headers())
+        limit_responses(client, self.limits, {TOKEN_HEADER: self.token})
         try:
             got = client.PullTaskInput(PullTaskInputRequest())
         except httpx.HTTPError as error:
@@ -154,34 +159,34 @@ class Operator:
         TaskIdentity.task_id, TaskIdentity.run_id = got.task_id, got.run.run_id
         TaskIdentity.node_id = got.context.node_id
         grid.set_run(run_from_proto(got.run))
-        heart = HeartbeatSender(_beat(client))
-        heart.start()
+        heartbeats = HeartbeatSender(partial(_send_heartbeat, client))
+        heartbeats.start()
         status = SubStatus.FAILED
         try:
             yield grid
             status = SubStatus.COMPLETED
         finally:
-            heart.stop()
+            heartbeats.stop()
             grid._retry_invoker.max_tries = 1
-            # A server that has gone ends the run by itself when nothing is heard of it.
+            # Otherwise the server ends the run once its heartbeats are missing.
             with suppress(httpx.HTTPError, RuntimeError):
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
             grid.close()
 
     def _gone(self, error: httpx.HTTPError) -> ServerGoneError:
         return ServerGoneError(
-            f"the server at {self.address} does not answer: {error}. Start it with "
+            f"the server at {self.address} does not respond: {error}. Start it with "
             "`fedshot flower server`."
         )
 
     def _check_trust(self, error: httpx.TransportError) -> None:
-        said = tls_error(error)
-        if isinstance(said, ssl.SSLCertVerificationError) and self.ca is not None:
+        cause = tls_error(error)
+        if isinstance(cause, ssl.SSLCertVerificationError) and self.ca is not None:
             raise ConfigError(
-                f"the certificate of the server at {self.address} is not trusted: {said}. Make one "
-                "for the address that it listens on, and for every name that nodes reach it by, "
+                f"the certificate of the server at {self.address} is not trusted: {cause}. Make "
+                "one for the address that it listens on and for every name that nodes use, "
                 f"with `fedshot flower keys --server ADDRESS NAME... --folder {self.ca.parent}`, "
-                "and start it anew."
+                "and restart the server."
             ) from None
 
     def _start(self) -> int:
@@ -192,57 +197,45 @@ class Operator:
             return int(client.StartRun(StartRunRequest(fab=Fab(content=fab))).run_id)
 
     def _acquire(self, run_id: int) -> str:
-        """Claim the task of our own run; those of others that died before theirs are passed by."""
-        client = self._client(RuntimeHttpClient, "SuperExec")
-        with client:
+        """Claim the task of this run; skip the tasks of runs whose process died before that."""
+        with self._client(RuntimeHttpClient, "SuperExec") as client:
             for _ in range(100):
                 wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
                 got = client.AcquireTask(wanted)
                 if got.token and got.task.run_id == run_id:
                     return str(got.token)
                 time.sleep(0.0 if got.token else 0.1)
-        raise ConfigError(f"the server at {self.address} does not hand its run over. Restart it.")
+        raise ConfigError(
+            f"the server at {self.address} does not assign the run's task. Restart it."
+        )
 
     def _control(self) -> Any:
         return self._client(ControlHttpClient, "flwr CLI")
 
     def _client(self, kind: Any, component: str) -> Any:
-        with direct(self._host):
+        interceptors = [RuntimeVersionHttpInterceptor(component_name=component)]
+        with without_proxy(split_address(self.address)[0]):
             client = kind.from_server_address(
-                self.address,
-                self.ca is None,
-                self._root(),
-                interceptors=[RuntimeVersionHttpInterceptor(component_name=component)],
+                self.address, self.ca is None, self._certificate, interceptors=interceptors
             )
-        bound(client, self.limits, self._headers())
+        limit_responses(client, self.limits, {TOKEN_HEADER: self.token})
         return client
 
     @property
-    def _host(self) -> str:
-        return split(self.address)[0]
-
-    def _root(self) -> bytes | None:
+    def _certificate(self) -> bytes | None:
         return None if self.ca is None else self.ca.read_bytes()
-
-    def _headers(self) -> dict[str, str]:
-        return {TOKEN_HEADER: self.token}
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether an answer of a server, or its certificate, stays the same when asked again."""
+    """Whether repeating the request would give the same error."""
     if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code not in _BUSY
+        return error.response.status_code not in _TEMPORARY
     return isinstance(tls_error(error), ssl.SSLCertVerificationError)
 
 
-def _beat(client: RuntimeHttpClient) -> Any:
-    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
-
-    def beat() -> bool:
-        try:
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except (httpx.HTTPError, RuntimeError):
-            return False
-        return True
-
-    return beat
+def _send_heartbeat(client: RuntimeHttpClient) -> bool:
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except (httpx.HTTPError, RuntimeError):
+        return False
+    return True

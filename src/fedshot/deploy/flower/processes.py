@@ -1,7 +1,6 @@
-"""Child processes that end with their parent, however it ends.
+"""Child processes that end with their parent, even if the parent is killed.
 
-A child holds the reading end of a pipe and leaves when the other end is gone, which the system sees
-to even when the parent is killed.
+A child holds the reading end of a pipe and exits when the writing end, held by the parent, closes.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from types import TracebackType
 from fedshot.core.errors import FedshotError
 from fedshot.deploy.flower.wire import QUIET
 
-LEASH = "FEDSHOT_LEASH"
-_GRACE = 10.0  # seconds to end by itself
-_TAIL = 3000  # characters of a log that a message quotes
+PARENT_PIPE = "FEDSHOT_PARENT_PIPE"  # environment variable: the pipe's file descriptor
+_TERMINATE_SECONDS = 10.0  # until a terminated process is killed
+_TAIL = 3000  # characters of a log that an error quotes
 
 
 class Child:
-    """A process with a log."""
+    """A child process with a log file."""
 
     def __init__(
-        self, name: str, words: Sequence[str], log: Path, env: Mapping[str, str] = {}
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] = {}
     ) -> None:
         self.name, self.log = name, log
         log.parent.mkdir(parents=True, exist_ok=True)
-        reading, self._leash = os.pipe()
+        reading, self._pipe = os.pipe()
         try:
             with log.open("ab") as file:
                 self.process = subprocess.Popen(
-                    words,
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C is the parent's to pass on
+                    start_new_session=True,  # Ctrl-C reaches the parent only
                     pass_fds=[reading],
-                    env={**os.environ, **QUIET, LEASH: str(reading), **env},
+                    env={**os.environ, **QUIET, PARENT_PIPE: str(reading), **env},
                 )
         finally:
             os.close(reading)
@@ -55,38 +54,38 @@ class Child:
         return self.log.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
 
     def stop(self) -> None:
-        """End the process, and wait until it has."""
+        """End the process and wait for it."""
         if not self.ended:
             self.process.terminate()
             try:
-                self.process.wait(_GRACE)
+                self.process.wait(_TERMINATE_SECONDS)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
-        if self._leash >= 0:
-            os.close(self._leash)
-            self._leash = -1
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
 
 
 class ChildError(FedshotError):
-    """A process that has ended before its time."""
+    """A child process has ended unexpectedly."""
 
 
 class Children:
-    """Processes that are stopped together, the last one first."""
+    """Child processes that are stopped together, the last one first."""
 
     def __init__(self) -> None:
         self.all: list[Child] = []
 
     def start(
-        self, name: str, words: Sequence[str], log: Path, env: Mapping[str, str] = {}
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] = {}
     ) -> Child:
-        """Start one more."""
-        self.all.append(Child(name, words, log, env))
+        """Start a process."""
+        self.all.append(Child(name, command, log, env))
         return self.all[-1]
 
     def check(self) -> None:
-        """Raise ChildError, with the end of its log, when one has ended."""
+        """Raise ChildError, with the end of its log, if a process has ended."""
         for child in self.all:
             if child.ended:
                 raise ChildError(
@@ -107,14 +106,14 @@ class Children:
             child.stop()
 
 
-def heed_leash() -> None:
-    """Let this process end when the parent that holds its leash has ended."""
-    text = os.environ.pop(LEASH, "")
+def exit_with_parent() -> None:
+    """Let this process exit when the parent that started it as a `Child` ends."""
+    text = os.environ.pop(PARENT_PIPE, "")
     if not text:
         return
 
-    def watch() -> None:
+    def wait_for_parent() -> None:
         os.read(int(text), 1)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True, name="leash").start()
+    threading.Thread(target=wait_for_parent, daemon=True, name="parent").start()

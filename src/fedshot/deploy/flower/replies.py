@@ -1,7 +1,7 @@
-"""What a node's reply says of its clients, checked.
+"""Checks of the clients' replies in a node's message.
 
-A node may send anything. What is no reply is a fault of its clients, in few words: it neither ends
-the run nor fills the records.
+A node may send anything. An invalid reply becomes a fault of its client with a short reason; it
+neither ends the run nor fills the records.
 """
 
 from __future__ import annotations
@@ -19,101 +19,95 @@ from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import NOT_FINITE, Mean
 
-_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
-_STRANGE = 200  # characters of the names of parts that nobody asked for
+_MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
+_MAX_UNKNOWN = 200  # characters of the names of unknown parts
 
 
 def arrivals(
     exchange: Exchange,
-    mail: Incoming,
+    incoming: Incoming,
     name: str,
     asked: Sequence[int],
     limits: Limits,
     tell: Callable[[str], None],
     holds: Mapping[int, int | None] = {},
 ) -> Iterator[Arrival]:
-    """Yield what a node says of each client that it was asked for, and of nobody else.
+    """Yield one arrival for each client that a node was asked for.
 
-    `holds` tells how many examples a client has, where that is known.
+    `holds` gives the number of examples of a client, if it is known.
     """
-    if mail.wire_message is None or mail.reason:
+    if incoming.wire_message is None or incoming.reason:
         for client in asked:
-            yield Arrival(client, None, Fault("lost", f"node {name}: {mail.reason}"))
+            yield Arrival(client, None, Fault("lost", f"node {name}: {incoming.reason}"))
         return
-    results = mail.wire_message.head.get("results")
+    results = incoming.wire_message.head.get("results")
     results = results if isinstance(results, dict) else {}
-    strangers = sorted(set(results) - set(map(str, asked)))
-    if strangers:
-        others = f" and {len(strangers) - 1} others" if strangers[1:] else ""
+    if unasked := sorted(set(results) - set(map(str, asked))):
+        others = f" and {len(unasked) - 1} others" if unasked[1:] else ""
         tell(
-            f"node {name} answers for {short(strangers[0], 20)!r}{others}, which it was not "
+            f"node {name} replies for {short(unasked[0], 20)!r}{others}, which it was not "
             "asked for; dropped"
         )
     for client in asked:
         if str(client) not in results:
-            yield Arrival(client, None, Fault("lost", f"node {name} says nothing of it"))
+            yield Arrival(client, None, Fault("lost", f"node {name} sends no result of it"))
             continue
         try:
-            found = _arrival(client, results[str(client)], mail.wire_message, limits)
-            _check_names(found, exchange)
-            if found.reply is not None:
-                _check_weight(found.reply, exchange, holds.get(client))
-                _check_answers(found.reply, exchange)
-            yield found
+            yield _arrival(
+                client, results[str(client)], incoming.wire_message, limits, exchange, holds
+            )
         except CodecError as error:
             yield Arrival(client, None, Fault("refused", short(f"node {name}: {error}")))
 
 
-def _arrival(client: int, result: Any, wire_message: WireMessage, limits: Limits) -> Arrival:
+def _arrival(
+    client: int,
+    result: Any,
+    wire_message: WireMessage,
+    limits: Limits,
+    exchange: Exchange,
+    holds: Mapping[int, int | None],
+) -> Arrival:
     if not isinstance(result, dict):
-        raise CodecError("its result has no names")
+        raise CodecError("its result is not a JSON object")
     if "fault" in result:
-        told = result["fault"]
-        if not isinstance(told, list) or [type(word) for word in told] != [str, str]:
-            raise CodecError("its fault is not told in two words")
+        fault = result["fault"]
+        if not isinstance(fault, list) or [type(part) for part in fault] != [str, str]:
+            raise CodecError("its fault is not a kind and a reason")
+        kind, reason = fault
         return Arrival(
-            client, None, Fault("refused" if told[0] == "refused" else "lost", short(told[1]))
+            client, None, Fault("refused" if kind == "refused" else "lost", short(reason))
         )
     content = wire_message.get(f"c{client}", limits)
     if not isinstance(content, dict) or not {"up", "metrics"} <= set(content):
-        raise CodecError("its reply has no parts")
+        raise CodecError("its reply lacks `up` or `metrics`")
+    up, metrics = content["up"], content["metrics"]
     weight: Any = content["weight"] if "weight" in content else result.get("weight")
     if isinstance(weight, Tensor):
-        plain = weight.numel() == 1
-    else:  # not one of a thousand digits, which an error would repeat
-        plain = type(weight) in (int, float) and not abs(weight) > 2**63
-    if not plain:
+        valid = weight.numel() == 1
+    else:  # bounded, since an error would repeat a number of a thousand digits
+        valid = type(weight) in (int, float) and not abs(weight) > 2**63
+    if not valid:
         raise CodecError("its weight is not one number")
-    return Arrival(client, Reply(content["up"], {}, weight, content["metrics"]))
-
-
-def _check_weight(reply: Reply, exchange: Exchange, most: int | None) -> None:
-    """Raise CodecError for a client that counts for more examples than it has."""
-    weighed = any(isinstance(r, Mean) and r.of_examples for r in exchange.reduce.values())
-    if weighed and most is not None and float(reply.weight) > most:
-        raise CodecError(f"the weight is {float(reply.weight):.6g}; it holds {most} examples")
-
-
-def _check_answers(reply: Reply, exchange: Exchange) -> None:
-    """Raise CodecError for answers in a test that no model gives."""
+    _check_names(up, metrics, exchange)
+    most = holds.get(client)
+    weighted = any(isinstance(r, Mean) and r.of_examples for r in exchange.reduce.values())
+    if weighted and most is not None and float(weight) > most:
+        raise CodecError(f"the weight is {float(weight):.6g}; it holds {most} examples")
     if exchange.phase == "evaluate" and not all(
-        bool(torch.isfinite(leaf).all())
-        for leaf in tree.leaves(reply.up)
-        if leaf.is_floating_point()
+        bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(up) if leaf.is_floating_point()
     ):
-        raise CodecError(f"an answer {NOT_FINITE}")
+        raise CodecError(f"a prediction {NOT_FINITE}")
+    return Arrival(client, Reply(up, {}, weight, metrics))
 
 
-def _check_names(arrival: Arrival, exchange: Exchange) -> None:
+def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
     """Raise CodecError for names that would fill the ledger and the records."""
-    if arrival.reply is None:
-        return
-    up, metrics = arrival.reply.up, arrival.reply.metrics
-    strange = set(up) - set(exchange.reduce) if isinstance(up, dict) else set()
-    if sum(map(len, strange)) > _STRANGE:
-        raise CodecError(f"its reply has {len(strange)} parts that nobody asked for")
-    if not isinstance(metrics, dict) or len(metrics) > _METRICS:
-        raise CodecError(f"its reply does not have at most {_METRICS} metrics")
+    unknown = set(up) - set(exchange.reduce) if isinstance(up, dict) else set()
+    if sum(map(len, unknown)) > _MAX_UNKNOWN:
+        raise CodecError(f"its reply has {len(unknown)} unknown parts")
+    if not isinstance(metrics, dict) or len(metrics) > _MAX_METRICS:
+        raise CodecError(f"its reply does not have at most {_MAX_METRICS} metrics")
     for name, value in metrics.items():
         if not _METRIC.fullmatch(name):
             raise CodecError(f"it has a metric named {short(name, 64)!r}")

@@ -1,11 +1,10 @@
-"""A server without the training data: the tests, and who there is.
+"""Test data for a server without the training data.
 
-    tests.safetensors   the rows to choose the round and to test on, with their samples and labels
+    tests.safetensors   the rows for validation and test, with their samples and labels
 
-Its notes tell the classes, the number of clients, and those that cannot form an episode. Rows of a
-dataset that is dealt keep their numbers, so tests have the episodes and the hash that they have on
-all of it; in the place of what the clients hold stand black images or empty texts that nothing
-looks at.
+Its metadata name the classes, the number of clients, and the clients that cannot form an episode.
+Rows keep the numbers that they have in the whole dataset, so the test episodes and their hash are
+the same as on the whole dataset. The clients' rows are black images or empty texts, never read.
 """
 
 from __future__ import annotations
@@ -32,20 +31,23 @@ _FILE = "tests.safetensors"
 _NONE = np.zeros(0, np.int64)
 
 
-def write_server_tests(folder: Path, arranged: FederatedDataset) -> None:
+def write_server_tests(folder: Path, federated: FederatedDataset) -> None:
     """Write the part of a dataset that a server needs.
 
-    Raises DataError where clients are tested on images of their own, which no server has.
+    Raises DataError if clients are tested on their own examples, which the server would not have.
     """
-    if arranged.own_tests:
+    if federated.own_tests:
         raise DataError(
-            "the split has no novel classes: clients are tested on images of their own, and a "
-            "server without these can ask nothing. Start it on the whole dataset, with --data-dir."
+            "the split has no novel classes: clients are tested on their own examples, which a "
+            "server without the dataset does not have. Start it with the whole dataset, with "
+            "--data-dir."
         )
-    train = arranged.deal.train
-    left_out = {str(client): reason for client, reason in arranged.left_out.items()}
-    notes = {"dataset": arranged.dataset.digest, "deal": train.digest, "left_out": left_out}
-    write_tests(folder, arranged.dataset, arranged.rows, arranged.base_classes, len(train), notes)
+    train = federated.deal.train
+    left_out = {str(client): reason for client, reason in federated.left_out.items()}
+    notes = {"dataset": federated.dataset.digest, "deal": train.digest, "left_out": left_out}
+    write_tests(
+        folder, federated.dataset, federated.rows, federated.base_classes, len(train), notes
+    )
 
 
 def write_tests(
@@ -56,21 +58,21 @@ def write_tests(
     clients: int,
     notes: Mapping[str, Any],
 ) -> None:
-    """Write the samples that a server tests on, and who there is.
+    """Write the samples that a server validates and tests on.
 
     Args:
-        folder: where to.
-        dataset: of which the rows for validation and test are written, and no others.
-        rows: of the dataset.
-        base: numbers of the classes that clients train on, of which the dataset may have none.
-        clients: how many.
-        notes: the hash of the dataset and, where there is one, of its deal, and who is left out.
+        folder: folder of the file.
+        dataset: only its rows for validation and test are written.
+        rows: rows of the dataset by part.
+        base: numbers of the classes that clients train on; the dataset may lack their examples.
+        clients: number of clients.
+        notes: hashes of the dataset and of its client split, if any; clients that are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     seen = np.union1d(rows.validation, rows.novel)
     arrays = samples_of(dataset, seen)
     arrays |= {"rows": seen, "validation": rows.validation, "novel": rows.novel}
-    told = kind_of(dataset) | {
+    metadata = kind_of(dataset) | {
         "deal": "",
         "left_out": {},
         "samples": len(dataset),
@@ -79,14 +81,14 @@ def write_tests(
         **notes,
     }
     content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    storage.write(folder / _FILE, content, told, sync=True)
+    storage.write(folder / _FILE, content, metadata, sync=True)
 
 
 class ServerTestRun(PreparedRun):
-    """A setting whose training data are elsewhere.
+    """A prepared run whose training data are on the nodes.
 
     Raises:
-        DataError: the folder does not hold the tests.
+        DataError: the folder does not hold the test data.
         ConfigError: as `PreparedRun`.
     """
 
@@ -108,8 +110,8 @@ class ServerTestRun(PreparedRun):
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                f"{path} lacks what it must hold: {error!r}. Write it again, by "
-                "`fedshot flower deal` or `pack`."
+                f"{path} is incomplete: {error!r}. Write it again with `fedshot flower deal` or "
+                "`pack`."
             ) from None
         self.split, self.own_tests = None, False
         agreed = ("name", "class_names", "shape", "dataset", "deal", "words")
@@ -118,17 +120,17 @@ class ServerTestRun(PreparedRun):
 
     @cached_property
     def deal_digest(self) -> str:
-        """The SHA-256 of who holds what; "" where each host packed its own."""
+        """SHA-256 of the client split; "" if each host packed its own data."""
         return str(self.notes.get("deal", ""))
 
     @property
     def base_classes(self) -> tuple[int, ...]:
-        """The numbers of the classes that the clients train on."""
+        """Numbers of the classes that the clients train on."""
         return self._base
 
 
 def _whole(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
-    """Return a dataset of all rows, of which those that are tested hold something."""
+    """Return a dataset of all rows; only the rows for validation and test hold samples."""
     n, rows = int(notes["samples"]), found["rows"]
     y = np.full(n, notes["base"][0], dtype=np.int64)
     y[rows] = found["y"]

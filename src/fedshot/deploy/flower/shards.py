@@ -1,10 +1,9 @@
-"""What one client holds, as a file on the node where it lives.
+"""Client files: the samples of one client, a file on the client's node.
 
     client-000004.safetensors   x uint8 [n, H, W, C] and y int64 [n]; for texts ids, offsets, table
 
-Notes beside the arrays tell the names of all classes, which are numbered alike everywhere, and
-where the file was dealt from a dataset, the hashes of it and of the deal. A node reads the files of
-its own folder and has no others; a server needs none.
+Its metadata name all classes, which are numbered alike everywhere, and, if the file was split from
+a dataset, the hashes of the dataset and of the client split. The server needs no client file.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ def path_of(folder: Path, client: int) -> Path:
 
 
 def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
-    """Return what the files of a deal have in common."""
+    """Return the metadata that all files of a client split share."""
     hashes = {"dataset": dataset.digest, "deal": partition.digest}
     return kind_of(dataset) | hashes
 
 
 def kind_of(dataset: Dataset) -> dict[str, Any]:
-    """Return what files of the same classes and shape have in common.
+    """Return the metadata that all files with the same classes and shape share.
 
-    Raises DataError where examples come in groups, which these files do not tell.
+    Raises DataError for a dataset with groups, which client files cannot hold.
     """
     if dataset.groups is not None:
         raise DataError(
-            f"{dataset.name} has groups, which are kept apart on one machine alone. Leave them out "
-            "of the data to deal or pack it for nodes."
+            f"{dataset.name} has groups, which client files do not support. Remove the groups from "
+            "the data."
         )
     found = {
         "name": dataset.name,
@@ -57,15 +56,15 @@ def kind_of(dataset: Dataset) -> dict[str, Any]:
     return found | ({"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {})
 
 
-def check_apart(folder: Path, deals: Sequence[Collection[int]]) -> None:
-    """Raise ConfigError where folders of nodes hold clients that a deal gives to others."""
-    for held in sorted(folder.glob("node-*")):
-        number = held.name.removeprefix("node-")
-        mine = deals[int(number)] if number.isdecimal() and int(number) < len(deals) else ()
-        if strange := sorted({*clients_in(held)} - {*mine}):
+def check_apart(folder: Path, shares: Sequence[Collection[int]]) -> None:
+    """Raise ConfigError if a node's folder holds clients that `shares` gives to other nodes."""
+    for node in sorted(folder.glob("node-*")):
+        number = node.name.removeprefix("node-")
+        share = shares[int(number)] if number.isdecimal() and int(number) < len(shares) else ()
+        if others := sorted({*clients_in(node)} - {*share}):
             raise ConfigError(
-                f"{path_of(held, strange[0])} is of another deal, and would be of two nodes. Deal "
-                f"into another folder, or remove {held} first."
+                f"{path_of(node, others[0])} is of another client split, and two nodes would hold "
+                f"the client. Write into another folder, or remove {node} first."
             )
 
 
@@ -74,12 +73,12 @@ def write_shards(
 ) -> None:
     """Write a file for each of the clients.
 
-    Raises DataError for images that are dealt anew in every round: nodes keep what they hold.
+    Raises DataError for a partition that changes in every round.
     """
     if isinstance(partition, Pool):
         raise DataError(
-            "partition.name is 'redealt', which deals images anew in every round; clients on nodes "
-            "keep what they hold. Set it to another, such as 'classes' or 'iid'."
+            "partition.name is 'redealt', which redistributes the data in every round; clients on "
+            "nodes keep their data. Set it to another, such as 'classes' or 'iid'."
         )
     notes = notes_of(dataset, partition)
     for client in clients:
@@ -87,59 +86,57 @@ def write_shards(
 
 
 def write_client(
-    folder: Path,
-    dataset: Dataset,
-    rows: Ints,
-    client: int,
-    notes: Mapping[str, Any] | None = None,
+    folder: Path, dataset: Dataset, rows: Ints, client: int, metadata: Mapping[str, Any]
 ) -> None:
-    """Write the file of a client who holds these rows; `notes` where they were dealt."""
+    """Write the file of a client with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = samples_of(dataset, rows)
     content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    storage.write(path_of(folder, client), content, notes or kind_of(dataset), sync=True)
+    storage.write(path_of(folder, client), content, metadata, sync=True)
 
 
 def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
-    """Return the arrays of some rows."""
+    """Return the arrays of these rows, as a client file holds them."""
     y = dataset.y[rows]
     if isinstance(dataset.x, Tokens):
-        own = dataset.x.only(rows).alone()
-        return {"ids": own.ids, "offsets": own.offsets, "table": own.table, "y": y}
+        texts = dataset.x.only(rows).alone()
+        return {"ids": texts.ids, "offsets": texts.offsets, "table": texts.table, "y": y}
     return {"x": np.ascontiguousarray(dataset.x[rows]), "y": y}
 
 
 @dataclass(frozen=True)
 class NodeData:
-    """What a node holds: the samples of its clients, and nobody else's."""
+    """The data of a node: the samples of its clients."""
 
     dataset: Dataset
-    partition: Partition  # of no rows for clients that live elsewhere
+    partition: Partition  # without rows for clients of other nodes
     clients: tuple[int, ...]
     notes: Mapping[str, Any]
 
 
 def clients_in(folder: Path) -> list[int]:
-    """Return the clients of which a folder holds a file."""
+    """Return the clients that have a file in a folder."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("client-*"))
     return sorted(int(name[1]) for name in found if name)
 
 
 def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
-    """Read the files of these clients, or all that are in a folder.
+    """Read the files of these clients, or of all in a folder.
 
-    Raises DataError when there are none, one is missing, or two do not belong together.
+    Raises DataError if there is none, one is missing, or two do not belong together.
     """
-    there = clients_in(folder)
-    wanted = there if clients is None else sorted(set(clients))
+    present = clients_in(folder)
+    wanted = present if clients is None else sorted(set(clients))
     if not wanted:
         raise DataError(
             f"{folder} holds no client: expected files such as {path_of(folder, 0).name}. "
             "`fedshot flower pack` writes them, or `deal` from one dataset."
         )
-    missing = sorted(set(wanted) - set(there))
-    if missing:
-        raise DataError(f"{path_of(folder, missing[0])} does not exist. Bring it, or ask for less.")
+    if missing := sorted(set(wanted) - set(present)):
+        raise DataError(
+            f"{path_of(folder, missing[0])} does not exist. Copy it there, or leave the client out "
+            "of --clients."
+        )
     read = [storage.read(path_of(folder, client)) for client in wanted]
     notes: dict[str, Any] = read[0][1]
     for client, (_, other, _) in zip(wanted, read, strict=True):
@@ -147,15 +144,15 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
                      if other.get(name) != notes.get(name)]  # fmt: skip
         if differing:
             raise DataError(
-                f"{path_of(folder, client)} is of another deal than client {wanted[0]}: "
-                f"{', '.join(differing)} differ. Deal them again together, or pack them with one "
-                "configuration."
+                f"{path_of(folder, client)} does not belong to the file of client {wanted[0]}: "
+                f"{', '.join(differing)} differ. Write both with one `fedshot flower deal`, or "
+                "pack them with one configuration."
             )
     parts = [{name: leaf.numpy() for name, leaf in flat.items()} for flat, _, _ in read]
     try:
         dataset = _together(parts, notes)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder}: a client's file lacks what it must hold: {error}") from None
+        raise DataError(f"{folder}: a client's file is incomplete: {error}") from None
     rows, start = [np.zeros(0, np.int64)] * (wanted[-1] + 1), 0
     for client, part in zip(wanted, parts, strict=True):
         rows[client] = np.arange(start, start + len(part["y"]), dtype=np.int64)
@@ -179,15 +176,15 @@ def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> D
 
 
 def _one_table(texts: Sequence[Tokens]) -> tuple[Words, Table]:
-    """Return words end to end and the vectors of all, each vector once."""
+    """Return the concatenated word ids, renumbered, and a table with each vector once."""
     rows = list(texts[0].table[: PADDING + 1])
-    numbers: dict[bytes, int] = {}  # of every vector but that of padding
-    moved = []
+    numbers: dict[bytes, int] = {}  # of every vector but the padding's
+    ids = []
     for one in texts:
         renumbered = np.zeros(len(one.table), np.int32)
         for i, vector in enumerate(one.table[PADDING + 1 :], PADDING + 1):
             renumbered[i] = numbers.setdefault(vector.tobytes(), len(rows))
             if renumbered[i] == len(rows):
                 rows.append(vector)
-        moved.append(renumbered[one.ids])
-    return np.concatenate(moved), np.stack(rows)
+        ids.append(renumbered[one.ids])
+    return np.concatenate(ids), np.stack(rows)

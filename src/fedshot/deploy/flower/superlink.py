@@ -1,16 +1,15 @@
 """The process of the server: Flower's SuperLink behind a gate.
 
-The SuperLink listens on one port for nodes, for whoever starts runs, and for whoever registers
-nodes, and without an account service it asks the last two for nothing. So the gate lets through
-what nodes ask for, which Flower checks by their keys, and all else only with the token that lies in
-the server's folder, readable by its owner alone. It also bounds what a request may weigh, before it
-is read, and how long it may take to come; with node keys, no body is read of who has none. Of what
-a node sends it lets through replies of that node's own: Flower would take a message that says it is
-the server's for one, and bring it to another node.
+The SuperLink serves nodes, run starters and node registration on one port, and without an account
+service it does not authenticate the last two. So the gate passes the requests of nodes, which
+Flower checks by their keys, and all others only with the token in the server's folder, which only
+its owner can read. Before reading a request it bounds its size and the time to receive it; with
+node keys, it reads no large body from a client without a registered key. Of messages it passes only
+a node's replies: Flower would deliver a node's message to another node as the server's.
 
-    python -m fedshot.deploy.flower.superlink MOST_BYTES --host ... (Flower's own options)
+    python -m fedshot.deploy.flower.superlink MAX_BYTES --host ... (Flower's own options)
 
-The token comes in the environment, as FEDSHOT_FLOWER_TOKEN.
+The environment variable FEDSHOT_FLOWER_TOKEN holds the token.
 """
 
 from __future__ import annotations
@@ -26,39 +25,39 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fedshot.deploy.flower.codec import Limits
-from fedshot.deploy.flower.processes import heed_leash
-from fedshot.deploy.flower.wire import be_quiet, largest_object, most_objects
+from fedshot.deploy.flower.processes import exit_with_parent
+from fedshot.deploy.flower.wire import max_object_bytes, max_objects, silence_flower
 
 TOKEN_HEADER = "x-fedshot-token"
 TOKEN = "FEDSHOT_FLOWER_TOKEN"
-_KEY = b"flwr-public-key"  # header by which a node names its key
-_NODES = "/v1/fleet/"
-_OUTLINE = _NODES + "push-messages"
-_ASKED = frozenset({  # what nodes ask for
-    _OUTLINE, *(_NODES + name for name in (
+_KEY = b"flwr-public-key"  # header with a node's public key
+_FLEET = "/v1/fleet/"
+_OUTLINE = _FLEET + "push-messages"
+_NODE_PATHS = frozenset({
+    _OUTLINE, *(_FLEET + name for name in (
         "register-node", "activate-node", "send-node-heartbeat", "pull-messages", "pull-object",
         "push-object", "confirm-message-received",
     )),
 })  # fmt: skip
-_PER_OBJECT = 256  # bytes that name an object in the outline of a message
-_SMALL = 1 << 16  # bytes of a head, or of a body that is read before its signature is looked at
-_HEAD = 15.0  # seconds for a head or a small body to come
-_BODY = 120.0  # for a larger one
-_AT_ONCE = 32  # large requests of one node
-_HEADLESS = 64  # connections of one address on which no request is under way
+_PER_OBJECT = 256  # bytes for an object in the outline of a message
+_SMALL = 1 << 16  # bytes of a head, or of a body that is read before its signature is checked
+_HEAD_SECONDS = 15.0  # to receive a head or a small body
+_BODY_SECONDS = 120.0  # to receive a larger body
+_MAX_REQUESTS = 32  # large requests of one node at once
+_MAX_IDLE = 64  # connections of one address without a request in progress
 
 
 class Gate:
-    """An ASGI application in front of another."""
+    """ASGI middleware in front of the SuperLink."""
 
     def __init__(self, app: Any, token: str, limits: Limits, *, keys: bool = False) -> None:
         self._app, self._token, self._keys = app, token.encode(), keys
-        self._most = largest_object(limits)
-        self._outline = _PER_OBJECT * most_objects(limits)
-        self._under_way: Counter[bytes] = Counter()  # requests, by the key of their node
+        self._max_bytes = max_object_bytes(limits)
+        self._max_outline = _PER_OBJECT * max_objects(limits)
+        self._in_progress: Counter[bytes] = Counter()  # requests by node key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request to the SuperLink, or refuse it."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -66,43 +65,43 @@ class Gate:
         headers = dict(scope["headers"])
         path, refusal = scope["path"], 0
         length = headers.get(b"content-length", b"")
-        most = self._outline if path == _OUTLINE else self._most
-        asked = path in _ASKED
-        if not asked and not hmac.compare_digest(
+        most = self._max_outline if path == _OUTLINE else self._max_bytes
+        of_node = path in _NODE_PATHS
+        if not of_node and not hmac.compare_digest(
             headers.get(TOKEN_HEADER.encode(), b""), self._token
         ):
             refusal = 403
-        elif asked and scope["method"] != "POST":
+        elif of_node and scope["method"] != "POST":
             refusal = 405
         elif scope["method"] == "POST" and (
             not length.isdigit() or b"transfer-encoding" in headers
         ):
-            refusal = 411  # which bodies need a signature is decided by the length
+            refusal = 411  # the length decides whether a signature is needed
         elif length and int(length) > most:
             refusal = 413
-        elif asked and self._keys and not is_signed(headers, scope["app"], int(length)):
+        elif of_node and self._keys and not is_signed(headers, scope["app"], int(length)):
             refusal = 401
         if refusal:
             await _refuse(send, refusal)
-        elif asked:
+        elif of_node:
             large = int(length) > _SMALL
             signer = headers[_KEY] if large and self._keys else b""
-            seconds = _BODY if large else _HEAD
-            await self._of_node(scope, receive, send, signer, int(length), seconds)
+            seconds = _BODY_SECONDS if large else _HEAD_SECONDS
+            await self._pass_node_request(scope, receive, send, signer, int(length), seconds)
         else:
             await self._app(scope, receive, send)
 
-    async def _of_node(
+    async def _pass_node_request(
         self, scope: Any, receive: Any, send: Any, signer: bytes, length: int, seconds: float
     ) -> None:
-        """Pass on what a node asks for, once it is there; `signer` is b"" for who has not signed.
+        """Pass a node's request once its body is received; `signer` is b"" if it is not signed.
 
-        The others are not counted, since anybody may name the key of another.
+        Only signed requests count against a key's quota, since anybody may name another's key.
         """
-        if signer and self._under_way[signer] >= _AT_ONCE:
+        if signer and self._in_progress[signer] >= _MAX_REQUESTS:
             await _refuse(send, 503)
             return
-        self._under_way[signer] += 1
+        self._in_progress[signer] += 1
         try:
             try:
                 async with asyncio.timeout(seconds):
@@ -116,11 +115,11 @@ class Gate:
             if scope["path"] == _OUTLINE and not is_reply(body):
                 await _refuse(send, 403)
                 return
-            await self._app(scope, _again(body, receive), send)
+            await self._app(scope, _replay(body, receive), send)
         finally:
-            self._under_way[signer] -= 1
-            if not self._under_way[signer]:
-                del self._under_way[signer]
+            self._in_progress[signer] -= 1
+            if not self._in_progress[signer]:
+                del self._in_progress[signer]
 
 
 async def _refuse(send: Any, status: int) -> None:
@@ -130,10 +129,10 @@ async def _refuse(send: Any, status: int) -> None:
 
 
 def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
-    """Whether a request names a key that is registered and, above 64 KB, is signed with it.
+    """Whether a request names a registered key and, if larger than 64 KB, is signed with it.
 
-    Flower looks again, once it has read the body, whether the signature is good and fresh and the
-    key that of the node that asks. Two looks at each would cost a twentieth of an exchange.
+    After reading the body, Flower checks that the signature is valid and recent and that the key is
+    the requesting node's. Checking small requests here, too, would cost 5 % of an exchange.
     """
     from flwr.common.constant import TIMESTAMP_HEADER
     from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
@@ -153,43 +152,47 @@ def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
 
 
 def bounded(protocol: type[Any]) -> type[Any]:
-    """Return a protocol of uvicorn's whose connections do not wait for ever for a request.
+    """Return a uvicorn protocol with a timeout for the head of a request.
 
-    Its own timeout is for those that are idle after a request, and a single byte ends it.
+    Uvicorn's own timeout covers only idle time after a request, and a single byte ends it.
     """
 
     class Bounded(protocol):  # type: ignore[misc]
-        _waiting: ClassVar[dict[str, dict[Any, None]]] = {}  # by address, the oldest first
+        _waiting: ClassVar[dict[str, dict[Any, None]]] = {}  # by address, oldest first
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._came, self._timer, self._address = 0, None, str(self.client and self.client[0])
+            self._received, self._timer, self._address = (
+                0,
+                None,
+                str(self.client and self.client[0]),
+            )
             self._wait()
 
         def data_received(self, data: bytes) -> None:
-            self._came += len(data)
+            self._received += len(data)
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
-                self._came = 0
-                self._wait_no_more()
-            elif self._came > _SMALL:
+                self._received = 0
+                self._stop_waiting()
+            elif self._received > _SMALL:
                 self.transport.abort()
             else:
                 self._wait()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._wait_no_more()
+            self._stop_waiting()
             super().connection_lost(exc)
 
         def _wait(self) -> None:
             if self._timer is None and not self.transport.is_closing():
-                self._timer = self.loop.call_later(_HEAD, self.transport.abort)
+                self._timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
                 held = self._waiting.setdefault(self._address, {})
                 held[self] = None
-                if len(held) > _HEADLESS:
+                if len(held) > _MAX_IDLE:
                     next(iter(held)).transport.abort()
 
-        def _wait_no_more(self) -> None:
+        def _stop_waiting(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -202,10 +205,10 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
 
 def is_reply(body: bytes) -> bool:
-    """Whether the body of a request is the outline of one reply, by the node that sends it.
+    """Whether a request body is the outline of one reply by the node that sends the request.
 
-    Flower checks that the sender is who it says it is, and that the message it answers was sent to
-    the source of the reply; not that these two are one, nor that it is a reply at all.
+    Flower authenticates the sender, and checks that the message replied to was sent to the reply's
+    source; it does not check that these two are one node, nor that the message is a reply.
     """
     from flwr.common.constant import SUPERLINK_NODE_ID
     from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -217,17 +220,17 @@ def is_reply(body: bytes) -> bool:
         return False
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
         return False
-    told = request.messages_list[0].metadata
+    metadata = request.messages_list[0].metadata
     return (
-        bool(told.reply_to_message_id)
-        and told.src_node_id == request.node.node_id != SUPERLINK_NODE_ID
-        and told.dst_node_id == SUPERLINK_NODE_ID
-        and told.message_id == request.message_object_trees[0].object_id
+        bool(metadata.reply_to_message_id)
+        and metadata.src_node_id == request.node.node_id != SUPERLINK_NODE_ID
+        and metadata.dst_node_id == SUPERLINK_NODE_ID
+        and metadata.message_id == request.message_object_trees[0].object_id
     )
 
 
 async def _body(receive: Any, length: int) -> bytes:
-    """Return the body of a request, of which no more is read once it is longer than it told."""
+    """Read the body of a request; stop once it is longer than announced."""
     found = bytearray()
     while len(found) <= length:
         message = await receive()
@@ -237,8 +240,8 @@ async def _body(receive: Any, length: int) -> bytes:
     return bytes(found)
 
 
-def _again(body: bytes, receive: Any) -> Any:
-    """Return what gives an application a body that was read, and then what else comes."""
+def _replay(body: bytes, receive: Any) -> Any:
+    """Return an ASGI `receive` that first returns a body that was already read."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Any:
@@ -248,9 +251,9 @@ def _again(body: bytes, receive: Any) -> Any:
 
 
 def main() -> None:
-    """Run the SuperLink until the process is ended."""
-    heed_leash()
-    be_quiet()
+    """Run the SuperLink until the process ends."""
+    exit_with_parent()
+    silence_flower()
     limits = Limits(message=int(sys.argv.pop(1)))
     token = os.environ.pop(TOKEN)
     if len(token) < 32:
@@ -262,7 +265,7 @@ def main() -> None:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     keys = "--enable-supernode-auth" in sys.argv
-    # The hook by which Flower's own extensions put a layer around all of its interfaces.
+    # The hook for middleware around all of Flower's interfaces.
     extensions.get_middleware = lambda: (Middleware(Gate, token, limits, keys=keys),)
     uvicorn.run = partial(uvicorn.run, http=bounded(AutoHTTPProtocol))
     flower_superlink()

@@ -1,4 +1,4 @@
-"""Flower's HTTP clients, bounded: what a response may weigh is known before it is read."""
+"""Flower's HTTP clients with bounds on the size of responses and messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -36,18 +36,18 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Flower's environment: no telemetry, no look for updates, no installing."""
+"""Environment variables for Flower: no telemetry, no update check, no installing."""
 
 _CHUNK = max(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, 1 << 23)
-_FRAME = 1 << 16  # what protobuf and Flower add to an object, at most
-_LOOK = 0.02  # seconds between two looks for an object
-_FEW = 64  # objects of a message that are no pieces of arrays
-_MADE_OF = {"Message": 1, "RecordDict": 1, "ConfigRecord": 1, "ArrayRecord": 1, "Array": 2}
-_NAME = 128  # bytes, at most, by which one object names another
+_FRAME = 1 << 16  # most bytes that protobuf and Flower add to an object
+_POLL = 0.02  # seconds between polls for an object
+_MAX_OTHERS = 64  # objects of a message besides array chunks
+_MAX_KINDS = {"Message": 1, "RecordDict": 1, "ConfigRecord": 1, "ArrayRecord": 1, "Array": 2}
+_REFERENCE = 128  # most bytes of a reference to another object
 
 
-def be_quiet() -> None:
-    """Let Flower keep to its work in this process; to be called before anything of it runs."""
+def silence_flower() -> None:
+    """Set `QUIET` and Flower's log levels in this process; call it before using Flower."""
     os.environ.update(QUIET)
     for name in ("flwr", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -58,16 +58,16 @@ _environment = Lock()
 
 
 @contextmanager
-def direct(host: str) -> Iterator[None]:
-    """Let clients that are made within reach a host without the proxies of the environment.
+def without_proxy(host: str) -> Iterator[None]:
+    """Let HTTP clients made in this context reach a host directly.
 
-    Their variables are read when a client is made, and not again.
+    A client reads the proxy variables of the environment only when it is made.
     """
     with _environment:
         held = {name: value for name, value in os.environ.items() if name.lower() in _PROXIES}
         for name in held:
             del os.environ[name]
-        os.environ["no_proxy"] = host  # else some systems are asked for their settings
+        os.environ["no_proxy"] = host  # otherwise httpx reads the system settings on some platforms
         try:
             yield
         finally:
@@ -76,10 +76,7 @@ def direct(host: str) -> Iterator[None]:
 
 
 def proxy_to(host: str, *, secure: bool) -> str:
-    """Return the proxy by which clients that are made now reach a host; "" for none.
-
-    It is named without the user and password that it may ask for.
-    """
+    """Return the proxy's URL, without user and password, for a host; "" for none."""
     proxies = getproxies()
     found = proxies.get("https" if secure else "http") or proxies.get("all") or ""
     if not found or proxy_bypass(host):
@@ -88,31 +85,33 @@ def proxy_to(host: str, *, secure: bool) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def most_objects(limits: Limits) -> int:
-    """Return how many objects a message may be made of."""
-    return limits.message // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _FEW
+def max_objects(limits: Limits) -> int:
+    """Return the largest number of objects of a message."""
+    return limits.message // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _MAX_OTHERS
 
 
-def largest_object(limits: Limits) -> int:
-    """Return the bytes of the largest object, or of any other body."""
+def max_object_bytes(limits: Limits) -> int:
+    """Return the largest number of bytes of an object, or of any other body."""
     return max(_CHUNK, limits.head) + _FRAME
 
 
-def bound(client: ProtobufClient, limits: Limits, headers: Mapping[str, str] = {}) -> None:
-    """Let a client of Flower's refuse large responses, and send these headers."""
-    most = largest_object(limits)
+def limit_responses(
+    client: ProtobufClient, limits: Limits, headers: Mapping[str, str] = {}
+) -> None:
+    """Make a Flower client refuse large, compressed and redirecting responses; add headers."""
+    most = max_object_bytes(limits)
 
-    def look(response: httpx.Response) -> None:
+    def check(response: httpx.Response) -> None:
         length = response.headers.get("content-length")
-        coded = response.headers.get("content-encoding", "identity")
-        if length is None or not length.isdigit() or int(length) > most or coded != "identity":
+        encoding = response.headers.get("content-encoding", "identity")
+        if length is None or not length.isdigit() or int(length) > most or encoding != "identity":
             response.close()
             raise CodecError(
-                f"a response of {length} bytes, coded as {coded[:20]!r}; at most {most} plain ones "
-                "are taken"
+                f"a response of {length} bytes, encoded as {encoding[:20]!r}; at most {most} plain "
+                "bytes are accepted"
             )
 
-    client._client.event_hooks = {"response": [look]}
+    client._client.event_hooks = {"response": [check]}
     client._client.follow_redirects = False
     client._client.headers.update({"accept-encoding": "identity", **headers})
 
@@ -120,35 +119,35 @@ def bound(client: ProtobufClient, limits: Limits, headers: Mapping[str, str] = {
 def fetch(
     outline: Any, objects: Any, pull: Callable[[str], bytes], limits: Limits, seconds: float
 ) -> Message:
-    """Return a message of which the outline has come, object by object.
+    """Fetch the objects of a message, and return the message.
 
-    The outline may be there before its objects are. Flower looks again after a second, then ever
-    more seldom, for two hours; a node that is killed while it sends would hold everything up.
+    The outline may arrive before its objects. Flower's default polls after a second and then less
+    and less often, for two hours: a node killed while sending would block the run.
 
     Args:
         outline: the message without its content.
-        objects: the tree of the names of its objects.
-        pull: brings one.
-        limits: the most that is taken in.
-        seconds: how long objects are waited for.
+        objects: the tree of its objects' ids.
+        pull: fetches one object.
+        limits: bounds on the message.
+        seconds: to wait for the objects.
 
     Raises:
-        CodecError: they are too many, too large or no message, or they do not come.
+        CodecError: the objects are too many, too large, invalid, or do not arrive.
         Exception: what `pull` raises.
     """
-    ids, most = dict.fromkeys([outline.metadata.message_id]), most_objects(limits)
+    ids, most = dict.fromkeys([outline.metadata.message_id]), max_objects(limits)
     for one in iterate_object_tree(objects):
         ids[one.object_id] = None
         if len(ids) > most:
             raise CodecError(f"a message of more than {most} objects")
-    room, came, lock = limits.message + limits.head + _FRAME + _NAME * most, 0, Lock()
+    allowed, received, lock = limits.message + limits.head + _FRAME + _REFERENCE * most, 0, Lock()
 
     def counted(ident: str) -> bytes:
-        nonlocal came
+        nonlocal received
         content = pull(ident)
         with lock:
-            came += len(content)
-        if came > room:
+            received += len(content)
+        if received > allowed:
             raise CodecError(f"a message of more than {limits.message} bytes")
         return content
 
@@ -158,69 +157,69 @@ def fetch(
             counted,
             max_time=seconds,
             max_tries_per_object=None,
-            initial_backoff=_LOOK,
-            backoff_cap=10 * _LOOK,
+            initial_backoff=_POLL,
+            backoff_cap=10 * _POLL,
         )
     except ObjectPullError as error:
-        raise CodecError(f"a message that did not arrive whole: {error}") from None
+        raise CodecError(f"an incomplete message: {error}") from None
     ident = outline.metadata.message_id
     try:
-        _weigh(contents, limits)
+        _check_objects(contents, limits)
         message = inflate_object_from_contents(ident, contents)
     except CodecError:
         raise
-    except Exception as error:  # Flower takes what it inflates for its own
-        raise CodecError(short(f"objects that are no message: {error!r}")) from None
+    except Exception as error:  # Flower does not validate objects
+        raise CodecError(short(f"objects that are not a message: {error!r}")) from None
     if not isinstance(message, Message):
-        raise CodecError("objects that are no message")
+        raise CodecError("objects that are not a message")
     message.metadata.__dict__["_message_id"] = ident
     return message
 
 
-def _weigh(contents: Mapping[str, bytes], limits: Limits) -> None:
-    """Raise CodecError unless objects can be those of a letter, and weigh no more unfolded.
+def _check_objects(contents: Mapping[str, bytes], limits: Limits) -> None:
+    """Raise CodecError unless objects can form a message within the limits.
 
-    An array names its pieces by number, and one may stand in it many times: pieces that are all
-    zeros come once. So what it will weigh is not what came.
+    An array lists its chunks by index and may repeat one: equal chunks are sent once. So its size
+    is not that of the received bytes.
     """
-    most = most_objects(limits)
+    most = max_objects(limits)
     kinds: Counter[str] = Counter()
     arrays: list[tuple[list[str], bytes]] = []
-    pieces: dict[str, int] = {}
+    chunks: dict[str, int] = {}
     for ident, content in contents.items():
         kind, children, size = get_object_head_values_from_object_content(content)
         kinds[kind] += 1
         if kind == "ArrayChunk":
-            pieces[ident] = len(content)
+            chunks[ident] = len(content)
             if children:
-                raise CodecError("a piece of an array that has pieces")
-        elif kind not in _MADE_OF or kinds[kind] > _MADE_OF[kind]:
-            raise CodecError(f"an object {short(kind, 40)} that no letter has")
-        elif kind != "ConfigRecord" and len(content) > _FRAME + _NAME * most:
+                raise CodecError("an array chunk that has chunks")
+        elif kind not in _MAX_KINDS or kinds[kind] > _MAX_KINDS[kind]:
+            raise CodecError(f"an unexpected object {short(kind, 40)}")
+        elif kind != "ConfigRecord" and len(content) > _FRAME + _REFERENCE * most:
             raise CodecError(f"an object {kind} of {size} bytes")
         elif kind == "Array":
             arrays.append((children, content))
-    weight = 0
+    total = 0
     for children, content in arrays:
         numbers = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-        if not _are_numbers(numbers, len(children)) or len(numbers) > most:
-            raise CodecError("an array of pieces that it does not have")
-        weight += sum(pieces[children[i]] for i in numbers)
-    if weight > limits.message + _FRAME + _NAME * most:
-        raise CodecError(f"arrays of {weight} bytes; at most {limits.message} are taken")
+        if (
+            not isinstance(numbers, list)
+            or not all(type(i) is int and 0 <= i < len(children) for i in numbers)
+            or len(numbers) > most
+        ):
+            raise CodecError("an array with invalid chunk indices")
+        total += sum(chunks[children[i]] for i in numbers)
+    if total > limits.message + _FRAME + _REFERENCE * most:
+        raise CodecError(f"arrays of {total} bytes; at most {limits.message} are accepted")
 
 
-def _are_numbers(found: Iterable[Any], below: int) -> bool:
-    return isinstance(found, list) and all(type(i) is int and 0 <= i < below for i in found)
-
-
-def name_message(message: Message) -> None:
-    """Give a message the name that Flower knows it by: the hash of its content."""
+def set_message_id(message: Message) -> None:
+    """Set a message's id to the hash of its content, as Flower does."""
     message.metadata.__dict__["_message_id"] = message.object_id
 
 
 def tls_error(error: BaseException) -> ssl.SSLError | None:
-    """Return what TLS said, if that is what an error of a connection comes from."""
+    """Return the TLS error that caused an error of a connection, if there is one."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, ssl.SSLError):
         found = found.__cause__ or found.__context__

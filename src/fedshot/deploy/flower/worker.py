@@ -1,4 +1,7 @@
-"""What a node does with a message: answer it, or say why not. It knows nothing of Flower."""
+"""A node's handling of messages: reply with results, or with the reason for a refusal.
+
+Independent of Flower.
+"""
 
 from __future__ import annotations
 
@@ -19,80 +22,71 @@ from fedshot.core.tree import Tree
 from fedshot.deploy.flower.client_runtime import ClientRuntime
 from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits, short
 from fedshot.deploy.flower.messages import COMMON, WireMessage
-from fedshot.deploy.flower.policy import Policy, PolicyError, note
+from fedshot.deploy.flower.policy import Policy, PolicyError, append_to_log
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import NodeData
 from fedshot.protocol.exchange import Arrival
 from fedshot.runs.recorder import environment
 
-# What begins with a root, or with a drive, up to the last separator.
+# The folders of an absolute path: from a root, a home or a drive to the last separator.
 _FOLDERS = re.compile(r"(?<![\w.~/\\-])(?:~?/|[A-Za-z]:[/\\])(?:[^\s'\"/\\]+[/\\])*")
 
 
 class Worker:
-    """The node's side of every run.
+    """Handles the messages of all runs on a node.
 
     Args:
-        name: what the node is called.
-        holdings: its clients.
-        folder: what it keeps; a folder for each run below it.
-        limits: the most that it takes in.
+        name: name of the node.
+        data: data of its clients.
+        folder: state folder, with a folder for each run.
+        limits: bounds on received messages.
         workers: clients that run at once.
-        tell: where it says what it does.
-        policy: what a server may ask for; None for anything, and no log.
+        tell: logs what happens.
+        policy: bounds on requests; None for no bounds and no audit log.
     """
 
     def __init__(
-        self,
-        name: str,
-        holdings: NodeData,
-        folder: Path,
-        *,
-        limits: Limits = LIMITS,
-        workers: int = 1,
-        tell: Callable[[str], None] = print,
-        policy: Policy | None = None,
-    ) -> None:
-        self._policy = policy
-        self.name, self._holdings, self._folder = name, holdings, folder
-        self._limits, self._workers, self._tell = limits, workers, tell
-        self._members: dict[str, tuple[str, ClientRuntime]] = {}
+        self, name: str, data: NodeData, folder: Path, *, limits: Limits = LIMITS, workers: int = 1,
+        tell: Callable[[str], None] = print, policy: Policy | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self._data, self._folder = name, data, folder
+        self._limits, self._workers, self._tell, self._policy = limits, workers, tell, policy
+        self._runtimes: dict[str, tuple[str, ClientRuntime]] = {}  # run -> setup, runtime
 
-    def answer(self, wire_message: WireMessage) -> WireMessage:
-        """Return the reply to a letter; what goes wrong stands in the reply and in the log."""
-        reply = WireMessage({"id": wire_message.head.get("id")})
+    def handle(self, wire_message: WireMessage) -> WireMessage:
+        """Return the reply to a message; errors are logged and named in the reply."""
+        id = wire_message.head.get("id")
+        reply = WireMessage({"id": id})
         start = time.perf_counter()
         try:
-            self._answer(wire_message, reply)
+            self._handle(wire_message, reply)
         except (CodecError, FedshotError) as error:
-            reply = WireMessage(
-                {"id": wire_message.head.get("id"), "refused": without_paths(str(error))}
-            )
+            reply = WireMessage({"id": id, "refused": without_paths(str(error))})
             self._tell(f"refused: {error}")
         except Exception as error:
-            words = without_paths(f"{type(error).__name__}: {error}"[:2000])
-            reply = WireMessage({"id": wire_message.head.get("id"), "failed": words})
+            text = without_paths(f"{type(error).__name__}: {error}"[:2000])
+            reply = WireMessage({"id": id, "failed": text})
             self._tell(traceback.format_exc())
         reply.head["seconds"] = time.perf_counter() - start
         self.log(wire_message.head, reply)
         return reply
 
     def log(self, head: Mapping[str, Any], reply: WireMessage) -> None:
-        """Add a line to the log of what was asked, where there is a policy.
+        """Add a message and its reply to the audit log, if there is a policy.
 
-        `head` is the message's; {} for one that is not known to be the server's. Where the line
-        cannot be written, the node says so and goes on.
+        `head` is the message's; {} if the message is not verified. If the log cannot be written,
+        the node says so and continues.
         """
         if self._policy is None:
             return
         setup, work = head.get("setup"), head.get("work")
-        asked = work if isinstance(work, dict) else {}
+        work = work if isinstance(work, dict) else {}
         try:
-            note(
+            append_to_log(
                 self._folder / "audit.jsonl",
                 run=short(setup.get("run"), 40) if isinstance(setup, dict) else "",
-                work={name: short(asked[name], 60)
-                      for name in ("name", "phase", "version", "clients") if name in asked},
+                work={name: short(work[name], 60)
+                      for name in ("name", "phase", "version", "clients") if name in work},
                 up={"clients": len(reply.blocks),
                     "bytes": sum(len(block) for block in reply.blocks.values())},
                 seconds=round(reply.head.get("seconds", 0.0), 3),
@@ -101,65 +95,64 @@ class Worker:
         except OSError as error:
             self._tell(f"{self._folder / 'audit.jsonl'} lacks a message: {error}")
 
-    def _answer(self, wire_message: WireMessage, reply: WireMessage) -> None:
+    def _handle(self, wire_message: WireMessage, reply: WireMessage) -> None:
         head = wire_message.head
         try:
-            setup, life = Setup.from_json(head["setup"]), int(head["life"])
+            setup, session = Setup.from_json(head["setup"]), int(head["life"])
             base = (int(head["base"][0]), str(head["base"][1]))
             orders = list(head["orders"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise CodecError(f"a head that lacks what it must hold: {error!r}") from None
-        member = self._member(setup)
+            raise CodecError(f"the head is incomplete: {error!r}") from None
+        runtime = self._runtime(setup)
         if head.get("hello"):
-            clients = list(self._holdings.clients)
+            clients = list(self._data.clients)
             reply.head |= {"name": self.name, "clients": clients, "environment": environment()}
             return
-        member.arrive(life, base)
-        member.obey(orders)
+        runtime.start_session(session, base)
+        runtime.apply_orders(orders)
         if head.get("work"):
             if self._policy is not None:
                 self._policy.check_disk(self._folder / setup.run)
-            do_work(member, wire_message, reply, self._limits, self._policy, self._tell)
-        reply.head |= member.state
+            run_work(runtime, wire_message, reply, self._limits, self._policy, self._tell)
+        reply.head |= runtime.state
 
-    def _member(self, setup: Setup) -> ClientRuntime:
+    def _runtime(self, setup: Setup) -> ClientRuntime:
         key = setup.key()
-        held = self._members.get(setup.run)
+        held = self._runtimes.get(setup.run)
         if held is None or held[0] != key:
-            folder = self._folder / setup.run
             if self._policy is not None:  # before anything of the run is written
                 self._policy.check_run(setup.config(), setup.clients)
-            held = key, ClientRuntime.of(setup, self._holdings, folder, self._workers)
-            self._members = {setup.run: held}  # of one run at a time, the others are on the disk
+            folder = self._folder / setup.run
+            held = key, ClientRuntime.of(setup, self._data, folder, self._workers)
+            self._runtimes = {setup.run: held}  # other runs are on disk
         return held[1]
 
 
-def do_work(
-    member: ClientRuntime,
-    wire_message: WireMessage,
-    reply: WireMessage,
-    limits: Limits,
-    policy: Policy | None = None,
-    tell: Callable[[str], None] = print,
-) -> None:
-    """Run the work that a letter asks for, and add what came of it to the reply.
+def run_work(
+    runtime: ClientRuntime, wire_message: WireMessage, reply: WireMessage, limits: Limits,
+    policy: Policy | None = None, tell: Callable[[str], None] = print,
+) -> None:  # fmt: skip
+    """Run the work that a message requests, and add the results to the reply.
 
-    Once the policy's seconds are over, no other client's begins: the reply has what was done, and
-    for the others a fault. Raises CodecError once nobody waits for the reply.
+    Once the policy's time is used up, the remaining clients are skipped and get a fault. Raises
+    CodecError once the server does not wait for the reply any more.
     """
     begun = time.monotonic()
-    work = wire_message.head["work"]
+    head, work = wire_message.head, wire_message.head["work"]
     try:
         clients = [int(client) for client in work["clients"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise CodecError(f"work that lacks what it must hold: {error!r}") from None
+        raise CodecError(f"the work is incomplete: {error!r}") from None
     if COMMON in wire_message.blocks:
         messages = dict.fromkeys(clients, wire_message.get(COMMON, limits))
     else:
         messages = {client: wire_message.get(f"c{client}", limits) for client in clients}
+    sent, within = head.get("sent"), head.get("within")
+    remaining = math.inf  # seconds for which the server waits for the reply
+    if isinstance(within, int | float) and isinstance(sent, int | float):
+        remaining = sent + within - time.time()
     results = reply.head["results"] = {}
-    waited = _seconds(wire_message)
-    with closing(member.serve(work, messages)) as arrivals:
+    with closing(runtime.run_work(work, messages)) as arrivals:
         for arrival in arrivals:
             if policy is not None and arrival.reply is not None:
                 policy.check_up(arrival.reply.up)
@@ -167,49 +160,36 @@ def do_work(
             if len(results) == len(messages):
                 continue
             seconds = time.monotonic() - begun
-            if seconds > waited:
-                raise CodecError(
-                    f"{len(results)} of {len(messages)} clients have worked, and nobody waits for "
-                    "the reply any more"
-                )
+            done = f"{len(results)} of {len(messages)} clients are done"
+            if seconds > remaining:
+                raise CodecError(f"{done}, and the server does not wait for the reply any more")
             try:
                 if policy is not None:
                     policy.check_seconds(seconds)
             except PolicyError as error:
-                tell(f"{len(results)} of {len(messages)} clients have worked: {error}")
+                tell(f"{done}: {error}")
                 fault = {"fault": ["lost", str(error)]}
                 reply.head["results"] = {str(client): fault for client in messages} | results
                 break
 
 
-def _seconds(wire_message: WireMessage) -> float:
-    """Return for how long the reply to a letter is waited for, from now on."""
-    within, sent = (wire_message.head.get(name) for name in ("within", "sent"))
-    if not isinstance(within, int | float) or not isinstance(sent, int | float):
-        return math.inf
-    return sent + within - time.time()
-
-
-def without_paths(words: str) -> str:
-    """Return what a node says of itself without the folders of its files."""
-    return _FOLDERS.sub("", words)
+def without_paths(text: str) -> str:
+    """Return a text without the folders of absolute paths."""
+    return _FOLDERS.sub("", text)
 
 
 def _put(arrival: Arrival, wire_message: WireMessage) -> dict[str, Any]:
-    """Add what came of one client to a letter; return what stands in the head of it."""
+    """Add a client's reply to a message; return its entry in the head."""
     if arrival.reply is None:
         return {"fault": list(arrival.fault or ("lost", "no reply"))}
     reply = arrival.reply
-    content: dict[str, Tree] = {"up": dict(reply.up), "metrics": _tensors(reply.metrics)}
-    head: dict[str, Any] = {}
+    metrics = {name: value if isinstance(value, Tensor) else torch.tensor(value)
+               for name, value in reply.metrics.items()}  # fmt: skip
+    content: dict[str, Tree] = {"up": dict(reply.up), "metrics": metrics}
+    entry: dict[str, Any] = {}
     if isinstance(reply.weight, Tensor):
         content["weight"] = reply.weight
     else:
-        head["weight"] = reply.weight
+        entry["weight"] = reply.weight
     wire_message.put(f"c{arrival.client}", content)
-    return head
-
-
-def _tensors(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value if isinstance(value, Tensor) else torch.tensor(value)
-            for name, value in metrics.items()}  # fmt: skip
+    return entry

@@ -29,7 +29,8 @@ from fedshot.learners.local_training import (
     local_sgd,
 )
 from fedshot.learners.maml import InnerLoop, Maml
-from fedshot.learners.prediction_drift import answer_common, common_form
+from fedshot.learners.prediction_drift import answer_common
+from fedshot.methods.fedfsl.drift import average_with_drift
 from fedshot.methods.fedfsl.leave_one_out import (
     Reference,
     first_pool,
@@ -39,7 +40,7 @@ from fedshot.methods.fedfsl.leave_one_out import (
     next_share,
 )
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits
@@ -157,14 +158,15 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
                 "method.reference is 'exclusive', the average of the other clients' models, and "
                 "there is one client. Set it to 'global', or have more clients."
             )
-        new, got = average(
+        new, got = average_with_drift(
             clients,
             self.train,
             {"w": server.w, "stats": server.stats},
             key,
             max_weight=self.n_episodes if self.weigh_by == "episodes" else None,
             down={"pool": server.pool} if server.pool else {},
-            common=common_form(self.model, self.common_questions),
+            model=self.model,
+            n=self.common_questions,
         )
         return FedFSLState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
 

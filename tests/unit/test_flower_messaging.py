@@ -1,6 +1,6 @@
-"""Letters to nodes and back, with Flower's own messages and none of its processes.
+"""The server's messaging, with Flower's own messages and none of its processes.
 
-Whatever a node answers is its own loss: it neither ends the run nor disturbs the others.
+An invalid reply is a fault of its node: it neither ends the run nor disturbs other nodes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import ServerGoneError
-from fedshot.deploy.flower import messaging as posts
+from fedshot.deploy.flower import messaging
 from fedshot.deploy.flower.codec import Limits
 from fedshot.deploy.flower.messages import Incoming, WireMessage, read_message
 from fedshot.deploy.flower.messaging import Messenger
-from fedshot.deploy.flower.wire import name_message
+from fedshot.deploy.flower.wire import set_message_id
 
 LIMITS = Limits(message=1 << 22, head=1 << 16)
 Prediction = Callable[[Message], "Message | None"]
@@ -59,7 +59,7 @@ class Office:
     def push_messages(self, messages: Iterable[Message]) -> list[str | None]:
         ids: list[str | None] = []
         for message in messages:
-            name_message(message)
+            set_message_id(message)
             ids.append(message.metadata.message_id)
             reply = self.nodes[message.metadata.dst_node_id](message)
             if reply is not None:
@@ -68,7 +68,7 @@ class Office:
 
     def put(self, asked: Message, reply: Message) -> None:
         """Take in a reply."""
-        name_message(reply)
+        set_message_id(reply)
         for name, one in get_all_nested_objects(reply).items():
             self.objects[name] = one.deflate()
         found = message_to_proto(remove_content_from_message(reply)), get_object_tree(reply)
@@ -102,17 +102,19 @@ def honest(wire_message: WireMessage) -> RecordDict:
 def asked(
     office: Office, seconds: float = 30.0, said: list[str] | None = None
 ) -> dict[int, Incoming]:
-    post = Messenger(office, LIMITS, (said if said is not None else []).append)  # type: ignore[arg-type]
-    mails = list(post.ask({node: WireMessage({}) for node in office.nodes}, seconds))
-    assert sorted(mail.node for mail in mails) == sorted(office.nodes), "each node once"
-    return {mail.node: mail for mail in mails}
+    messenger = Messenger(office, LIMITS, (said if said is not None else []).append)  # type: ignore[arg-type]
+    received = list(
+        messenger.send_and_receive({node: WireMessage({}) for node in office.nodes}, seconds)
+    )
+    assert sorted(incoming.node for incoming in received) == sorted(office.nodes), "each node once"
+    return {incoming.node: incoming for incoming in received}
 
 
-def test_letters_go_there_and_back() -> None:
+def test_messages_are_answered() -> None:
     found = asked(Office({2: replying(honest), 3: replying(honest)}))
     assert all(
-        mail.wire_message and mail.wire_message.head["well"] and not mail.reason
-        for mail in found.values()
+        incoming.wire_message and incoming.wire_message.head["well"] and not incoming.reason
+        for incoming in found.values()
     )
 
 
@@ -145,25 +147,28 @@ def pickled(wire_message: WireMessage) -> RecordDict:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (broken(b"{"), "a head"),
-        (texts([1]), "no names"),
-        (texts({"sizes": {}}), "to another letter"),
-        (texts({"sizes": {"c0": 10**30}}), "bytes in all"),
+        (broken(b"{"), "entries besides head"),
+        (texts([1]), "not a JSON object"),
+        (texts({"sizes": {}}), "to another message"),
+        (texts({"sizes": {"c0": 10**30}}), "blocks of other sizes"),
         (texts({"sizes": 3}), "no sizes"),
-        (texts({}, more=b"x"), "beside a head"),
+        (texts({}, more=b"x"), "entries besides head"),
         (
             texts({"sizes": {}, "refused": "a message that cannot be read: 5"}),
             "^refused: a message",
         ),
         (texts({"sizes": {}, "refused": "\x1b[2J" * 1000}), r"^refused:  \[2J"),
-        (lambda m: Message(RecordDict({"m": MetricRecord({"a": 1})}), reply_to=m), "no letter has"),
+        (
+            lambda m: Message(RecordDict({"m": MetricRecord({"a": 1})}), reply_to=m),
+            "an unexpected object",
+        ),
         (lambda m: Message(RecordDict({}), reply_to=m), "expected"),
         (
             lambda m: Message(Error(0, "out of sorts" * 100), reply_to=m),
             "Flower says: out of sorts",
         ),
         (replying(large), "more than 4194304 bytes"),
-        (replying(pickled), "no safetensors"),
+        (replying(pickled), "not in safetensors"),
     ],
 )
 def test_what_is_no_reply_is_lost_in_words_and_the_others_are_heard(
@@ -231,7 +236,7 @@ def test_an_error_in_opening_a_reply_is_no_server_that_is_gone(
     def deep(*_: object) -> None:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr(posts, "read_message", deep)
+    monkeypatch.setattr(messaging, "read_message", deep)
     assert "RecursionError" in asked(Office({2: replying(honest)}))[2].reason
 
     def gone(self: Office, request: Any) -> None:
@@ -271,21 +276,23 @@ def test_an_object_that_a_server_does_not_have_is_a_loss_of_its_node(
     monkeypatch.setattr(Office, "PullObject", refusing(404))
     assert "its reply cannot be read" in asked(Office({2: replying(honest)}))[2].reason
     monkeypatch.setattr(Office, "PullMessages", refusing(404))
-    with pytest.raises(ServerGoneError, match="does not answer any more"):
+    with pytest.raises(ServerGoneError, match="does not respond any more"):
         asked(Office({2: replying(honest)}))
 
 
 def test_what_flower_does_not_take_is_said() -> None:
     office = Office({2: replying(honest)})
     office.takes = False
-    assert asked(office)[2].reason == "Flower did not take the letter"
+    assert asked(office)[2].reason == "Flower did not accept the message"
 
 
-def test_a_letter_that_is_too_large_is_lost_for_its_node_alone() -> None:
+def test_a_message_that_is_too_large_is_lost_for_its_node_alone() -> None:
     office = Office({2: replying(honest), 3: replying(honest)})
-    post = Messenger(office, LIMITS, print)  # type: ignore[arg-type]
+    messenger = Messenger(office, LIMITS, print)  # type: ignore[arg-type]
     wire_messages = {2: WireMessage({"orders": ["x" * (1 << 16)]}), 3: WireMessage({})}
-    found = {mail.node: mail for mail in post.ask(wire_messages, 30.0)}
+    found = {
+        incoming.node: incoming for incoming in messenger.send_and_receive(wire_messages, 30.0)
+    }
     assert "Let the node hold fewer clients" in found[2].reason
     assert not found[3].reason
 
@@ -301,30 +308,30 @@ def test_of_two_replies_the_first_counts() -> None:
             office.put(message, Message(reply, reply_to=message))
 
     office.nodes = {2: twice}  # type: ignore[dict-item]
-    mail = asked(office)[2]
-    assert mail.wire_message is not None
-    assert mail.wire_message.head["which"] == 1
+    incoming = asked(office)[2]
+    assert incoming.wire_message is not None
+    assert incoming.wire_message.head["which"] == 1
 
 
 def test_a_late_reply_is_dropped_and_named() -> None:
     held: list[Message] = []
     said: list[str] = []
     office = Office({2: held.append})  # type: ignore[dict-item]
-    post = Messenger(office, LIMITS, said.append)  # type: ignore[arg-type]
-    assert [mail.reason for mail in post.ask({2: WireMessage({})}, 0.2)] == [
-        "no reply within 0.2 s"
-    ]
+    messenger = Messenger(office, LIMITS, said.append)  # type: ignore[arg-type]
+    assert [
+        incoming.reason for incoming in messenger.send_and_receive({2: WireMessage({})}, 0.2)
+    ] == ["no reply within 0.2 s"]
     office.put(held[0], replying(honest)(held[0]) or held[0])
     office.nodes = {2: replying(honest)}
-    mails = list(post.ask({2: WireMessage({})}, 30.0))
-    assert [mail.reason for mail in mails] == [""]
+    received = list(messenger.send_and_receive({2: WireMessage({})}, 30.0))
+    assert [incoming.reason for incoming in received] == [""]
     assert said == ["a reply of node 2 came too late and was dropped"]
 
 
 def test_a_reply_of_which_only_the_outline_came_is_not_waited_for_longer_than_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(posts, "_WHOLE", 0.3)
+    monkeypatch.setattr(messaging, "_FETCH_SECONDS", 0.3)
     office = Office({2: replying(honest)})
     inner = office.put
 
@@ -333,4 +340,4 @@ def test_a_reply_of_which_only_the_outline_came_is_not_waited_for_longer_than_a_
         office.objects.clear()
 
     office.put = put  # type: ignore[method-assign]
-    assert "did not arrive whole" in asked(office, seconds=1e5)[2].reason  # not a day
+    assert "an incomplete message" in asked(office, seconds=1e5)[2].reason  # not a day

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedshot.cli.main import main
 from fedshot.config.load import Config
-from fedshot.core.errors import AbsentError, ConfigError
+from fedshot.core.errors import AbsentError, BusyError, ConfigError
 from fedshot.deploy.flower.codec import Limits
 
 pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
@@ -27,11 +30,11 @@ from fedshot.deploy.flower.server_folder import (
     KEY,
     ServerFolder,
     check_secure,
+    exposure_notice,
     free_port,
     is_loopback,
-    own_folder,
-    split,
-    told_open,
+    make_private_folder,
+    split_address,
     write_secret,
 )
 from fedshot.deploy.flower.shards import notes_of
@@ -67,16 +70,16 @@ def test_another_version_of_flower_is_refused(
         (["up", "--nodes", "0"], "--nodes is 0; expected 1 to 100"),
         (["up", "--run.fleet", "vectorised"], "run.fleet is 'vectorised'"),
         (["run", "--rounds", "5"], "there is no option"),
-        (["keys"], "say --server with its names, --node with the file of its key, or --admit"),
+        (["keys"], "give --server with its names, --node with the file of its key, or --admit"),
         (["keys", "--clients", "0-3", "--node", "x.key"], "--clients goes with --admit"),
         (["keys", "--admit", "x.pub"], "--clients goes with --admit"),
-        (["keys", "--admit", "no.pub", "--clients", "0"], "no.pub is no public key"),
+        (["keys", "--admit", "no.pub", "--clients", "0"], "no.pub is not a public key"),
         (["run", "--norm-multiple", "0.5"], "norm_multiple is 0.5; expected a number from 1 on"),
-        (["node", "--server", "here", "--data", "x"], "'here' is no address"),
+        (["node", "--server", "here", "--data", "x"], "'here' is not an address"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--ca", "y"], "--ca without --key"),
         (["node", "--server", "127.0.0.1:1", "--data", "nowhere"], "nowhere holds no client"),
         (["server", "--folder", "nowhere"], "fedshot flower keys --server 127.0.0.1"),
-        (["run", "--folder", "nowhere"], "is no folder of a server"),
+        (["run", "--folder", "nowhere"], "is not a server folder"),
         (["run", "--deadline", "nan"], "--deadline is nan"),
         (["server", "--most-mb", "0"], "--most-mb is 0; expected 1 to"),
         (["server", "--port", "70000"], "--port is 70000; expected 1 to 65535"),
@@ -84,13 +87,13 @@ def test_another_version_of_flower_is_refused(
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--most-mb", "-1"], "--most-mb is -1"),
         (["deal", "--to", "dealt", "--nodes", "0", "--data.name", "digits"], "--nodes is 0"),
         (["deal", "--to", "dealt", "--nodes", "99", "--data.name", "digits"], "--nodes is 99"),
-        (["up", "--nodes", "99", "--data.name", "digits"], "no client would live on node"),
-        (["keys", "--server", "é.org"], "'é.org' is no name or address of a host"),
+        (["up", "--nodes", "99", "--data.name", "digits"], "would hold no client"),
+        (["keys", "--server", "é.org"], "'é.org' is not a host name or address"),
         (["keys", "--server", "10.0.0.1:9092"], "Leave the port out"),
-        (["keys", "--server", ""], "is no name or address"),
+        (["keys", "--server", ""], "is not a host name or address"),
         (["keys", "--server", "a.org", "--days", "10000000"], "--days is 10000000; expected 1 to"),
         (["keys", "--server", "a.org", "--days", "0"], "--days is 0"),
-        (["keys", "--node", "x.pub"], "x.pub would be the public half. Name the key x.key"),
+        (["keys", "--node", "x.pub"], "x.pub is the name of the public key. Name the key x.key"),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(
@@ -133,7 +136,7 @@ def test_keys_are_replaced_together_and_never_over_others(tmp_path: Path) -> Non
     now = {path.name: path.read_bytes() for path in (tmp_path / "server").iterdir()}
     assert now == {name: data for name, data in held.items() if name != CA_KEY}
     (tmp_path / "b.pub").write_text("another's")
-    with pytest.raises(ConfigError, match="of another key"):
+    with pytest.raises(ConfigError, match="belongs to another key"):
         make_node_key(tmp_path / "b.key")
     assert (tmp_path / "b.pub").read_text() == "another's"
     assert not (tmp_path / "b.key").exists()
@@ -151,7 +154,7 @@ def test_secrets_are_written_whole_for_their_owner_and_through_no_link(tmp_path:
     assert path.read_bytes() == b"another"
     assert path.stat().st_mode & 0o777 == 0o600
     assert {p.name for p in tmp_path.iterdir()} == {"elsewhere", "secret"}
-    own_folder(tmp_path / "a" / "b")
+    make_private_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
@@ -208,34 +211,34 @@ def test_a_run_that_never_began_leaves_nothing_to_resume(
     from fedshot.deploy.flower import flower_runs
 
     monkeypatch.setattr(flower_runs, "operator_of", lambda _: Nowhere())
-    setting, folder, place = (
+    prepared, folder, deployment = (
         PreparedRun(Config.of(SMALL)),
         tmp_path / "run",
-        flower_runs.Place.new("s", 0, 9),
+        flower_runs.Deployment.new("s", 0, 9),
     )
 
-    def opened(place: flower_runs.Place) -> Any:
-        return flower_runs.opened(
-            setting, folder, place, ServerFolder(tmp_path), [].append, wait=0.0
+    def opened(deployment: flower_runs.Deployment) -> Any:
+        return flower_runs.open_experiment(
+            prepared, folder, deployment, ServerFolder(tmp_path), [].append, wait=0.0
         )
 
-    with pytest.raises(AbsentError, match="no node holds client"), opened(place):
+    with pytest.raises(AbsentError, match="no node holds client"), opened(deployment):
         pass
     assert not (folder / "flower.json").exists()
-    monkeypatch.setattr(flower_runs, "await_clients", lambda *_: None)
-    with opened(place):
-        assert flower_runs.Place.read(folder).life == 1
+    monkeypatch.setattr(flower_runs, "wait_for_clients", lambda *_: None)
+    with opened(deployment):
+        assert flower_runs.Deployment.read(folder).life == 1
     assert not (folder / "flower.json").exists()
-    with opened(place):
+    with opened(deployment):
         (folder / "config.yaml").write_text("")  # it has begun
-    with opened(flower_runs.Place.read(folder)):
-        assert flower_runs.Place.read(folder).life == 2
-    assert flower_runs.Place.read(folder).life == 2
+    with opened(flower_runs.Deployment.read(folder)):
+        assert flower_runs.Deployment.read(folder).life == 2
+    assert flower_runs.Deployment.read(folder).life == 2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(tmp_path: Path) -> None:
-    from fedshot.deploy.flower.flower_runs import await_clients
+    from fedshot.deploy.flower.flower_runs import wait_for_clients
     from fedshot.deploy.flower.processes import ChildError, Children
 
     class Nobody:
@@ -246,7 +249,7 @@ def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(tmp_path: Path
         words = [sys.executable, "-c", "raise SystemExit('its data are of another deal')"]
         children.start("node-0", words, tmp_path / "node-0.log")
         with pytest.raises(ChildError, match=r"node-0 has ended(.|\n)*of another deal"):
-            await_clients(Nobody(), [0], 60.0, print, children.check)  # type: ignore[arg-type]
+            wait_for_clients(Nobody(), [0], 60.0, print, children.check)  # type: ignore[arg-type]
 
 
 def test_plain_text_stays_on_this_machine_unless_told_otherwise() -> None:
@@ -263,11 +266,11 @@ def test_plain_text_stays_on_this_machine_unless_told_otherwise() -> None:
 
 
 def test_addresses() -> None:
-    assert split("10.0.0.1:9092") == ("10.0.0.1", 9092)
-    assert split("[::1]:80") == ("::1", 80)
+    assert split_address("10.0.0.1:9092") == ("10.0.0.1", 9092)
+    assert split_address("[::1]:80") == ("::1", 80)
     for text in ("10.0.0.1", ":80", "a:b", "a:0", "a:70000"):
         with pytest.raises(ConfigError, match="expected host:port"):
-            split(text)
+            split_address(text)
     assert 0 < free_port() < 65536
 
 
@@ -281,9 +284,9 @@ def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_ours_is_closed_and_one_that_was_there_is_left_alone(tmp_path: Path) -> None:
-    own_folder(tmp_path / "a" / "new")
+    make_private_folder(tmp_path / "a" / "new")
     (tmp_path / "old").mkdir(mode=0o755)
-    own_folder(tmp_path / "old")
+    make_private_folder(tmp_path / "old")
     assert (tmp_path / "a" / "new").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "old").stat().st_mode & 0o777 == 0o755
 
@@ -308,7 +311,7 @@ def test_a_damaged_file_of_a_server_is_named(tmp_path: Path, name: str, damage: 
     home.write_address("127.0.0.1", 1, secure=True, limits=Limits())
     operator_of(home)
     (tmp_path / name).write_bytes(damage.encode("latin-1"))
-    with pytest.raises(ConfigError, match=f"{name} is (damaged|no certificate)") as told:
+    with pytest.raises(ConfigError, match=f"{name} is (damaged|not a certificate)") as told:
         operator_of(home)
     assert len(str(told.value)) < 600
 
@@ -316,11 +319,11 @@ def test_a_damaged_file_of_a_server_is_named(tmp_path: Path, name: str, damage: 
 @pytest.mark.skipif(os.name == "nt", reason="no such modes")
 def test_a_secret_that_others_may_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "node.key"
-    assert told_open(path) == ""
+    assert exposure_notice(path) == ""
     make_node_key(path)
-    assert told_open(path) == ""
+    assert exposure_notice(path) == ""
     path.chmod(0o640)
-    assert "can be read by others (mode 0640)" in told_open(path)
+    assert "can be read by other users (mode 0640)" in exposure_notice(path)
 
 
 def test_no_python_file_of_the_working_folder_is_run_by_what_is_started(tmp_path: Path) -> None:
@@ -333,3 +336,24 @@ def test_no_python_file_of_the_working_folder_is_run_by_what_is_started(tmp_path
         done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert "site-packages" in done.stdout
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
+def test_a_server_whose_folder_was_deleted_and_made_anew_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server may hold the lock of the new folder."""
+    from fedshot.cli import flower
+
+    folder = tmp_path / "server"
+
+    def replace_folder(_: float) -> None:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / ".lock").touch()
+
+    monkeypatch.setattr(local, "start_server", lambda *_, **__: SimpleNamespace(ended=False))
+    monkeypatch.setattr(flower.time, "sleep", replace_folder)
+    options = argparse.Namespace(folder=folder, host="127.0.0.1", port=1, insecure=True, most_mb=1)
+    with pytest.raises(BusyError, match="server was deleted or replaced while this process"):
+        flower.server(options)

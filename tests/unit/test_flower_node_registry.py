@@ -18,12 +18,12 @@ from test_flower_fleet import HOMES, Net, Run, assert_as_alone, joining, on
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.deploy.flower import node_registry as rosters
+from fedshot.deploy.flower import node_registry as registry
 from fedshot.deploy.flower.admission import Entry, admit, read_entries
 from fedshot.deploy.flower.codec import LIMITS
-from fedshot.deploy.flower.fleet import _BEHIND, FlowerFleet
+from fedshot.deploy.flower.fleet import _MAX_ORDERS, FlowerFleet
 from fedshot.deploy.flower.messages import Incoming, WireMessage
-from fedshot.deploy.flower.node_registry import AGAIN, NodeRegistry
+from fedshot.deploy.flower.node_registry import RETRY_SECONDS, NodeRegistry
 from fedshot.deploy.flower.replies import arrivals
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.guard import Guard
@@ -44,10 +44,12 @@ class Nodes:
         for i, (name, head) in enumerate(says.items(), 1):
             self.names[i], self.heads[i] = name, head
 
-    def there(self) -> dict[int, str]:
+    def connected(self) -> dict[int, str]:
         return dict(self.names)
 
-    def ask(self, wire_messages: Mapping[int, WireMessage], seconds: float) -> Iterator[Incoming]:
+    def send_and_receive(
+        self, wire_messages: Mapping[int, WireMessage], seconds: float
+    ) -> Iterator[Incoming]:
         del seconds
         for number in wire_messages:
             self.greeted.append(number)
@@ -68,7 +70,7 @@ def node_registry(nodes: Nodes) -> tuple[NodeRegistry, list[str]]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(rosters.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(registry.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -78,19 +80,19 @@ def test_a_node_that_stays_away_is_asked_again_after_a_while_and_named_once(
     nodes = Nodes(a=[0, 1], b=[1, 2])
     found, said = node_registry(nodes)
     for _ in range(5):
-        assert [node.name for node in found.there().values()] == ["a"]
+        assert [node.name for node in found.connected().values()] == ["a"]
     assert nodes.greeted == [1, 2]
-    clock[0] += AGAIN
-    found.there()
+    clock[0] += RETRY_SECONDS
+    found.connected()
     assert nodes.greeted == [1, 2, 2]
-    assert said == ["node a holds clients 0-1", "node b stays away: client 1 lives at a"]
-    clock[0] += AGAIN
+    assert said == ["node a holds clients 0-1", "node b is left out: client 1 belongs to node a"]
+    clock[0] += RETRY_SECONDS
     nodes.heads[2] = "no reply within 5 s"
-    found.there()
-    assert said[2:] == ["node b stays away: no reply within 5 s"]
-    clock[0] += AGAIN
+    found.connected()
+    assert said[2:] == ["node b is left out: no reply within 5 s"]
+    clock[0] += RETRY_SECONDS
     nodes.heads[2] = [2]
-    assert [node.name for node in found.there().values()] == ["a", "b"]
+    assert [node.name for node in found.connected().values()] == ["a", "b"]
 
 
 def test_the_first_to_claim_all_clients_gets_those_that_the_operator_wrote_or_none(
@@ -101,18 +103,20 @@ def test_the_first_to_claim_all_clients_gets_those_that_the_operator_wrote_or_no
              "other": Entry(frozenset({2, 5}))}  # fmt: skip
     said: list[str] = []
     found = NodeRegistry(nodes, SETUP, 1, said.append, entries=lambda: wrote)
-    assert {n.name: n.examples for n in found.there().values()} == {"honest": 120, "other": None}
+    assert {n.name: n.examples for n in found.connected().values()} == {
+        "honest": 120,
+        "other": None,
+    }
     assert said == [
-        "node liar stays away: it says client 0 lives there; by the server's folder it has "
-        "clients 3",
+        "node liar is left out: it reports client 0; in the server's folder it has clients 3",
         "node honest holds clients 0-1",
         "node other holds clients 2",
-        "node unknown stays away: the server's folder does not say which clients live there. Say "
-        "it with `fedshot flower keys --admit unknown.pub --clients 4`, if that is so",
+        "node unknown is left out: the server's folder has no clients for it. If they are correct, "
+        "use `fedshot flower keys --admit unknown.pub --clients 4`",
     ]
     wrote["unknown"] = Entry(frozenset({4}))
-    clock[0] += AGAIN
-    assert {node.name for node in found.there().values()} == {"honest", "other", "unknown"}
+    clock[0] += RETRY_SECONDS
+    assert {node.name for node in found.connected().values()} == {"honest", "other", "unknown"}
 
 
 def test_what_the_operator_writes_of_nodes_is_checked(tmp_path: Path) -> None:
@@ -155,9 +159,9 @@ def test_a_node_that_comes_again_under_another_number_is_greeted_at_once(
 ) -> None:
     nodes = Nodes(a="refused: it runs another version")
     found, _ = node_registry(nodes)
-    found.there()
+    found.connected()
     nodes.names, nodes.heads = {9: "a"}, {9: [0]}
-    assert [node.name for node in found.there().values()] == ["a"]
+    assert [node.name for node in found.connected().values()] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_a_node_that_comes_again_under_another_number_is_greeted_at_once(
 )
 def test_clients_that_the_run_does_not_have_are_nobodys(claimed: Any) -> None:
     found, said = node_registry(Nodes(a={"clients": claimed}))
-    assert not found.there()
+    assert not found.connected()
     assert len(said) == 1
     assert len(said[0]) < 200
 
@@ -175,16 +179,16 @@ def test_two_nodes_of_one_name_do_not_take_turns(clock: list[float]) -> None:
     nodes = Nodes(first={"name": "host", "clients": [0]})
     nodes.names[1] = ""
     found, said = node_registry(nodes)
-    found.there()
+    found.connected()
     nodes.names[2], nodes.heads[2] = "", {"name": "host", "clients": [0]}
-    assert [node.number for node in found.there().values()] == [1]
+    assert [node.number for node in found.connected().values()] == [1]
     assert (
         said[-1]
-        == "node host stays away: a node of that name is here. Give it another, with --name"
+        == "node host is left out: a node of that name is connected. Give it another, with --name"
     )
     del nodes.names[1]  # the first one has gone, and the second is the same host begun anew
-    clock[0] += AGAIN
-    assert [node.number for node in found.there().values()] == [2]
+    clock[0] += RETRY_SECONDS
+    assert [node.number for node in found.connected().values()] == [2]
 
 
 def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> None:
@@ -199,7 +203,7 @@ def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> Non
         again.node_registry._tell = said.append
         again.open(2, run.kept[2][1])
         assert again.missing(range(6)) == [0, 3, 4]
-        assert "node n1 stays away: client 4 has its private states at node n2" in said[0]
+        assert "node n1 is left out: the private state of client 4 is on node n2" in said[0]
         late = joining(net, 20)  # one that greeted before it knew the seal
         assert not late.missing(range(6))
         late.rewind(2, run.kept[2][1])
@@ -220,9 +224,9 @@ def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> Non
 )  # fmt: skip
 def test_what_a_node_says_of_orders_is_taken_only_when_it_can_be(said: dict[str, Any]) -> None:
     found, _ = node_registry(Nodes(a=[0]))
-    node = found.there()[1]
-    found.order(node, "drop", [1, 0], [0])
-    assert found.note(Incoming(1, WireMessage({"seconds": 1.0, **said}))) == 0.0
+    node = found.connected()[1]
+    found.add_order(node, "drop", [1, 0], [0])
+    assert found.update_from(Incoming(1, WireMessage({"seconds": 1.0, **said}))) == 0.0
     assert len(node.orders) == 1
     assert node.base == (-1, "")
 
@@ -230,9 +234,9 @@ def test_what_a_node_says_of_orders_is_taken_only_when_it_can_be(said: dict[str,
 @pytest.mark.parametrize("seconds", [1e999, float("nan"), 10**400, -1, "1", None, [1]])
 def test_seconds_that_are_none_are_not_counted(seconds: Any) -> None:
     found, _ = node_registry(Nodes(a=[0]))
-    found.order(found.there()[1], "void", 1)
+    found.add_order(found.connected()[1], "void", 1)
     head = {"done": 1, "sealed": [3, "ab"], "seconds": seconds}
-    assert found.note(Incoming(1, WireMessage(head))) == 0.0
+    assert found.update_from(Incoming(1, WireMessage(head))) == 0.0
     assert found.nodes["a"].base == (3, "ab")
     assert not found.nodes["a"].orders
 
@@ -261,10 +265,10 @@ def test_a_node_that_never_answers_gets_no_more_work_and_no_more_orders(tmp_path
     run = Run(fleet).play(1)
     net.deaf.add(2)
     node = fleet.node_registry.nodes["n2"]
-    for _ in range(_BEHIND + 1):
-        fleet.node_registry.order(node, "drop", [1, 0], [])
+    for _ in range(_MAX_ORDERS + 1):
+        fleet.node_registry.add_order(node, "drop", [1, 0], [])
     run.play(2)
-    assert [order[1] for order in node.orders[_BEHIND + 1 :]] == ["seal"]
+    assert [order[1] for order in node.orders[_MAX_ORDERS + 1 :]] == ["seal"]
     net.deaf.clear()
     run.play(3)
     assert not node.orders
@@ -311,12 +315,12 @@ LONG = {f"m{'x' * 50}{i}": ONE for i in range(65)}
         ({"weight": 1}, block(), None),
         ({"weight": 1.5}, block(metrics={"loss": ONE}), None),
         ({"fault": ["lost", "power"]}, None, "power"),
-        ({"fault": 5}, None, "two words"),
-        ({"fault": None}, None, "two words"),
-        ({"fault": {"a": 1}}, None, "two words"),
-        ({"fault": ["refused", ["x"]]}, None, "two words"),
+        ({"fault": 5}, None, "a kind and a reason"),
+        ({"fault": None}, None, "a kind and a reason"),
+        ({"fault": {"a": 1}}, None, "a kind and a reason"),
+        ({"fault": ["refused", ["x"]]}, None, "a kind and a reason"),
         ({"fault": ["refused", "\x07" * 10**5]}, None, "^ {500}"),
-        (5, block(), "no names"),
+        (5, block(), "not a JSON object"),
         ({}, block(), "weight"),
         ({"weight": "1"}, block(), "weight"),
         ({"weight": True}, block(), "weight"),
@@ -332,11 +336,11 @@ LONG = {f"m{'x' * 50}{i}": ONE for i in range(65)}
         ({"weight": 1}, block(metrics={"a": torch.ones(3)}), "not one number"),
         ({"weight": 1}, block(metrics={"a": {"b": ONE}}), "not one number"),
         ({"weight": 1}, {"up": {"g": ONE}, "metrics": ONE}, "metrics"),
-        ({"weight": 1}, block(up={"g": ONE, **LONG}), "65 parts that nobody asked for"),
+        ({"weight": 1}, block(up={"g": ONE, **LONG}), "65 unknown parts"),
         ({"weight": 1}, block(up={"g": ONE, "h": ONE}), "the parts are"),
         ({"weight": 1}, block(up={"g": {"x" * 400: torch.full((1,), torch.inf)}}), "not finite"),
         ({"weight": 1}, block(up=ONE), "the parts are"),
-        ({"weight": 1}, (ONE,), "no parts"),
+        ({"weight": 1}, (ONE,), "lacks `up`"),
     ],
 )
 def test_what_a_node_says_of_a_client_is_a_reply_or_a_fault_in_few_words(
@@ -345,7 +349,7 @@ def test_what_a_node_says_of_a_client_is_a_reply_or_a_fault_in_few_words(
     blocks = {} if content is None else {"c0": content}
     (first, second), meter, _ = judged({"results": {"0": result}}, blocks)
     assert second.fault
-    assert second.fault.reason == "node n says nothing of it"
+    assert second.fault.reason == "node n sends no result of it"
     if words is None:
         assert isinstance(first.reply, Reply)
         return
@@ -376,7 +380,7 @@ def test_no_head_of_a_reply_ends_an_exchange(head: dict[str, Any]) -> None:
 
 def test_strangers_are_told_in_one_line() -> None:
     _, _, said = judged({"results": {f"{i}": {} for i in range(1000)}})
-    assert said == ["node n answers for '10' and 997 others, which it was not asked for; dropped"]
+    assert said == ["node n replies for '10' and 997 others, which it was not asked for; dropped"]
 
 
 def test_what_was_not_asked_for_is_one_line_of_the_ledger() -> None:
@@ -408,5 +412,5 @@ def test_answers_in_a_test_that_are_not_finite_are_a_fault_of_their_node() -> No
     asked = replace(ASKED, phase="evaluate", reduce={"g": Gather(limit=None)})
     found = of_client(asked, bad, 1, None)
     assert found.fault
-    assert found.fault.reason == "node n: an answer holds a value that is not finite"
+    assert found.fault.reason == "node n: a prediction holds a value that is not finite"
     assert of_client(asked, block({"g": {"0": torch.zeros(1, 2)}}), 1, None).reply
