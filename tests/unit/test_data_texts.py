@@ -89,7 +89,7 @@ def test_a_byte_order_mark_and_labels_that_are_numbers_are_fine(tmp_path, vector
         (
             "m.jsonl",
             '{"text": "cat", "label": "a", "text": "dog"}',
-            "line 1: .*'text' stands twice",
+            "line 1: .*'text' occurs twice",
         ),
         ("m.csv", "text,label,text\ncat,a,dog\n", "the header has 2 columns 'text'"),
         ("m.csv", 'text,label\ncat,a\ndog,"b\ncat,a\n', "line 3: a double quote opens"),

@@ -21,8 +21,8 @@ from fedshot.data.dataset import Pixels
 from fedshot.data.files.images import Aspect, picture, plain, readable
 from fedshot.data.sources.huffpost import HuffPost
 from fedshot.data.sources.omniglot import Omniglot
-from fedshot.data.sources.registry import Source
 from fedshot.data.sources.sent140 import Sent140
+from fedshot.data.sources.source import Source
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import UNKNOWN, Words
 
