@@ -285,7 +285,7 @@ def test_pictures_beside_the_classes_of_a_part_are_counted(tmp_path):
 def test_two_spellings_of_a_class_are_refused_with_both(pets):
     for name in ("caf\u00e9", "cafe\u0301"):
         picture(pets / name / "1.png")
-    with pytest.raises(DataError, match=r"'cafe\\u0301' and 'caf\\xe9' differ only in blanks"):
+    with pytest.raises(DataError, match=r"'cafe\\u0301' and 'caf\\xe9' differ only in whitespace"):
         ImageFolder(str(pets), size=4).load(None)
 
 

@@ -78,7 +78,7 @@ class FederatedDataset:
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (drawn if self.own_tests else self.key).at("partition")
         with with_option_path(config.settings):
-            self.deal: ClientSplit = config.partition.deal(
+            self.deal: ClientSplit = config.partition.assign(
                 self.dataset, self.rows.base, self.deal_key, config.episode
             )
         if self.own_tests:
@@ -282,7 +282,7 @@ class PreparedRun(FederatedDataset):
         if options.pool == "shared":
             return self._drawn(self.rows.novel, options, options.episodes, key)
         spec = self._shape(options)
-        held = self.config.partition.deal(
+        held = self.config.partition.assign(
             self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
         ).train
         if len(held) != len(self.deal.train):
@@ -300,7 +300,7 @@ class PreparedRun(FederatedDataset):
                 "fewer clients, or set test.pool to 'shared'."
             )
         pools = [held[c] for c in self.clients]
-        return EpisodicTest(self.dataset, Tasks.draw_in_turns(
+        return EpisodicTest(self.dataset, Tasks.draw_round_robin(
             self.dataset, pools, spec, options.episodes, key))  # fmt: skip
 
     def _test(self, part: Literal["validation", "novel"]) -> EpisodicTest:

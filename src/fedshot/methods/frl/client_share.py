@@ -46,7 +46,7 @@ def draw_share(
     """Draw a client's share of an episode.
 
     Args:
-        data: the client's. Where images are dealt anew, its hand; else all that it holds.
+        data: the client's. its share of an episode, or all that it holds.
         spec: of an episode; the proportion of shots and queries, where clients hold what they hold.
         known: numbers of the base classes, by which those clients label.
         slots: numbers that there are for classes.
@@ -59,7 +59,7 @@ def draw_share(
     """
     episode = key.above("step").at("episode")
     whose = key.path[-2:]
-    classes, hand = data.hand(spec, episode, whose)
+    classes, share = data.share(spec, episode, whose)
     named = classes if len(classes) else sorted(known)
     dataset = data.dataset
 
@@ -83,10 +83,10 @@ def draw_share(
 
     used = torch.arange(slots) < len(named)
     return EpisodeShare(
-        support_x=read("support", hand.support),
-        support_y=labels(hand.support),
-        query_x=read("query", hand.query),
-        query_y=labels(hand.query),
+        support_x=read("support", share.support),
+        support_y=labels(share.support),
+        query_x=read("query", share.query),
+        query_y=labels(share.query),
         open=used,
         seed=key.at("noise").tensor(),
     )
