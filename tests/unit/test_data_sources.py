@@ -80,7 +80,7 @@ def test_a_folder_is_read_by_class_in_the_order_of_names(pets):
     assert dataset.y.tolist() == [0, 0, 1]
     assert dataset.shape == (4, 6, 3)
     assert dataset.x[:, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255], [0, 255, 0]]
-    assert dataset.passed_over == "1 file of other kinds skipped (.txt 1)"
+    assert dataset.skipped == "1 file of other kinds skipped (.txt 1)"
     assert ImageFolder(str(pets)).split(dataset) is None
 
 
@@ -267,7 +267,7 @@ def test_all_that_is_not_read_is_counted(pets):
     picture(pets / "beside.png")
     picture(pets / "cat" / "more" / "1.png")
     (pets / "readme.md").write_text("not a picture")
-    assert ImageFolder(str(pets)).load(None).passed_over == (
+    assert ImageFolder(str(pets)).load(None).skipped == (
         "2 files of other kinds skipped (.md 1, .txt 1); "
         "1 image beside the class folders skipped; "
         "1 folder within class folders skipped"
@@ -277,7 +277,7 @@ def test_all_that_is_not_read_is_counted(pets):
 def test_pictures_beside_the_classes_of_a_part_are_counted(tmp_path):
     for place in ("base/ant", "base", "novel/cat", "."):
         picture(tmp_path / place / "1.png")
-    assert ImageFolder(str(tmp_path)).load(None).passed_over == (
+    assert ImageFolder(str(tmp_path)).load(None).skipped == (
         "2 images beside the class folders skipped"
     )
 

@@ -35,7 +35,7 @@ class Dataset:
     """Images `x` (uint8 [n, H, W, C]), or texts (`Tokens`), and class numbers `y` (int64 [n]).
 
     `users` are numbers from 0 on, never names. `standard` is the class split of the data, if it has
-    one. `passed_over` describes the files that were skipped. Examples with the same number in
+    one. `skipped` describes the files that were skipped. Examples with the same number in
     `groups`, such as frames of a video or images of a patient, are nearly alike: an episode has
     those of one class in its support set or in its query set, never in both.
     """
@@ -46,7 +46,7 @@ class Dataset:
     class_names: tuple[str, ...]
     users: Ints | None = None
     standard: ClassSplit | None = None
-    passed_over: str = ""
+    skipped: str = ""
     known_digest: str | None = None  # set by the cache, which stores it
     groups: Ints | None = None
 
@@ -94,7 +94,7 @@ class Dataset:
     def remarks(self) -> list[str]:
         """Remarks on the data: skipped files, and words without a vector."""
         lacking = self.x.lacking if isinstance(self.x, Tokens) else ""
-        return [text for text in (self.passed_over, lacking) if text]
+        return [text for text in (self.skipped, lacking) if text]
 
     @property
     def pixels(self) -> Pixels:

@@ -18,7 +18,7 @@ from PIL import Image
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import read_regular
 from fedshot.data.dataset import Pixels
-from fedshot.data.files.images import Aspect, picture, plain, readable
+from fedshot.data.files.images import Aspect, open_image, readable, to_array
 from fedshot.data.sources.huffpost import HuffPost
 from fedshot.data.sources.omniglot import Omniglot
 from fedshot.data.sources.sent140 import Sent140
@@ -58,7 +58,7 @@ class Pictures:
         if isinstance(source, Image.Image):
             with readable(name):
                 return self._flat(source, name)
-        with picture(source, name) as image:
+        with open_image(source, name) as image:
             return self._flat(image, name)
 
     def _from_array(self, pixels: Pixels, name: object) -> Pixels:
@@ -87,7 +87,7 @@ class Pictures:
                 f"image {name} cannot be converted to the {channels} channels of this run's data. "
                 f"Pass arrays of shape {list(self.shape)}."
             )
-        return plain(image, name, channels, (width, height), how, self.aspect)
+        return to_array(image, name, channels, (width, height), how, self.aspect)
 
 
 @dataclass(frozen=True)

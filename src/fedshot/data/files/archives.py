@@ -23,7 +23,7 @@ from fedshot.data.files.bounded import (
     check_member,
     check_name,
     check_size,
-    damage,
+    naming_damage,
     opened_zip,
 )
 from fedshot.data.files.tars import Tar, opened_tar
@@ -78,7 +78,7 @@ class _Zip:
     def read(self, name: str, limit: int = IMAGE_LIMIT) -> bytes:
         info = self._archive.getinfo(name)
         check_member(self.path, info, limit)
-        with damage(self.path, "zip"), self._archive.open(info) as file:
+        with naming_damage(self.path, "zip"), self._archive.open(info) as file:
             return b"".join(iter(lambda: file.read(PIECE), b""))
 
 

@@ -48,7 +48,7 @@ Stream: TypeAlias = IO[bytes]
 
 
 @contextmanager
-def damage(path: Path, kind: str) -> Iterator[None]:
+def naming_damage(path: Path, kind: str) -> Iterator[None]:
     """Turn an exception about a damaged file into a DataError that names the file."""
     try:
         yield
@@ -81,7 +81,7 @@ def unzipped(path: Path, ratio: int = _RATIO) -> Iterator[Stream]:
 def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip file. Raises DataError if it is damaged."""
     with ExitStack() as stack:
-        with damage(path, "zip"):
+        with naming_damage(path, "zip"):
             archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_regular(path))))
         yield archive
 

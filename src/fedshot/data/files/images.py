@@ -118,7 +118,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
     Raises DataError, whose last sentence is `remedy`, for another size unless `resize` is set.
     """
     with readable(name), Image.open(BytesIO(data), formats=["PNG", "JPEG"]) as image:
-        check_picture(image, name)
+        check_image(image, name)
         if image.size == (size, size):
             return np.asarray(image.convert("RGB"))
         if not resize:
@@ -136,13 +136,13 @@ def decode(
     aspect: Aspect = "squeeze",
 ) -> Pixels:
     """Return an image as uint8 [H, W, channels], a square of `size` if given."""
-    with picture(source, name) as image:
+    with open_image(source, name) as image:
         square = None if size is None else (size, size)
-        return plain(image, name, channels, square, aspect=aspect)
+        return to_array(image, name, channels, square, aspect=aspect)
 
 
 @contextmanager
-def picture(source: Path | bytes, name: object) -> Iterator[Image.Image]:
+def open_image(source: Path | bytes, name: object) -> Iterator[Image.Image]:
     """Open an image file. Raises DataError, which names it, also when decoding it fails later."""
     with (
         readable(name),
@@ -152,7 +152,7 @@ def picture(source: Path | bytes, name: object) -> Iterator[Image.Image]:
         yield image
 
 
-def check_picture(image: Image.Image, name: object) -> None:
+def check_image(image: Image.Image, name: object) -> None:
     """Raise DataError for an opened image that is too large, or deeper than 8 bits a channel.
 
     The depth is known only before Pillow has loaded the pixels.
@@ -194,7 +194,7 @@ def _is_drawn_in_alpha(image: Image.Image, pixels: Pixels) -> bool:
     return least != most
 
 
-def plain(
+def to_array(
     image: Image.Image,
     name: object,
     channels: int,
@@ -207,7 +207,7 @@ def plain(
     `aspect` is how it is resized: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds
     black. Transparency is dropped. Raises DataError if nothing else varies in the image.
     """
-    check_picture(image, name)
+    check_image(image, name)
     with _decoding(image):
         # Cameras store a turned image as it is, with its orientation in a tag.
         upright = ImageOps.exif_transpose(image)

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import IO, cast
 
 from fedshot.core.errors import DataError
-from fedshot.data.files.bounded import PIECE, Stream, check_name, check_size, damage, unzipped
+from fedshot.data.files.bounded import (
+    PIECE,
+    Stream,
+    check_name,
+    check_size,
+    naming_damage,
+    unzipped,
+)
 
 _HEADER = 1 << 14  # bytes of one member's header and its records; a path has at most 4096
 _HEADERS = 1 << 27  # bytes of all headers; 60,000 images have at most 9e7
@@ -24,7 +31,7 @@ _HEADERS = 1 << 27  # bytes of all headers; 60,000 images have at most 9e7
 def opened_tar(path: Path) -> Iterator[Tar]:
     """Open a .tar or .tar.gz. Raises DataError if it is damaged."""
     with ExitStack() as stack:
-        with damage(path, "tar"):
+        with naming_damage(path, "tar"):
             tar = Tar(path, stack.enter_context(unzipped(path)))
         yield tar
 
@@ -45,7 +52,7 @@ class Tar:
     def members(self) -> Iterator[tarfile.TarInfo]:
         """Yield the files in order. Raises DataError for links, devices and sparse files."""
         while True:
-            with damage(self._path, "tar"):
+            with naming_damage(self._path, "tar"):
                 member = self._tar.next()
             self._left -= self._headers.reset()
             if self._left < 0:
@@ -69,7 +76,7 @@ class Tar:
     def read(self, member: tarfile.TarInfo, limit: int) -> bytes:
         """Return a member's bytes."""
         check_size(self._path, member.name, member.size, limit)
-        with damage(self._path, "tar"):
+        with naming_damage(self._path, "tar"):
             self._stream.seek(member.offset_data)
             pieces, left = [], member.size
             while left and (piece := self._stream.read(min(left, PIECE))):

@@ -22,9 +22,8 @@ from fedshot.data.files import pickled
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
 from fedshot.data.files.images import decoded, photo
-from fedshot.data.files.places import home, images_in
-from fedshot.data.sources.source import Source
-from fedshot.data.sources.splits.published import PUBLISHED, lists_beside, packaged, to_split
+from fedshot.data.sources.source import Source, dataset_folder, find_images
+from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
@@ -55,7 +54,7 @@ class Cifar100(Source):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all images, the first time into the cache."""
-        folder = home(data_dir, "cifar100", "cifar100", "cifar-100-python.tar.gz, or PNG files")
+        folder = dataset_folder(data_dir, "cifar100", "cifar-100-python.tar.gz, or PNG files")
         names = tuple(packaged("cifar100")["classes"])
         known = ("cifar-100-python.tar.gz", "cifar-100-python", "apple")
         dataset = _load(folder, "cifar100", known, self.file, names)
@@ -64,7 +63,7 @@ class Cifar100(Source):
 
     def _split(self, folder: Path, names: Sequence[str]) -> ClassSplit:
         paths = [folder / "splits" / f"{self.variant}_{part}.txt" for part in PUBLISHED]
-        lists = lists_beside(paths)
+        lists = read_split_files(paths)
         if lists is not None:
             return to_split(paths, lists, names, _COUNTS[self.variant])
         return to_split(self.variant, packaged("cifar100")[self.variant], names)
@@ -87,7 +86,7 @@ class Cifar10(Source):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all images, the first time into the cache."""
-        folder = home(data_dir, "cifar10", "cifar10", "cifar-10-python.tar.gz, or PNG files")
+        folder = dataset_folder(data_dir, "cifar10", "cifar-10-python.tar.gz, or PNG files")
         known = ("cifar-10-python.tar.gz", "cifar-10-batches-py", CIFAR10[0])
         return _load(folder, "cifar10", known, self.file, CIFAR10)
 
@@ -97,7 +96,7 @@ def _load(
 ) -> Dataset:
     """Read a dataset; `known` names the published archive, the folder in it, and a class."""
     published, unpacked, a_class = known
-    place = images_in(folder, name, file, (published, unpacked))
+    place = find_images(folder, name, file, (published, unpacked))
     if place is None and any((folder / half).is_dir() for half in ("train", "test", a_class)):
         place = folder
     if place is None:

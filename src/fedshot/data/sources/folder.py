@@ -95,7 +95,7 @@ class ImageFolder(Source):
             tuple(folder.name for folder in classes),
             standard=split,
             groups=None if self.groups is None else _groups(files, self.groups),
-            passed_over=_passed_over(root, classes),
+            skipped=_skipped(root, classes),
         )
 
     def _read(self, root: Path, files: list[Path]) -> np.ndarray:
@@ -176,7 +176,7 @@ def _images(root: Path, folder: Path) -> list[Path]:
     )
 
 
-def _passed_over(root: Path, classes: list[Path]) -> str:
+def _skipped(root: Path, classes: list[Path]) -> str:
     """Describe what lies in the folder and is not read, except hidden files."""
     above = {root, *(folder.parent for folder in classes)}
     beside = [p for folder in sorted(above) for p in _shown(folder) if p.is_file()]

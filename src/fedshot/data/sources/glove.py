@@ -21,8 +21,8 @@ from fedshot.core.errors import DataError
 from fedshot.data.files.bounded import (
     Stream,
     check_member,
-    damage,
     max_unpacked,
+    naming_damage,
     opened_zip,
     unzipped,
 )
@@ -71,7 +71,7 @@ def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
 def digest(path: Path, dim: int | None = None) -> str:
     """Return the SHA-256 of a file of word vectors, after decompression."""
     sha = hashlib.sha256()
-    with damage(path, "word vector"), _opened(path, dim) as file:
+    with naming_damage(path, "word vector"), _opened(path, dim) as file:
         for _ in range(-(-_MAX_FILE // _BLOCK)):
             block = file.read(_BLOCK)
             if not block:
@@ -202,7 +202,7 @@ def _kept(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray) -> tuple[np.nd
 
 def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line) of the lines that are not empty."""
-    with damage(path, "word vector"), _opened(path, dim) as file:
+    with naming_damage(path, "word vector"), _opened(path, dim) as file:
         n = read = 0
         while line := file.readline(_MAX_LINE):
             n, read = n + 1, read + len(line)

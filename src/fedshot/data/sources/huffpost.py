@@ -17,9 +17,8 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
-from fedshot.data.files.places import home
 from fedshot.data.sources.embedding import TextOptions
-from fedshot.data.sources.source import Source
+from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.texts import json_rows
 
 _CLASSES = 41
@@ -34,7 +33,7 @@ class HuffPost(TextOptions, Source):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the headlines, in the order of the file."""
-        path = home(data_dir, "huffpost", "huffpost", _FILE) / _FILE
+        path = dataset_folder(data_dir, "huffpost", _FILE) / _FILE
         x, labels = self.embed(headlines(path), data_dir, path)
         y = np.array(labels, dtype=np.int64)
         names = tuple(str(c) for c in range(_CLASSES))

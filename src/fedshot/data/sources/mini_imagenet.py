@@ -18,12 +18,11 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
 from fedshot.data.files.images import check_side, decoded, photo
-from fedshot.data.files.places import home, images_in
-from fedshot.data.sources.source import Source
+from fedshot.data.sources.source import Source, dataset_folder, find_images
 from fedshot.data.sources.splits.published import (
     PARTS,
     PUBLISHED,
-    beside,
+    all_exist,
     csv_rows_of,
     packaged,
     read_text,
@@ -53,9 +52,9 @@ class ImageNetSubset(Source):
     def __post_init__(self) -> None:
         check_side(self.size, 1024)
 
-    def find_images(self, folder: Path, source: str) -> Path:
+    def find(self, folder: Path, source: str) -> Path:
         """Return the zip or folder of the images."""
-        place = images_in(folder, source, self.file, ("images",))
+        place = find_images(folder, source, self.file, ("images",))
         if place is not None:
             return place
         if folder.is_dir() and any(p.is_dir() for p in folder.iterdir() if p.name != "splits_full"):
@@ -84,10 +83,10 @@ class MiniImageNet(ImageNetSubset):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all images, the first time into the cache."""
-        folder = home(data_dir, "mini_imagenet", "miniimagenet", "a zip or folder of its images")
-        place = self.find_images(folder, "mini_imagenet")
+        folder = dataset_folder(data_dir, "mini_imagenet", "a zip or folder of its images")
+        place = self.find(folder, "mini_imagenet")
         lists = [folder / f"{part}.csv" for part in PUBLISHED]
-        own = lists if beside(lists) else []
+        own = lists if all_exist(lists) else []
         options = {"size": self.size, "resize": self.resize}
         return cached("mini_imagenet", [place, *own], options, partial(self._build, place, own))
 

@@ -17,10 +17,9 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels, check_classes
-from fedshot.data.files.bounded import damage, unzipped
+from fedshot.data.files.bounded import naming_damage, unzipped
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.places import home
-from fedshot.data.sources.source import Source
+from fedshot.data.sources.source import Source, dataset_folder
 
 HALVES = ("train", "t10k")
 FASHION = (
@@ -46,34 +45,30 @@ class Mnist(Source):
     or in `raw/`. One half is enough; `halves` returns which exist.
     """
 
-    folder: ClassVar[str] = "mnist"
+    name: ClassVar[str] = "mnist"
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the halves that exist, training images first."""
-        folder = self._home(data_dir)
+        folder = self._folder(data_dir)
         files = _files(folder)
         if not files:
             raise DataError(
-                f"{self.folder}: {folder} holds no half of the set. Put "
+                f"{self.name}: {folder} holds no half of the set. Put "
                 f"train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz there, or the two of "
-                f"t10k; `fedshot data get {self._name} --data-dir {folder.parent}` fetches them."
+                f"t10k; `fedshot data get {self.name} --data-dir {folder.parent}` fetches them."
             )
         build = partial(_build, files, self.names)
-        dataset = cached(self._name, [path for pair in files.values() for path in pair], {}, build)
+        dataset = cached(self.name, [path for pair in files.values() for path in pair], {}, build)
         split = ClassSplit(base=(0, 1, 2, 3, 4), validation=(), novel=(5, 6, 7, 8, 9))
         return replace(dataset, standard=split)
 
     def halves(self, data_dir: Path | None) -> tuple[str, ...]:
         """Return which of `train` and `t10k` exist."""
-        return tuple(_files(self._home(data_dir)))
+        return tuple(_files(self._folder(data_dir)))
 
-    @property
-    def _name(self) -> str:
-        return {"mnist": "mnist", "fashionmnist": "fashion_mnist"}[self.folder]
-
-    def _home(self, data_dir: Path | None) -> Path:
-        return home(data_dir, self._name, self.folder, "train-images-idx3-ubyte.gz and so on")
+    def _folder(self, data_dir: Path | None) -> Path:
+        return dataset_folder(data_dir, self.name, "train-images-idx3-ubyte.gz and so on")
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class FashionMnist(Mnist):
     The files have the names of MNIST's.
     """
 
-    folder: ClassVar[str] = "fashionmnist"
+    name: ClassVar[str] = "fashion_mnist"
     names: ClassVar[tuple[str, ...]] = FASHION
 
 
@@ -142,7 +137,7 @@ def _build(files: dict[str, tuple[Path, Path]], names: tuple[str, ...], put: Put
 
 def read_idx(path: Path, dims: int) -> Pixels:
     """Return the uint8 array of `dims` dimensions in an idx file, gzipped or not."""
-    with damage(path, "idx"), unzipped(path) as file:
+    with naming_damage(path, "idx"), unzipped(path) as file:
         head = file.read(4 + 4 * dims)
         if len(head) < 4 + 4 * dims or head[:4] != bytes((0, 0, 8, dims)):
             raise DataError(

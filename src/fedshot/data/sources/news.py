@@ -18,10 +18,9 @@ import numpy as np
 from fedshot.core.errors import DataError, nearest
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
-from fedshot.data.files.places import home
 from fedshot.data.files.tars import opened_tar
 from fedshot.data.sources.embedding import TextOptions
-from fedshot.data.sources.source import Source
+from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.tokenizer import tokenize
 
 _FILE = "20news-bydate.tar.gz"
@@ -57,7 +56,7 @@ class News20(TextOptions, Source):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read and tokenise all messages, by half, group and number."""
-        path = home(data_dir, "news20", "20newsgroups", _FILE) / _FILE
+        path = dataset_folder(data_dir, "news20", _FILE) / _FILE
         numbers = {group: c for c, group in enumerate(GROUPS)}
 
         def rows() -> Iterator[tuple[int, list[str]]]:

@@ -15,8 +15,8 @@ from fedshot.data.files.bounded import (
     DAMAGE,
     check_member,
     check_memory,
-    damage,
     max_unpacked,
+    naming_damage,
     opened_zip,
 )
 from fedshot.data.sources.source import Source
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             if name in _ARRAYS:
                 limit = max(_UNPACKED, max_unpacked(path))
                 check_member(path, member, limit, "Write it with np.savez, uncompressed.")
-                with damage(path, "npz"):
+                with naming_damage(path, "npz"):
                     _check_header(path, archive, member)
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -22,10 +22,9 @@ from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import check_picture, check_side, decoded, readable
-from fedshot.data.files.places import home
-from fedshot.data.sources.source import Source
-from fedshot.data.sources.splits.published import PUBLISHED, lists_beside, packaged, to_split
+from fedshot.data.files.images import check_image, check_side, decoded, readable
+from fedshot.data.sources.source import Source, dataset_folder
+from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _HALVES = ("images_background", "images_evaluation")
 _MEMBER = re.compile(r"(?:.*/)?([^/]+/character\d+)/\d+_\d+\.png")
@@ -53,10 +52,10 @@ class Omniglot(Source):
     def load(self, data_dir: Path | None) -> Dataset:
         """Read both halves, the first time into the cache; nothing is unpacked."""
         wanted = " and ".join(f"{half}.zip" for half in _HALVES)
-        folder = home(data_dir, "omniglot", "omniglot", wanted)
+        folder = dataset_folder(data_dir, "omniglot", wanted)
         places = [_place(folder, half) for half in _HALVES]
         own = [folder / "splits_vinyals" / f"{part}.txt" for part in PUBLISHED]
-        lists = lists_beside(own)
+        lists = read_split_files(own)
         build = partial(_build, places, self.size)
         dataset = cached("omniglot", places, {"size": self.size}, build)
         if lists is not None:
@@ -125,6 +124,6 @@ def _decode(data: bytes, name: str, size: int) -> Pixels:
     with readable(name), Image.open(BytesIO(data), formats=["PNG"]) as image:
         if image.width * image.height > _MAX_PIXELS:
             raise DataError(f"image {name} is {image.size}; drawings are 105 x 105 pixels")
-        check_picture(image, name)
+        check_image(image, name)
         paper = image.convert("L").resize((size, size), Image.Resampling.BOX)
         return 255 - np.asarray(paper)[:, :, None]

@@ -22,10 +22,9 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints, check_classes
-from fedshot.data.files.places import home
 from fedshot.data.sources.embedding import TextOptions
 from fedshot.data.sources.glove import Keep
-from fedshot.data.sources.source import Source
+from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.texts import csv_rows, unique_keys
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers
@@ -97,7 +96,7 @@ class Sent140(TextOptions, Source):
         return np.isin(np.arange(len(n_tweets)), enough)
 
     def _path(self, data_dir: Path | None) -> Path:
-        folder = home(data_dir, "sent140", "sent140", self.file or _FILE)
+        folder = dataset_folder(data_dir, "sent140", self.file or _FILE)
         if self.file is not None or (folder / _FILE).exists():
             return folder / (self.file or _FILE)
         parts = sorted(folder.glob(f"{Path(_FILE).stem}*.csv"))

@@ -15,12 +15,12 @@ from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.files.archives import opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.places import home
 from fedshot.data.sources.mini_imagenet import IMAGES, ImageNetSubset
+from fedshot.data.sources.source import dataset_folder
 from fedshot.data.sources.splits.published import (
     PARTS,
     PUBLISHED,
-    beside,
+    all_exist,
     csv_rows_of,
     packaged,
     read_text,
@@ -41,10 +41,8 @@ class TieredImageNet(ImageNetSubset):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all images, the first time into the cache (16.5 GB at 84 pixels)."""
-        folder = home(
-            data_dir, "tiered_imagenet", "tieredimagenet", "a zip or folder of its images"
-        )
-        place = self.find_images(folder, "tiered_imagenet")
+        folder = dataset_folder(data_dir, "tiered_imagenet", "a zip or folder of its images")
+        place = self.find(folder, "tiered_imagenet")
         lists = class_lists(folder)
         names = tuple(sorted(name for part in lists.values() for name in part))
         options = {"size": self.size, "resize": self.resize, "classes": names}
@@ -71,7 +69,7 @@ class TieredImageNet(ImageNetSubset):
 def class_lists(folder: Path) -> dict[str, list[str]]:
     """Return the classes of each part, from the csv files in the folder if they exist."""
     paths = [folder / f"{part}.csv" for part in PUBLISHED]
-    if not beside(paths):
+    if not all_exist(paths):
         return {part: list(names) for part, names in packaged("tiered_imagenet").items()}
     lists: dict[str, list[str]] = {}
     for part, path, count in zip(PARTS, paths, _COUNTS, strict=True):

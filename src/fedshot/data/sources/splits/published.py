@@ -34,7 +34,7 @@ def packaged(name: str) -> dict[str, Any]:
     return loaded
 
 
-def beside(paths: Sequence[Path]) -> bool:
+def all_exist(paths: Sequence[Path]) -> bool:
     """Whether the three split files exist. Raises DataError if only some of them do."""
     there = [path.is_file() for path in paths]
     if any(there) and not all(there):
@@ -47,9 +47,9 @@ def beside(paths: Sequence[Path]) -> bool:
     return all(there)
 
 
-def lists_beside(paths: Sequence[Path]) -> dict[str, list[str]] | None:
+def read_split_files(paths: Sequence[Path]) -> dict[str, list[str]] | None:
     """Return the class names in the three split files, by part, or None without these files."""
-    if not beside(paths):
+    if not all_exist(paths):
         return None
     return {part: read_text(path).split() for part, path in zip(PARTS, paths, strict=True)}
 
