@@ -23,7 +23,7 @@ from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.group_sampler import GroupSampler
-from fedshot.data.episodes.row_split import Rows
+from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.partitions.partition import ClientSplit, Partition, infeasible_clients
@@ -69,11 +69,11 @@ class FederatedDataset:
         self.split: ClassSplit | None = None
         if config.split.users is not None:
             shares = config.split.users
-            self.rows = Rows(*split_users(self.dataset, shares, splits.at("split")))
+            self.rows = RowSplit(*split_users(self.dataset, shares, splits.at("split")))
         else:
             self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
             self.split.check(self.dataset)
-            self.rows = Rows.of_classes(self.dataset, self.split)
+            self.rows = RowSplit.of_classes(self.dataset, self.split)
         # Who holds what is the test, too, where that is the clients' own: one for all seeds.
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (drawn if self.own_tests else self.key).at("partition")

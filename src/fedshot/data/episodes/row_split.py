@@ -9,7 +9,7 @@ from fedshot.data.dataset import Dataset, Ints
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowSplit:
     """Row numbers for training (`base`), selection of the round (`validation`), test (`novel`).
 
     The parts have different classes, or the same classes and different users.
@@ -20,7 +20,7 @@ class Rows:
     novel: Ints
 
     @classmethod
-    def of_classes(cls, dataset: Dataset, split: ClassSplit) -> Rows:
+    def of_classes(cls, dataset: Dataset, split: ClassSplit) -> RowSplit:
         """Return the rows of the split's classes."""
         return cls(
             dataset.images_of(split.base),

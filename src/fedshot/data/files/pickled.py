@@ -23,12 +23,12 @@ LIMIT = 1 << 29  # bytes of one file; the largest published file has 155,249,918
 _STEPS = 4_000_000  # opcodes; the largest published file has about 350,000
 _BIG = 1 << 16  # bytes from which a string is kept as a view of the file: the content of an array
 _FIX = "Fetch the file again from its publisher, and do not open this one with other programs."
-_NAMES = {
-    "numpy.core.multiarray _reconstruct": "array",
-    "numpy._core.multiarray _reconstruct": "array",
-    "numpy ndarray": "ndarray",
-    "numpy dtype": "dtype",
-}
+_NAMES = (
+    "numpy.core.multiarray _reconstruct",
+    "numpy._core.multiarray _reconstruct",
+    "numpy ndarray",
+    "numpy dtype",
+)
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 Text: TypeAlias = str | memoryview
 
@@ -133,7 +133,7 @@ class _Machine:
             case "GLOBAL":
                 if arg not in _NAMES:
                     raise ValueError(f"it asks for {arg.replace(' ', '.')}")
-                self._stack.append(_Name(_NAMES[arg]))
+                self._stack.append(_Name(arg.split(" ")[1]))
             case "REDUCE":
                 self._stack.append(_call(*self._pop(2)))
             case "BUILD":
@@ -196,7 +196,7 @@ class _Machine:
 
 def _call(function: object, arguments: object) -> object:
     match function, arguments:
-        case _Name("array"), (_Name("ndarray"), (0,), str()):
+        case _Name("_reconstruct"), (_Name("ndarray"), (0,), str()):
             return _Array()
         case _Name("dtype"), ("u1", *_):
             return _Uint8()

@@ -164,23 +164,17 @@ def _from_pickles(archive: Archive, name: str, names: tuple[str, ...], put: Put)
         )
     batches = [_batch(archive, by_name[file], label, len(names)) for file in wanted]
     sizes = [len(batch.labels) for batch in batches]
-    y = np.concatenate([batch.labels for batch in batches])
     test = np.repeat([file.startswith("test") for file in wanted], sizes)
-    order = np.lexsort((np.concatenate([batch.files for batch in batches]), test, y))
-    starts = np.cumsum([0, *sizes])
-    which = np.searchsorted(starts, order, side="right") - 1
+    images, labels, files = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    order = np.lexsort((files, test, labels))
 
     def blocks() -> Iterator[Pixels]:
         for start in range(0, len(order), _ROWS):
-            rows = order[start : start + _ROWS]
-            block = np.empty((len(rows), 3, _SIDE, _SIDE), dtype=np.uint8)
-            for b, batch in enumerate(batches):
-                mine = which[start : start + _ROWS] == b
-                block[mine] = batch.images[rows[mine] - starts[b]].reshape(-1, 3, _SIDE, _SIDE)
+            block = images[order[start : start + _ROWS]].reshape(-1, 3, _SIDE, _SIDE)
             yield block.transpose(0, 2, 3, 1)
 
     put((len(order), _SIDE, _SIDE, 3), blocks())
-    return Labels(_labels(archive.path, y[order].tolist(), names), names)
+    return Labels(_labels(archive.path, labels[order].tolist(), names), names)
 
 
 def _read(archive: Archive, member: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ of glove.840B contain spaces, such as `. . .`: the last d fields of a line are i
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from fedshot.data.files.bounded import (
     opened_zip,
     unzipped,
 )
+from fedshot.data.files.fingerprints import hash_stream
 from fedshot.data.files.places import OPTION
 from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Ints, Numbers, Table, Tokens
 
@@ -35,7 +35,6 @@ Unknown: TypeAlias = Literal["zeros", "unk"]
 _MAX_LINE = 1 << 16  # bytes; 300 numbers have about 3,000
 _MAX_FILE = 1 << 34  # bytes, decompressed; the largest GloVe file has 5.6e9
 _RATIO = 10  # decompressed bytes for each compressed one; real vectors have about 3
-_BLOCK = 1 << 20
 _UNK = "unk"
 
 
@@ -70,14 +69,8 @@ def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
 
 def digest(path: Path, dim: int | None = None) -> str:
     """Return the SHA-256 of a file of word vectors, after decompression."""
-    sha = hashlib.sha256()
     with naming_damage(path, "word vector"), _opened(path, dim) as file:
-        for _ in range(-(-_MAX_FILE // _BLOCK)):
-            block = file.read(_BLOCK)
-            if not block:
-                return sha.hexdigest()
-            sha.update(block)
-    raise DataError(f"{path}: larger than any known file of word vectors. Fetch it again.")
+        return hash_stream(file)
 
 
 def load_vectors(

@@ -22,18 +22,8 @@ from fedshot.data.files.cache import Labels, Put, cached
 from fedshot.data.sources.source import Source, dataset_folder
 
 HALVES = ("train", "t10k")
-FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+           "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")  # fmt: skip
 _LIMIT = 1 << 28  # decompressed bytes of a file; the largest has 47,040,016
 
 

@@ -21,7 +21,7 @@ from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.text import count
 from fedshot.data.dataset import Dataset, first_twice
-from fedshot.data.episodes.row_split import Rows
+from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.server_folder import own_folder
@@ -181,7 +181,7 @@ def pack_tests(
                     f"{dataset.name} has no example of {classes.names[c]!r}, which split.{part} "
                     "names. Bring some, or take the class out of the split, on all hosts."
                 )
-    rows = Rows(*(dataset.images_of(getattr(classes, part)) for part in _PARTS))
+    rows = RowSplit(*(dataset.images_of(getattr(classes, part)) for part in _PARTS))
     notes = {"dataset": dataset.digest, **notes}
     with TemporaryDirectory() as tried:  # tests that cannot be are refused here
         write_tests(Path(tried), dataset, rows, classes.base, n, notes)
