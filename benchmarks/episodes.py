@@ -65,7 +65,7 @@ class RecipeRunner:
             self.model, SPEC, base, True, variant, inner_rounds=ROUNDS, refresh=refresh
         )
         indices = np.arange(len(dataset))
-        deal = Redealt(CLIENTS, by).deal(dataset, indices, Key(0), SPEC)
+        deal = Redealt(CLIENTS, by).assign(dataset, indices, Key(0), SPEC)
         store = PrivateStore(folder / f"{by}-{variant}-{refresh}")
         self.fleet = Sequential(Host(self.method, dataset, deal.train, store, Key(1)))
         self.server, self.t = self.method.init(Key(2)), 0

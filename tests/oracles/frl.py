@@ -70,7 +70,7 @@ class Run:
     ) -> None:
         dataset = data_of(m.model.shape)
         rows = np.arange(len(dataset))
-        dealt = Redealt(K, by).deal(dataset, rows, Key(0), m.episode).train
+        dealt = Redealt(K, by).assign(dataset, rows, Key(0), m.episode).train
         self.m, self.partition = m, partition or dealt
         self.host = Host(m, dataset, self.partition, PrivateStore(folder), Key(1))
         self.meter = Meter(Threads(self.host, workers) if workers > 1 else Sequential(self.host))

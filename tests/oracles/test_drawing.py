@@ -55,7 +55,7 @@ def test_it_draws_what_numpy_draws(
     data: st.DataObject,
 ) -> None:  # fmt: skip
     spec = EpisodeSpec(1, shot, query, queries, labels)  # type: ignore[arg-type]
-    able = sum(count >= spec.needed for count in counts)
+    able = sum(count >= spec.min_images for count in counts)
     if able < (2 if classes == "up_to" else 1):
         return
     most = able + 3 if classes == "up_to" else able
@@ -140,7 +140,7 @@ def test_a_copy_draws_from_memory_of_its_own() -> None:
     shelf, spec = ClassIndex(y, np.arange(36)), EpisodeSpec(3, 1, 5)
     wanted = shelf.draw(spec, Key(0).numpy())
     copied = copy.deepcopy(shelf)
-    for held in (shelf._rows, shelf._starts, *shelf._able[spec.needed]):
+    for held in (shelf._rows, shelf._starts, *shelf._by_count[spec.min_images]):
         held[:] = 0  # what the copy must not read
     assert same(copied.draw(spec, Key(0).numpy()), wanted)
 

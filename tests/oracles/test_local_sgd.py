@@ -52,13 +52,13 @@ def dataset() -> Dataset:
 
 def host(method: Any, folder: Path, clients: int = 2) -> Host:
     data = dataset()
-    deal = Iid(clients).deal(data, np.arange(len(data)), Key(3), SPEC)
+    deal = Iid(clients).assign(data, np.arange(len(data)), Key(3), SPEC)
     return Host(method, data, deal.train, PrivateStore(folder), Key(4))
 
 
 def local_episodes(steps: int, per_step: int, seed: int = 0) -> LocalEpisodes:
     data = dataset()
-    whole = Iid(1).deal(data, np.arange(len(data)), Key(3), SPEC).train
+    whole = Iid(1).assign(data, np.arange(len(data)), Key(3), SPEC).train
     return sample_episodes(ClientData(data, whole[0]), SPEC, steps, per_step, Key(seed))
 
 

@@ -112,7 +112,7 @@ def test_validation_images_come_on_top_and_none_is_dealt_twice(partitioner: Any)
         {"clusters": 2} if partitioner is Clusters else {}
     )
     for validation in (0, 1, 2):
-        deal = partitioner(**options, validation=validation).deal(
+        deal = partitioner(**options, validation=validation).assign(
             data, np.arange(len(y)), Key(0), EpisodeSpec(2, 1, 1)
         )
         parts = [deal.train, deal.test, *([deal.validation] if validation else [])]
@@ -253,7 +253,7 @@ def test_a_client_is_not_tested_on_what_it_never_saw() -> None:
     train = Partition.of([np.array([0, 2])])
     with pytest.raises(DataError, match="client 0 is tested on class 'c'"):
         own_tasks(data, train, Partition.of([np.array([1, 4])]), [0], Key(0))
-    with pytest.raises(DataError, match="client 0 has no images to be tested on"):
+    with pytest.raises(DataError, match="client 0 has no images to test on"):
         own_tasks(data, train, Partition.of([np.array([], np.int64)]), [0], Key(0))
 
 

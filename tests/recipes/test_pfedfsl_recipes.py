@@ -33,7 +33,7 @@ def partitions(name: str) -> list[dict[str, Any]]:
 
 def dealt(config: Config, dataset: Dataset) -> ClientSplit:
     key = Key(config.test.seed).at("partition")  # as a run deals where nothing is novel
-    return config.partition.deal(dataset, np.arange(len(dataset)), key, config.episode)
+    return config.partition.assign(dataset, np.arange(len(dataset)), key, config.episode)
 
 
 def classes_of(counts: list[int]) -> Dataset:

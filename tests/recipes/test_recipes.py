@@ -534,7 +534,7 @@ def test_the_cell_of_trials_is_looked_at_and_not_its_like_in_the_long_budget(
     bench.check()
     for state in bench.states.values():
         assert state.obstacle is not None
-        assert "in which it is tuned: cannot deal" in state.obstacle.reason
+        assert "in which it is tuned: cannot divide" in state.obstacle.reason
 
 
 def test_trials_of_a_long_budget_live_where_those_of_the_short_one_do(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_what_lies_beside_the_classes_is_counted_and_spellings_are_refused(
     (support / "digit 8 ").mkdir()
     (support / "digit 8 " / "1.png").write_bytes((query / "8-8.png").read_bytes())
     assert predict(run, folders) == 2
-    assert "'digit 8' and 'digit 8 ' differ only in blanks" in capsys.readouterr().err
+    assert "'digit 8' and 'digit 8 ' differ only in whitespace" in capsys.readouterr().err
 
 
 def test_what_cannot_be_done_is_refused_with_code_2(

@@ -216,7 +216,7 @@ def test_deep_and_hidden_pictures_are_refused(run: Experiment) -> None:
         inputs(run)([deep])
     ink = np.zeros((12, 12, 4), np.uint8)
     ink[3:6, :, 3] = 255
-    hidden = r"is drawn in its transparency alone.*Flatten it"
+    hidden = r"varies only in its transparency.*Flatten it"
     with pytest.raises(InputError, match=f"image 0 {hidden}"):
         inputs(run)([picture(ink)])
     with pytest.raises(DataError, match=hidden):  # nor does a run train on it
@@ -332,7 +332,7 @@ def test_files_of_text_are_read_as_utf8(
     (tmp_path / "a.txt").write_text("The owl", encoding="utf-8")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00 owl")
     assert torch.equal(read([tmp_path / "a.txt"]), read(["The owl"]))
-    with pytest.raises(InputError, match=r"b.txt is not text in UTF-8"):
+    with pytest.raises(InputError, match=r"b.txt is not UTF-8"):
         read([tmp_path / "b.txt"])
 
 
@@ -350,5 +350,5 @@ def test_a_dataset_of_channels_that_no_picture_has_takes_arrays_alone(tmp_path: 
     pictures = Pictures((6, 6, 2))
     assert Dataset("two", x, np.zeros(8, np.int64), ("a",)).shape == pictures.shape
     assert np.array_equal(pictures.read(x[0], 0), x[0])
-    with pytest.raises(DataError, match="cannot become one of 2 channels"):
+    with pytest.raises(DataError, match="cannot be converted to the 2 channels"):
         pictures.read(Image.new("L", (6, 6)), 0)

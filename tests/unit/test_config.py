@@ -19,7 +19,8 @@ from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.pooled import Iid, Shards
-from fedshot.data.sources.registry import Digits, Npz
+from fedshot.data.sources.digits import Digits
+from fedshot.data.sources.npz import Npz
 from fedshot.learners.maml import InnerLoop
 from fedshot.learners.proto import Proto
 from fedshot.methods.registry import METHODS

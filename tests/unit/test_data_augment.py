@@ -10,7 +10,7 @@ from fedshot.core.seeds import Key
 from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData, Tasks
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.sources.registry import Digits
+from fedshot.data.sources.digits import Digits
 
 X = torch.randint(0, 256, (50, 6, 8, 3), generator=Key(0).torch(), dtype=torch.uint8)
 KEY = Key(1).at("augment")

@@ -41,7 +41,7 @@ def test_a_subset_is_told_as_one(folder):
 
 def test_a_hash_that_differs_is_a_problem_with_the_files_name(folder):
     said = texts(check("mnist", folder), "problem")
-    assert "t10k-images-idx3-ubyte.gz: md5 of what it holds differs. Fetch it again." in said
+    assert "t10k-images-idx3-ubyte.gz: md5 of its content differs. Fetch it again." in said
 
 
 def test_what_cannot_be_loaded_is_a_problem_and_not_an_exception(folder):
@@ -61,5 +61,7 @@ def test_a_cache_that_was_changed_is_a_problem(folder, monkeypatch):
 
 
 def test_an_unknown_name_is_refused(folder):
-    with pytest.raises(DataError, match=r"nothing is known to check 'mnits'.*Did you mean 'mnist'"):
+    with pytest.raises(
+        DataError, match=r"'mnits' is not a dataset that fedshot can check.*Did you mean 'mnist'"
+    ):
         check("mnits", folder)

@@ -192,7 +192,7 @@ def test_what_is_missing_is_named_with_its_place(tmp_path):
         Cifar100(file="x.zip").load(tmp_path)
     for name in ("a.zip", "b.zip"):
         write_zip(tmp_path / "cifar100" / name, {})
-    with pytest.raises(DataError, match=r"holds a\.zip, b\.zip. Say which with `file`"):
+    with pytest.raises(DataError, match=r"holds a\.zip, b\.zip. Choose one with `file`"):
         Cifar100().load(tmp_path)
 
 
@@ -202,9 +202,9 @@ def test_what_is_missing_is_named_with_its_place(tmp_path):
         ({"train/apple/x.png": png(np.zeros((30, 32, 3), np.uint8))}, "32x30 pixels; expected 32x"),
         ({"train/apple/x.png": b"no picture"}, r"train/apple/x\.png cannot be read"),
         ({"train/aple/x.png": png(image(0, 0))}, "'aple', which is no class of cifar100. Did you"),
-        ({"../x.png": b""}, r"'\.\./x\.png', a path that climbs out of the archive"),
-        ({"/etc/x.png": b""}, "climbs out"),
-        ({"a\\..\\..\\x.png": b""}, "climbs out"),
+        ({"../x.png": b""}, r"'\.\./x\.png', a path that points outside the archive"),
+        ({"/etc/x.png": b""}, "points outside"),
+        ({"a\\..\\..\\x.png": b""}, "points outside"),
         (
             {"train/apple/0_0.png": None, "test/apple/0_1.png": None},
             "99 of its 100 classes, and none of 'app",
@@ -221,13 +221,13 @@ def test_a_wrong_zip_is_refused_by_name(tmp_path, pngs, change, said):
 def test_a_truncated_archive_is_named(tmp_path, pngs):
     path = write_zip(tmp_path / "cifar100" / "any.zip", pngs)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"any\.zip is not a whole zip file"):
+    with pytest.raises(DataError, match=r"any\.zip is not a complete zip file"):
         Cifar100().load(tmp_path)
     path.unlink()
     path = tmp_path / "cifar100" / "cifar-100-python.tar.gz"
     write_tar(path, cifar100_files())
     path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(DataError, match=r"tar\.gz is not a whole tar file"):
+    with pytest.raises(DataError, match=r"tar\.gz is not a complete tar file"):
         Cifar100().load(tmp_path)
 
 
@@ -342,15 +342,15 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path,
         (b"\x80\x02cnumpy\ndtype\n}b.", "it changes something other"),
         (b"\x80\x02]K\x01b.", "it changes something other"),
         (b"\x80\x04}.", "its protocol is not 2"),
-        (b"\x80\x02U\xffabc.", "it ends too early"),
-        (b"\x80\x02T\xff\xff\xff\xffabc.", "it ends too early"),
+        (b"\x80\x02U\xffabc.", "expected 255 bytes in a string1, but only 4 remain"),
+        (b"\x80\x02T\xff\xff\xff\x7fabc.", "in a string4, but only 4 remain"),
         (b"\x80\x02].", "it holds a list"),
-        (b"\x80\x02}K\x01K\x01s.", "keys are not texts"),
-        (b"\x80\x02}h\x05.", "its instructions make no sense"),
-        (b"\x80\x02(e.", "its instructions make no sense"),
-        (b"\x80\x02}Pid\n.", "it has the instruction b'P'"),
-        (b"}" * 100, "it ends too early"),
-        (b"c" + b"x" * 200, "a name that does not end"),
+        (b"\x80\x02}K\x01K\x01s.", "keys are not strings"),
+        (b"\x80\x02}h\x05.", "its opcodes make no sense"),
+        (b"\x80\x02(e.", "its opcodes make no sense"),
+        (b"\x80\x02}Pid\n.", "it has the opcode PERSID"),
+        (b"}" * 100, "pickle exhausted before seeing STOP"),
+        (b"c" + b"x" * 200, "no newline found"),
     ],
 )
 def test_anything_but_arrays_lists_numbers_and_texts_is_refused(data, said):
@@ -364,7 +364,7 @@ def test_a_number_to_store_under_reserves_no_memory():
 
 def test_too_many_bytes_or_instructions_are_refused(monkeypatch):
     monkeypatch.setattr(pickled, "_STEPS", 50)
-    with pytest.raises(DataError, match="more than 50 instructions"):
+    with pytest.raises(DataError, match="more than 50 opcodes"):
         pickled.read(b"]" * 100, "x")
     monkeypatch.setattr(pickled, "LIMIT", 10)
     with pytest.raises(DataError, match="has 100 bytes, expected at most 10"):

@@ -132,12 +132,12 @@ def test_where_classes_are_named_by_whole_numbers_a_range_means_names(names, ent
 @pytest.mark.parametrize(
     ("names", "entry", "said"),
     [
-        (["1", "2", "3"], "0-2", r"'0-2' is not a class .*named by whole numbers, 1 to 3"),
-        (["1", "2", "3"], "0", r"'0' is not a class .*named by whole numbers"),
+        (["1", "2", "3"], "0-2", r"'0-2' is not a class .*names are the integers 1 to 3"),
+        (["1", "2", "3"], "0", r"'0' is not a class .*names are the integers"),
         (["1", "2", "3"], "3-1", "the smaller one first"),
         (["2", "3", "cat"], "0-2", r"by name '2', by position '2', '3', 'cat'\. List the names"),
         (["1", "cat", "dog"], "1-5", r"by name '1', by position 'cat', 'dog'"),
-        (["1.0", "cat", "dog"], "1", r"'1' may mean two things .*by name '1\.0', by pos.* 'cat'"),
+        (["1.0", "cat", "dog"], "1", r"'1' is ambiguous .*by name '1\.0', by pos.* 'cat'"),
     ],
 )
 def test_a_range_that_means_other_classes_by_name_than_by_position_is_refused(names, entry, said):

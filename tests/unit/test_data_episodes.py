@@ -74,14 +74,14 @@ def test_what_is_nearly_alike_is_on_one_side_of_support_and_query(shape, queries
         seen |= set(e.classes.tolist())
     # What a class can rely on is all but its largest track, and one frame of that.
     reliable = {c: sum(each) - max(each) + 1 for c, each in lengths.items()}
-    assert seen == {c for c, n in reliable.items() if n >= spec.needed}
+    assert seen == {c for c, n in reliable.items() if n >= spec.min_images}
     assert infeasible_clients(dataset, Partition.of([np.arange(len(dataset))]), spec) == {}
     wide = EpisodeSpec(5, 1, 31)
     assert (
         "1 class with at least 32"
         in infeasible_clients(dataset, Partition.of([np.arange(217)]), wide)[0]
     )
-    with pytest.raises(DataError, match="class 'c0' has 31 images that its groups let apart"):
+    with pytest.raises(DataError, match="class 'c0' has 31 images usable with its groups"):
         Tasks.draw(dataset, range(5), wide, 1, Key(0))
 
 
@@ -187,7 +187,7 @@ def test_a_client_with_few_classes_gives_all_it_has(labels):
         assert {e.query_y.max().item() for e in seen} == {large - 1}
         if labels == "fixed":
             assert all(e.classes.tolist() == sorted(e.classes.tolist()) for e in seen)
-        assert all(held[c] >= spec.needed for e in seen for c in e.classes)
+        assert all(held[c] >= spec.min_images for e in seen for c in e.classes)
 
 
 def test_of_one_class_there_is_no_episode_however_few_it_may_have():
@@ -219,7 +219,7 @@ def test_a_client_too_small_for_an_episode_says_by_how_much():
 )
 def test_a_spec_reads_aloud_and_knows_what_a_class_needs(spec, text, needed):
     assert str(spec) == text
-    assert spec.needed == needed
+    assert spec.min_images == needed
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_random_way_tasks_are_ragged_and_not_padded():
     [
         (range(3), EpisodeSpec(5, 1, 1), 5, "5-way episode needs 5 classes; there are 3"),
         (range(6), EpisodeSpec(5, 5, 15), 5, "class 'c0' has 10 images; .* needs 20 of each"),
-        (range(6), EpisodeSpec(5, 1, 1), 0, "cannot draw 0 tasks"),
+        (range(6), EpisodeSpec(5, 1, 1), 0, "cannot sample 0 tasks"),
         ([0, 1, 2, 3, 17], EpisodeSpec(5, 1, 1), 5, "class number 17 does not exist"),
         ([0, 0, 0, 0, 0], EpisodeSpec(5, 1, 1), 5, "has 1 class with"),
     ],

@@ -115,7 +115,7 @@ def test_a_file_arrives_whole_and_checked(server, tmp_path, checksum):
 def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path):
     server.break_after = 300_000
     for _ in range(3):
-        with pytest.raises(DataError, match="What arrived is kept"):
+        with pytest.raises(DataError, match="The partial file is kept"):
             get("toy", tmp_path, publishers=one(f"{server.url}/file"))
     assert not (tmp_path / "toy" / "a.zip").exists()
     get("toy", tmp_path, publishers=one(f"{server.url}/file"))

@@ -12,11 +12,11 @@ import pytest
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
-from fedshot.data.episodes.episode import ClientData, Tasks, halves
-from fedshot.data.episodes.group_sampler import GatheredTasks, GroupSampler
+from fedshot.data.episodes.episode import ClientData, Tasks, divide
+from fedshot.data.episodes.group_sampler import GroupSampler, GroupTasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition, infeasible_clients
-from fedshot.data.partitions.redealt import Redealt, _bare_together
+from fedshot.data.partitions.redealt import Redealt, _max_shards_below
 from fedshot.evaluation.episodic_test import EpisodicTest
 
 CLASSES, EACH = 9, 240
@@ -34,7 +34,7 @@ PAPER = EpisodeSpec(5, 60, 60)
 
 
 def gathered(group: GroupSampler, spec: EpisodeSpec = PAPER, t: int = 0) -> Any:
-    return group.gather(POOL, spec, Key(0).at(t))
+    return group.sample(POOL, spec, Key(0).at(t))
 
 
 def counts(rows: Any) -> dict[int, int]:
@@ -100,28 +100,28 @@ def test_no_image_is_held_twice(by: Any, spare: int) -> None:
 
 def test_spare_clients_do_not_change_what_the_group_holds_in_number() -> None:
     group = gathered(GroupSampler(10, "shards", shards=20, spare=10))
-    sizes = [(len(hand.support), len(hand.query)) for hand in group.hands]
+    sizes = [(len(hand.support), len(hand.query)) for hand in group.shares]
     assert sizes == [(30, 30)] * 20
 
 
 def test_an_episode_follows_from_its_key_alone() -> None:
-    pool = Redealt(10, "shards").deal(DATA, np.arange(len(DATA)), Key(0), PAPER).train
+    pool = Redealt(10, "shards").assign(DATA, np.arange(len(DATA)), Key(0), PAPER).train
     key = Key(5).at("round", 3)
-    forth = [pool.data(DATA, k).hand(PAPER, key) for k in range(10)]
+    forth = [pool.data(DATA, k).share(PAPER, key) for k in range(10)]
     for t in range(20):  # others in between, more than are remembered
-        pool.data(DATA, 0).hand(PAPER, key.at(t))
-    back = [pool.data(DATA, k).hand(PAPER, key) for k in reversed(range(10))][::-1]
+        pool.data(DATA, 0).share(PAPER, key.at(t))
+    back = [pool.data(DATA, k).share(PAPER, key) for k in reversed(range(10))][::-1]
     for (classes, hand), (again, other) in zip(forth, back, strict=True):
         assert np.array_equal(classes, again)
         assert all(np.array_equal(a, b) for a, b in zip(hand, other, strict=True))
     assert not np.array_equal(
-        forth[0][1].support, pool.data(DATA, 0).hand(PAPER, key.at(1))[1].support
+        forth[0][1].support, pool.data(DATA, 0).share(PAPER, key.at(1))[1].support
     )
 
 
 def test_every_client_of_a_redealt_pool_can_form_an_episode() -> None:
     rows = np.flatnonzero(DATA.y < 6)
-    deal = Redealt(4).deal(DATA, rows, Key(0), PAPER)
+    deal = Redealt(4).assign(DATA, rows, Key(0), PAPER)
     assert infeasible_clients(DATA, deal.train, PAPER) == {}
     assert all(np.array_equal(held, rows) for held in deal.train)
     assert deal.train.data(DATA, 2).n == len(rows)
@@ -156,8 +156,8 @@ def test_an_exam_is_named_by_all_that_is_in_it() -> None:
         GroupSampler(),
     ]
     assert len({one, digest(GroupSampler(10), seed=2), *map(digest, others)}) == 6
-    long = GatheredTasks.gather(DATA, POOL.indices, PAPER, GroupSampler(10), 3, Key(1))
-    short = GatheredTasks.gather(DATA, POOL.indices, PAPER, GroupSampler(10), 2, Key(1))
+    long = GroupTasks.sample(DATA, POOL.indices, PAPER, GroupSampler(10), 3, Key(1))
+    short = GroupTasks.sample(DATA, POOL.indices, PAPER, GroupSampler(10), 2, Key(1))
     assert np.array_equal(long.support[:2], short.support)
 
 
@@ -182,17 +182,17 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
         (lambda: GroupSampler(-1), "clients is -1"),
         (lambda: Redealt(0), "clients is 0"),
         (
-            lambda: Redealt(5, "shards").deal(
+            lambda: Redealt(5, "shards").assign(
                 DATA, POOL.indices, Key(0), EpisodeSpec((3, 6), 3, 5)
             ),
             "in an episode of 3 classes a client may get images and no support",
         ),
         (
-            lambda: Redealt(10).deal(DATA, POOL.indices, Key(0), EpisodeSpec(5, 2, 8)),
+            lambda: Redealt(10).assign(DATA, POOL.indices, Key(0), EpisodeSpec(5, 2, 8)),
             "in an episode of 5 classes a client may get images and no support",
         ),
         (
-            lambda: Redealt(50).deal(DATA, POOL.indices, Key(0), EpisodeSpec(3, 5, 5)),
+            lambda: Redealt(50).assign(DATA, POOL.indices, Key(0), EpisodeSpec(3, 5, 5)),
             "episode.shot and episode.query count the images of a class that all clients hold",
         ),
         (
@@ -203,7 +203,7 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
         ),
         (
             lambda: gathered(GroupSampler(10), EpisodeSpec(1, 1, 19)),
-            "a client has 2 images, none of them a support",
+            "a client has 2 images and no support set",
         ),
     ],
 )
@@ -235,12 +235,12 @@ def test_hands_without_a_support_are_found_by_trying_all(
 
         sizes = range(total + 1)
         want = max(n for n in sizes if any(map(bare, combinations(shards, n))))
-        assert _bare_together(shards, most) == want
+        assert _max_shards_below(shards, most) == want
 
 
 def test_a_rare_hand_without_a_support_is_refused() -> None:
     with pytest.raises(DataError, match="a client may get images and no support"):
-        Redealt(2, "shards", 3, 12).deal(DATA, POOL.indices, Key(0), EpisodeSpec(6, 1, 1))
+        Redealt(2, "shards", 3, 12).assign(DATA, POOL.indices, Key(0), EpisodeSpec(6, 1, 1))
 
 
 @pytest.mark.parametrize("by", ["iid", "shards"])
@@ -252,19 +252,19 @@ def test_an_episode_of_training_can_be_dealt_whenever_the_first_could_be_dealt_f
     for shot, query in ((1, 4), (2, 3), (3, 5), (6, 6)):
         spec = EpisodeSpec((2, 4), shot, query)
         try:
-            dealt = Redealt(4, by).deal(DATA, POOL.indices, Key(0), spec).train
+            dealt = Redealt(4, by).assign(DATA, POOL.indices, Key(0), spec).train
         except DataError:
             refused += 1
             continue
         for u in range(60):
-            hands = [dealt.data(DATA, k).hand(spec, Key(1).at(u))[1] for k in range(4)]
+            hands = [dealt.data(DATA, k).share(spec, Key(1).at(u))[1] for k in range(4)]
             assert all(len(hand.support) for hand in hands)
     assert 0 < refused < 4
 
 
 def test_clients_that_hold_what_they_hold_divide_it_independently() -> None:
     key = Key(3).at("episode")
-    first, same, other = (POOL.hand(PAPER, key, ("client", k))[1].support for k in (0, 0, 1))
+    first, same, other = (POOL.share(PAPER, key, ("client", k))[1].support for k in (0, 0, 1))
     assert np.array_equal(first, same)
     assert not np.array_equal(np.sort(first), np.sort(other))
 
@@ -279,11 +279,11 @@ def test_who_would_have_no_support_is_unable_to_take_part() -> None:
         parts = np.array_split(rows, rng.integers(1, 6))
         partition = Partition.of(parts)
         reasons = infeasible_clients(DATA, partition, spec, divides=True)
-        told = {k for k, text in reasons.items() if "has no support when" in text}
+        told = {k for k, text in reasons.items() if "has no support set if" in text}
         found = set()
         for k, part in enumerate(parts):
             try:
-                halves(DATA, part, spec, rng)
+                divide(DATA, part, spec, rng)
             except DataError:
                 found.add(k)
         assert told == found

@@ -95,7 +95,7 @@ class Named:
 @pytest.mark.parametrize(
     ("labels", "kind", "said"),
     [
-        ([0, -1, -1], Named(), "row 1: 'label' is -1, which names no class; so it is in 2 of 3"),
+        ([0, -1, -1], Named(), "row 1: 'label' is -1, which names no class; so do 2 of 3"),
         ([0, 1, None], Named(), "row 2: 'label' is None"),
         ([0, -1, 1], None, "row 1: 'label' is -1"),
         (["a", None, "b"], None, "row 1: 'label' is None"),

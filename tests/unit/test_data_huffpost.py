@@ -42,11 +42,11 @@ def test_both_forms_of_a_row_are_the_same_and_words_stay_as_they_are(home):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"raw": "a", "label": 41}, r"label is no whole number in 0\.\.40"),
-        ({"raw": "a", "label": -1}, "label is no whole number"),
-        ({"raw": "a", "label": "1"}, "label is no whole number"),
-        ({"raw": "a", "label": True}, "label is no whole number"),
-        ({"raw": "a"}, "label is no whole number"),
+        ({"raw": "a", "label": 41}, r"label is not an integer in 0\.\.40"),
+        ({"raw": "a", "label": -1}, "label is not an integer"),
+        ({"raw": "a", "label": "1"}, "label is not an integer"),
+        ({"raw": "a", "label": True}, "label is not an integer"),
+        ({"raw": "a"}, "label is not an integer"),
         ({"label": 1}, 'expected "raw"'),
         ({"text": "a cat", "label": 1}, 'expected "raw"'),
         ({"text": ["a", 1], "label": 1}, 'expected "raw"'),

@@ -93,9 +93,9 @@ def test_missing_files_are_named_with_their_place(tmp_path):
         (b"\0\0\x0d\3" + bytes(12), "not an idx file of bytes in 3 dimensions"),
         (idx(X)[:-1], "instead of the 15680 bytes"),
         (idx(X) + b"\0", "more than the 15680 bytes"),
-        (gzip.compress(idx(X))[:-9], "cut off or damaged"),
-        (b"\x1f\x8bnonsense", "cut off or damaged"),
-        (struct.pack(">BBBB3I", 0, 0, 8, 3, 1 << 31, 1 << 31, 1 << 31), "announces"),
+        (gzip.compress(idx(X))[:-9], "is not a complete idx file"),
+        (b"\x1f\x8bnonsense", "is not a complete idx file"),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, 1 << 31, 1 << 31, 1 << 31), "declares"),
     ],
 )
 def test_a_damaged_idx_file_is_refused(tmp_path, data, said):

@@ -97,9 +97,9 @@ def test_bytes_are_latin_1_and_line_ends_are_made_alike(tmp_path):
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        ([member("../20news-bydate-train/sci.med/1")], "climbs out of the archive"),
-        ([member("/etc/passwd")], "climbs out of the archive"),
-        ([member("20news-bydate-train/sci.med/../../../x")], "climbs out of the archive"),
+        ([member("../20news-bydate-train/sci.med/1")], "points outside the archive"),
+        ([member("/etc/passwd")], "points outside the archive"),
+        ([member("20news-bydate-train/sci.med/../../../x")], "points outside the archive"),
         ([member("a", b"", tarfile.SYMTYPE)], "'a' is a link or device"),
         ([member("a", b"", tarfile.LNKTYPE)], "'a' is a link or device"),
         ([member("a", b"", tarfile.CHRTYPE)], "'a' is a link or device"),
@@ -117,7 +117,7 @@ def test_members_that_do_not_belong_are_refused(home, members, said):
 
 
 def test_a_bomb_ends_in_an_error_and_not_in_all_of_memory(home, monkeypatch):
-    monkeypatch.setattr("fedshot.data.sources.news._LARGEST", 100_000)
+    monkeypatch.setattr("fedshot.data.sources.news._LIMIT", 100_000)
     zeros = member("20news-bydate-train/sci.med/1", b"\0" * 200_000)
     packed(archive(home), [zeros])
     with pytest.raises(DataError, match="unpacks to more than 100000 bytes"):

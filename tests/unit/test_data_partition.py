@@ -25,7 +25,7 @@ def made(counts: list[int], users: bool = False) -> Dataset:
 
 
 def deal(options, dataset, key=Key(0), spec=SPEC):  # noqa: B008  (a key is a constant)
-    return options.deal(dataset, np.arange(len(dataset)), key, spec)
+    return options.assign(dataset, np.arange(len(dataset)), key, spec)
 
 
 def test_a_partition_is_read_client_by_client():
@@ -40,7 +40,7 @@ def test_a_partition_is_read_client_by_client():
 
 
 def test_offsets_that_do_not_cut_the_rows_are_refused():
-    with pytest.raises(DataError, match="rise from 0 to 2"):
+    with pytest.raises(DataError, match="numbers from 0 to 2"):
         Partition(np.array([1, 2]), np.array([0, 3]))
 
 
@@ -170,10 +170,10 @@ def test_impossible_options_are_refused_at_once(make, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (Iid(41), "40 images to 41 clients"),
+        (Iid(41), "40 images among 41 clients"),
         (Dirichlet(41), "Lower `clients`"),
         (Shards(30), "cut 40 images into 60 shards"),
-        (Users(), "does not say which user an image is from"),
+        (Users(), "has no users, which partition"),
         (WholeClasses(5), "clients is 5, but there are only 4 classes"),
         (Pathological(3, way=4), "may draw 5 classes; there are 4. Lower `way` to 3"),
         (Pathological(30, way=2, shot=3), r"class 'c\d' has run out: .*of 10 are left. Lower"),
@@ -188,7 +188,7 @@ def test_a_deal_the_data_cannot_serve_is_refused(options, said):
 
 def test_rows_that_do_not_exist_are_refused():
     with pytest.raises(DataError, match=r"from 0 to 99; made has 40 images, 0\.\.39"):
-        Iid(2).deal(made([10] * 4), np.array([0, 99]), Key(0), SPEC)
+        Iid(2).assign(made([10] * 4), np.array([0, 99]), Key(0), SPEC)
 
 
 def test_more_clients_than_users_are_refused():

@@ -235,8 +235,8 @@ def test_shares_that_are_none_are_refused(shares):
 
 
 def test_a_part_of_nobody_and_a_dataset_without_users_are_refused():
-    with pytest.raises(DataError, match=r"a share of 0\.2 of 2 users is nobody"):
+    with pytest.raises(DataError, match=r"a share of 0\.2 of 2 users is no user"):
         split_users(written([0, 1]), (0.2, 0.0, 0.8), Key(0))
     images = Dataset("i", np.zeros((2, 1, 1, 1), np.uint8), np.arange(2), ("a", "b"))
-    with pytest.raises(DataError, match="i tells no users"):
+    with pytest.raises(DataError, match="i has no users"):
         split_users(images, (0.8, 0.1, 0.1), Key(0))

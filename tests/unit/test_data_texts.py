@@ -89,7 +89,7 @@ def test_a_byte_order_mark_and_labels_that_are_numbers_are_fine(tmp_path, vector
         (
             "m.jsonl",
             '{"text": "cat", "label": "a", "text": "dog"}',
-            "line 1: .*'text' stands twice",
+            "line 1: .*'text' occurs twice",
         ),
         ("m.csv", "text,label,text\ncat,a,dog\n", "the header has 2 columns 'text'"),
         ("m.csv", 'text,label\ncat,a\ndog,"b\ncat,a\n', "line 3: a double quote opens"),
@@ -136,7 +136,7 @@ def test_tabs_semicolons_and_arrays_are_read(tmp_path, vectors, name, content, c
 def test_two_spellings_of_a_label_are_refused_with_both(tmp_path, vectors, other):
     one = "caf\u00e9" if "f" in other else "b"
     source = made(tmp_path, vectors, f"text,label\ncat,{one}\ndog,{other}\n")
-    with pytest.raises(DataError, match="differ only in blanks or in how") as error:
+    with pytest.raises(DataError, match="differ only in whitespace or in how") as error:
         source.load(None)
     assert ascii(one) in str(error.value)
     assert ascii(other) in str(error.value)

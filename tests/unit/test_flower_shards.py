@@ -167,7 +167,7 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
 
 
 def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) -> None:
-    pool = Redealt(clients=CLIENTS).deal(
+    pool = Redealt(clients=CLIENTS).assign(
         DATASET, np.arange(len(DATASET)), Key(0), EpisodeSpec(3, 6, 6)
     )
     with pytest.raises(DataError, match="'redealt', which redistributes the data in every round"):

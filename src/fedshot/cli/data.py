@@ -17,7 +17,8 @@ from fedshot.data.files.places import default_data_dir
 from fedshot.data.sources import fetch, verification
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.publishers import PUBLISHERS
-from fedshot.data.sources.registry import SOURCES, Source
+from fedshot.data.sources.registry import SOURCES
+from fedshot.data.sources.source import Source
 from fedshot.runs.prepare import FederatedDataset
 
 PROBLEM = 2

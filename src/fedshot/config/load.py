@@ -45,7 +45,8 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.sources.in_memory import InMemory
-from fedshot.data.sources.registry import SOURCES, Source
+from fedshot.data.sources.registry import SOURCES
+from fedshot.data.sources.source import Source
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import without_removed

@@ -157,7 +157,8 @@ def _takes(option: Option) -> str:
 def _meaning(cls: type[Any], names: list[str]) -> str:
     """Return what the docstring of a dataclass, or of one in it, says of an option."""
     first, *rest = names
-    every = docstring_parser.parse(cls.__doc__ or "").params
+    bases = [base for base in reversed(cls.__mro__) if is_dataclass(base)]
+    every = [one for base in bases for one in docstring_parser.parse(base.__doc__ or "").params]
     told = {one.arg_name: one.description for one in every}
     mine, hint = " ".join((told.get(first) or "").split()), get_type_hints(cls)[first]
     if rest and isinstance(hint, type) and is_dataclass(hint):

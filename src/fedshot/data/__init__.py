@@ -6,7 +6,8 @@ from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.data.partitions.registry import PARTITIONS
-from fedshot.data.sources.registry import SOURCES, Source
+from fedshot.data.sources.registry import SOURCES
+from fedshot.data.sources.source import Source
 from fedshot.data.tokens import Tokens
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Which of a dataset's classes are for what."""
+"""The split of a dataset's classes into base, validation and novel classes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedshot.core.errors import DataError, nearest
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, first_twice
 
-_MANY = 30  # classes above which an error names only the closest ones
-_FEW = 5  # classes that an error names
-_WHOLE = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is a whole number; some write 7.0
+_MANY = 30  # number of classes above which an error lists only the closest ones
+_FEW = 5  # maximum number of classes in an error
+_INTEGER = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is an integer, such as 7 or 7.0
 
 
 @dataclass(frozen=True)
 class ClassSplit:
-    """Which class numbers train (`base`), choose (`validation`) and test (`novel`).
+    """The class numbers for training (`base`), selection (`validation`) and test (`novel`).
 
-    The three never share a class. `validation` may be empty; so may `novel`, where clients are
-    tested on images of their own classes.
+    The parts are disjoint. `validation` may be empty, and so may `novel` if clients are tested on
+    their own classes.
     """
 
     base: tuple[int, ...]
@@ -38,7 +38,7 @@ class ClassSplit:
         if twice is not None:
             raise DataError(
                 f"class number {twice} occurs twice in the split ({self._parts_of(twice)}); base, "
-                "validation and novel classes must be disjoint. Remove it from one place."
+                "validation and novel classes must be disjoint. Remove one of the two."
             )
 
     def _parts_of(self, c: int) -> str:
@@ -62,11 +62,11 @@ class ClassSplit:
         validation: Sequence[str],
         novel: Sequence[str],
     ) -> ClassSplit:
-        """Return the split told by class names, numbers as text, or ranges such as `0-4`.
+        """Return the split given by class names, numbers as text, or ranges such as `0-4`.
 
-        A name wins over a number: where a class is called "7", that class is meant. Where all class
-        names are whole numbers, numbers and ranges mean those names, never positions. Where some
-        are, an entry that means other classes by name than by position raises DataError.
+        A name takes precedence over a number: "7" is the class named "7", if there is one. If all
+        class names are integers, numbers and ranges refer to names, never to positions. If some
+        are, an entry that means different classes by name and by position raises DataError.
         """
         names = _Names(dataset)
 
@@ -79,16 +79,16 @@ class ClassSplit:
     def at_random(
         cls, dataset: Dataset, n_base: int, n_validation: int, n_novel: int, key: Key
     ) -> ClassSplit:
-        """Return a split of that many classes each, of those with examples, drawn under `key`."""
-        asked, held = n_base + n_validation + n_novel, np.unique(dataset.y)
-        if min(n_base, n_validation, n_novel) < 0 or asked > len(held):
+        """Return a random split, drawn under `key`, of the classes that have examples."""
+        n, held = n_base + n_validation + n_novel, np.unique(dataset.y)
+        if min(n_base, n_validation, n_novel) < 0 or n > len(held):
             empty = dataset.n_classes - len(held)
             besides = f", and {empty} numbers or names without an example" if empty else ""
             raise DataError(
                 f"cannot split {dataset.name} into {n_base} base, {n_validation} validation and "
                 f"{n_novel} novel classes; it has {len(held)} classes{besides}. Ask for fewer."
             )
-        order = held[key.at("classes").numpy().permutation(len(held))[:asked]].tolist()
+        order = held[key.at("classes").numpy().permutation(len(held))[:n]].tolist()
         ends = (n_base, n_base + n_validation)
         return cls(
             tuple(sorted(order[: ends[0]])),
@@ -98,21 +98,21 @@ class ClassSplit:
 
 
 class _Names:
-    """A dataset's class names, by which the entries of a split are read."""
+    """A dataset's class names, which resolve the entries of a split."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._places = {name: c for c, name in enumerate(dataset.class_names)}
+        self._numbers = {name: c for c, name in enumerate(dataset.class_names)}
         self._values = {
-            c: int(number[1])
-            for name, c in self._places.items()
-            if (number := _WHOLE.fullmatch(name))
+            c: int(value[1])
+            for name, c in self._numbers.items()
+            if (value := _INTEGER.fullmatch(name))
         }
 
     def read(self, part: str, entry: str) -> Iterable[int]:
-        """Return the class numbers meant by one entry of a split."""
-        if entry in self._places:
-            return (self._places[entry],)
+        """Return the class numbers of one entry of a split."""
+        if entry in self._numbers:
+            return (self._numbers[entry],)
         data, names = self._dataset, self._dataset.class_names
         ends = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", entry)
         if ends is None:
@@ -124,28 +124,28 @@ class _Names:
                 low, high = min(self._values.values()), max(self._values.values())
                 raise DataError(
                     f"{part}: {entry!r} is not a class or range of classes of {data.name}; its "
-                    f"classes are named by whole numbers, {low} to {high}, and a range begins and "
-                    "ends with a name, the smaller one first"
+                    f"class names are the integers {low} to {high}, and a range begins and ends "
+                    "with a name, the smaller one first"
                 )
             return by_name
-        by_place = range(first, last + 1)
-        if by_name and by_name != list(by_place):
+        by_position = range(first, last + 1)
+        if by_name and by_name != list(by_position):
             raise DataError(
-                f"{part}: {entry!r} may mean two things in {data.name}, where some classes are "
-                f"named by whole numbers: by name {_shown(names, by_name)}, by position "
-                f"{_shown(names, by_place)}. List the names of the classes that you mean."
+                f"{part}: {entry!r} is ambiguous in {data.name}, where some class names are "
+                f"integers: by name {_shown(names, by_name)}, by position "
+                f"{_shown(names, by_position)}. List the names of the classes."
             )
         if first > last or last >= data.n_classes:
             raise DataError(
                 f"{part}: {entry!r} is not a class or range of classes of {data.name}; class "
                 f"numbers are 0..{data.n_classes - 1}, the smaller end first"
             )
-        return by_place
+        return by_position
 
 
-def _shown(names: Sequence[str], places: Sequence[int]) -> str:
-    """Name the first few of these classes; those beyond the last class are none."""
-    held = [repr(names[c]) for c in places if c < len(names)]
+def _shown(names: Sequence[str], classes: Sequence[int]) -> str:
+    """Return the names of the first few of these classes that exist."""
+    held = [repr(names[c]) for c in classes if c < len(names)]
     return ", ".join(held[:_FEW]) + (", ..." if len(held) > _FEW else "") or "none"
 
 

@@ -1,4 +1,4 @@
-"""Identical examples: a picture that lies there twice is one that a test may have shown before."""
+"""Duplicates: an image that occurs twice may be in both training and test."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.tokens import Tokens
 
-_MANY = 0.01  # share of identical examples from which on it is said what to do
-_SOME = 512  # bytes from the middle of an image by which most are told apart
+_MANY = 0.01  # share of identical examples above which the report gives advice
+_SOME = 512  # bytes from the middle of an image, which suffice to distinguish most
 
 
 @dataclass(frozen=True)
 class Copies:
-    """How many examples are identical to another one, as the model gets them.
+    """Numbers of examples that are identical to another one, as the model gets them.
 
     Args:
-        examples: looked at; a text without words is not.
-        identical: to another example, wherever.
-        within: to another of the same class.
-        across: to one of another class.
-        parts: to one of another part: training, validation, test.
+        examples: number of examples, without empty texts.
+        identical: number that are identical to any other example.
+        within: to another example of the same class.
+        across: to an example of another class.
+        parts: to an example of another part (training, validation, test).
     """
 
     examples: int
@@ -36,7 +36,7 @@ class Copies:
 
     @classmethod
     def of(cls, dataset: Dataset, parts: Sequence[Ints]) -> Copies:
-        """Count among the rows of these parts; a row in several counts as one of the first."""
+        """Count among the rows of these parts; a row in several parts belongs to the first."""
         every = np.concatenate(parts)
         rows, first = np.unique(every, return_index=True)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]
@@ -44,7 +44,7 @@ class Copies:
             full = dataset.x.lengths(rows) > 0
             rows, part = rows[full], part[full]
         n = len(rows)
-        # Most images differ from all others in a few bytes already.
+        # Hash the whole content only of images that agree with another in a few bytes.
         twins = _repeated(_contents(dataset, rows, _SOME))
         rows, part = rows[twins], part[twins]
         contents = _contents(dataset, rows)
@@ -56,21 +56,21 @@ class Copies:
         return cls(n, *(int(count.sum()) for count in counts))
 
     def __str__(self) -> str:
-        told = (
+        counts = (
             f"{self.identical:,} of {self.examples:,} examples are identical to another one: "
             f"{self.within:,} to one of their class, {self.across:,} to one of another class, "
             f"{self.parts:,} to one of another part (training, validation, test)"
         )
         if self.identical < _MANY * self.examples:
-            return told
+            return counts
         return (
-            f"{told}. Identical examples in support and queries, or in training and test, raise "
-            "the accuracy; remove the copies from the data."
+            f"{counts}. Identical examples in support and query sets, or in training and test, "
+            "raise the accuracy; remove the copies from the data."
         )
 
 
 def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> list[Hashable]:
-    """Return what stands for the content of each row: of texts the words, of images a hash."""
+    """Return the content of each row: the words of a text, a hash of an image."""
     x = dataset.x
     if isinstance(x, Tokens):
         ends = zip(x.offsets[rows].tolist(), x.offsets[rows + 1].tolist(), strict=True)
@@ -88,7 +88,7 @@ def _repeated(values: Sequence[Hashable]) -> Ints:
 
 
 def _sizes(group: Ints, other: Ints | None = None) -> Ints:
-    """Return for each row how many have its group and, if given, its other number."""
+    """Return for each row the number of rows with its group and, if given, its `other`."""
     pairs = np.stack([group, np.zeros_like(group) if other is None else other])
     _, which, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
     return sizes[which.reshape(-1)]

@@ -1,6 +1,6 @@
 """Labelled images or texts in memory.
 
-A dataset is a few blocks of bytes, never a list of objects: they may be memory maps, and clients
+A dataset is a few arrays, never a list of objects. The arrays may be memory-mapped, and clients
 hold row numbers rather than copies.
 """
 
@@ -19,7 +19,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.text import spelt_alike
 from fedshot.data.tokens import Tokens
 
-if TYPE_CHECKING:  # it reads datasets, and is read here in an annotation alone
+if TYPE_CHECKING:  # class_split imports this module
     from fedshot.data.class_split import ClassSplit
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -27,17 +27,17 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 T = TypeVar("T")
 
 _CHUNK = 1 << 24  # bytes of images hashed at a time
-_FEW = 5  # classes that an error names
+_FEW = 5  # maximum number of classes in an error
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Images `x` (uint8 [n, H, W, C]), or texts (`Tokens`), and class numbers `y` (int64 [n]).
 
-    `users` are numbers from 0 on, never names. `standard` is the split the data came with, if any.
-    `passed_over` says what lay there and was not read, for a person; "" for nothing. `groups` are
-    numbers, too: examples of one group, such as the frames of a track or the pictures of a patient,
-    are nearly alike, and an episode has those of one class in its support or in its queries.
+    `users` are numbers from 0 on, never names. `standard` is the class split of the data, if it has
+    one. `skipped` describes the files that were skipped. Examples with the same number in
+    `groups`, such as frames of a video or images of a patient, are nearly alike: an episode has
+    those of one class in its support set or in its query set, never in both.
     """
 
     name: str
@@ -46,20 +46,21 @@ class Dataset:
     class_names: tuple[str, ...]
     users: Ints | None = None
     standard: ClassSplit | None = None
-    passed_over: str = ""
-    known_digest: str | None = None  # set by the cache alone, which keeps it beside the images
+    skipped: str = ""
+    known_digest: str | None = None  # set by the cache, which stores it
     groups: Ints | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tokens):
             _check_pixels(self.name, self.x)
-        y, users, n = self.y, self.users, len(self.x)
+        y, n = self.y, len(self.x)
         noun = "text" if self.is_text else "image"
-        if y.dtype != np.int64 or y.shape != (n,):
-            raise DataError(
-                f"{self.name}: labels are {y.dtype}{list(y.shape)}; expected int64[{n}], one "
-                f"for each {noun}"
-            )
+        for name, numbers in (("labels", y), ("users", self.users), ("groups", self.groups)):
+            if numbers is not None and (numbers.dtype != np.int64 or numbers.shape != (n,)):
+                raise DataError(
+                    f"{self.name}: {name} are {numbers.dtype}{list(numbers.shape)}; expected "
+                    f"int64[{n}], one for each {noun}"
+                )
         if y.min() < 0 or y.max() >= self.n_classes:
             raise DataError(
                 f"{self.name}: labels run from {y.min()} to {y.max()}; with {self.n_classes} class "
@@ -69,20 +70,9 @@ class Dataset:
         if twice is not None:
             raise DataError(f"{self.name}: class name {twice!r} occurs twice; names must differ")
         check_spellings(self.name, self.class_names)
-        if users is not None and (users.dtype != np.int64 or users.shape != y.shape):
+        if self.users is not None and self.users.min() < 0:
             raise DataError(
-                f"{self.name}: users are {users.dtype}{list(users.shape)}; expected "
-                f"int64[{n}], one for each {noun}"
-            )
-        if users is not None and users.min() < 0:
-            raise DataError(
-                f"{self.name}: user number {users.min()} is negative; count users from 0"
-            )
-        groups = self.groups
-        if groups is not None and (groups.dtype != np.int64 or groups.shape != y.shape):
-            raise DataError(
-                f"{self.name}: groups are {groups.dtype}{list(groups.shape)}; expected int64[{n}], "
-                f"one for each {noun}"
+                f"{self.name}: user number {self.users.min()} is negative; number users from 0"
             )
         if self.standard is not None:
             self.standard.check(self)
@@ -92,19 +82,19 @@ class Dataset:
 
     @property
     def n_classes(self) -> int:
-        """The number of classes, with or without images."""
+        """The number of classes, including those without images."""
         return len(self.class_names)
 
     @property
     def is_text(self) -> bool:
-        """Whether these are texts; else they are images."""
+        """Whether the examples are texts; otherwise they are images."""
         return isinstance(self.x, Tokens)
 
     @property
     def remarks(self) -> list[str]:
-        """What a person should know of the data: what was not read, and what has no vector."""
+        """Remarks on the data: skipped files, and words without a vector."""
         lacking = self.x.lacking if isinstance(self.x, Tokens) else ""
-        return [text for text in (self.passed_over, lacking) if text]
+        return [text for text in (self.skipped, lacking) if text]
 
     @property
     def pixels(self) -> Pixels:
@@ -134,12 +124,10 @@ class Dataset:
             for start in range(0, len(self.x), rows):
                 sha.update(self.x[start : start + rows].data)
         sha.update(np.ascontiguousarray(self.y).data)
-        if self.users is not None:
-            sha.update(b"users")
-            sha.update(np.ascontiguousarray(self.users).data)
-        if self.groups is not None:
-            sha.update(b"groups")
-            sha.update(np.ascontiguousarray(self.groups).data)
+        for label, numbers in ((b"users", self.users), (b"groups", self.groups)):
+            if numbers is not None:
+                sha.update(label)
+                sha.update(np.ascontiguousarray(numbers).data)
         for name in self.class_names:
             sha.update(f"{len(name)}:{name}".encode("utf-8", "surrogateescape"))
         return sha.hexdigest()
@@ -173,7 +161,7 @@ def _check_pixels(name: str, x: Pixels) -> None:
 
 
 def check_classes(where: object, noun: str, y: Ints, names: Sequence[str], fix: str) -> None:
-    """Raise DataError if there is a class of which the file or folder `where` holds nothing."""
+    """Raise DataError if the file or folder `where` has no example of some class."""
     missing = np.flatnonzero(np.bincount(y, minlength=len(names)) == 0).tolist()
     if missing:
         first = ", ".join(repr(names[c]) for c in missing[:_FEW])
@@ -185,17 +173,17 @@ def check_classes(where: object, noun: str, y: Ints, names: Sequence[str], fix: 
 
 
 def check_spellings(where: object, names: Iterable[str]) -> None:
-    """Raise DataError for names of classes that differ in blanks or composition (NFC) alone."""
+    """Raise DataError if names of classes differ only in whitespace or normalisation (NFC)."""
     alike = spelt_alike(names)
     if alike is not None:
         raise DataError(
-            f"{where}: classes {alike[0]!a} and {alike[1]!a} differ only in blanks or in how their "
-            "characters are encoded. Write them alike, or rename one."
+            f"{where}: classes {alike[0]!a} and {alike[1]!a} differ only in whitespace or in how "
+            "their characters are encoded. Spell them the same, or rename one."
         )
 
 
 def first_twice(values: Iterable[T]) -> T | None:
-    """Return the first value that has been there before."""
+    """Return the first value that occurs again, or None."""
     seen: set[T] = set()
     for value in values:
         if value in seen:

@@ -1,7 +1,7 @@
-"""Examples of one's own, made into what a trained model takes just as its training data were.
+"""Convert a user's examples to model inputs, as the training data were converted.
 
-Pictures go the way of the run's source: Omniglot's drawings are averaged down and turned to ink on
-0, all others are squeezed as a folder's are. Texts are cut into words as the source cuts them.
+Images are processed as by the run's source: Omniglot's drawings are scaled down by averaging and
+inverted, others are resized as those of a folder. Texts are tokenised as by the source.
 """
 
 from __future__ import annotations
@@ -18,48 +18,47 @@ from PIL import Image
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import read_regular
 from fedshot.data.dataset import Pixels
-from fedshot.data.files.images import Aspect, picture, plain, readable
+from fedshot.data.files.images import Aspect, open_image, readable, to_array
 from fedshot.data.sources.huffpost import HuffPost
 from fedshot.data.sources.omniglot import Omniglot
-from fedshot.data.sources.registry import Source
 from fedshot.data.sources.sent140 import Sent140
+from fedshot.data.sources.source import Source
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import UNKNOWN, Words
 
 Picture: TypeAlias = Path | bytes | Image.Image | Pixels
 
-_LONGEST = 1 << 20  # bytes of a file of text
-_SCALABLE = (1, 3)  # channels that a picture can be converted to
+_LIMIT = 1 << 20  # bytes of a text file
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """How pictures become uint8 arrays of one shape (height, width, channels).
+    """Converts images to uint8 arrays of one shape (height, width, channels).
 
-    A file, its bytes or an opened picture goes the way of the training data, and may be grey,
-    colour, with a palette or with transparency, which is dropped. An array is taken as the data
-    set has its images, and only squeezed where its size or channels differ.
+    A file, its bytes or an opened image is processed as the training data were. It may be grey,
+    colour, with a palette or with transparency, which is dropped. An array is expected to look as
+    the dataset's images, and is only resized if its size or channels differ.
     """
 
     shape: tuple[int, int, int]
-    ink: bool = False  # dark on light becomes light on 0, averaged down, as Omniglot's
+    ink: bool = False  # invert and scale down by averaging, as for Omniglot
     aspect: Aspect = "squeeze"
 
     @classmethod
     def like(cls, source: Source, shape: tuple[int, ...]) -> Pictures:
-        """Return what a source does to its pictures."""
+        """Return the conversion that a source uses."""
         height, width, channels = shape
         aspect: Aspect = getattr(source, "aspect", "squeeze")
         return cls((height, width, channels), isinstance(source, Omniglot), aspect)
 
-    def read(self, one: Picture, name: object) -> Pixels:
-        """Return one picture as uint8 [H, W, C]. Raises DataError, naming it, if it cannot be."""
-        if isinstance(one, np.ndarray):
-            return self._from_array(one, name)
-        if isinstance(one, Image.Image):
+    def read(self, source: Picture, name: object) -> Pixels:
+        """Return one image as uint8 [H, W, C]. Raises DataError if it cannot be read."""
+        if isinstance(source, np.ndarray):
+            return self._from_array(source, name)
+        if isinstance(source, Image.Image):
             with readable(name):
-                return self._flat(one, name)
-        with picture(one, name) as image:
+                return self._flat(source, name)
+        with open_image(source, name) as image:
             return self._flat(image, name)
 
     def _from_array(self, pixels: Pixels, name: object) -> Pixels:
@@ -70,7 +69,7 @@ class Pictures:
         if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or pixels.size == 0:
             raise DataError(
                 f"image {name} has shape {list(pixels.shape)}; expected [H, W] or [H, W, C] with 1 "
-                "(grey), 3 (colour) or 4 (and transparency) channels."
+                "(grey), 3 (colour) or 4 (with transparency) channels."
             )
         grey = pixels[..., 0] if pixels.shape[2] == 1 else pixels
         image = Image.fromarray(np.ascontiguousarray(grey))
@@ -83,23 +82,23 @@ class Pictures:
 
     def _sized(self, image: Image.Image, name: object, how: Image.Resampling) -> Pixels:
         height, width, channels = self.shape
-        if channels not in _SCALABLE:
+        if channels not in (1, 3):
             raise DataError(
-                f"image {name} cannot become one of {channels} channels, which this run's data "
-                f"have. Pass arrays of shape {list(self.shape)}."
+                f"image {name} cannot be converted to the {channels} channels of this run's data. "
+                f"Pass arrays of shape {list(self.shape)}."
             )
-        return plain(image, name, channels, (width, height), how, self.aspect)
+        return to_array(image, name, channels, (width, height), how, self.aspect)
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """How texts become rows of word numbers.
+    """Converts texts to word numbers.
 
     Args:
         numbers: the row of every word that has a vector.
-        cut: words kept of a text.
-        keep: whether words without a vector stay, as "all" or "known".
-        source: whose way of cutting texts into words it is.
+        cut: maximum number of words of a text.
+        keep: "all", or "known" to drop words that have no vector.
+        source: the source whose tokenisation is used.
     """
 
     numbers: Mapping[str, int]
@@ -108,9 +107,9 @@ class Sentences:
     source: Source
 
     def read(self, text: str | Path | Sequence[str], name: object) -> Words:
-        """Return int32 [L] of a text, of a file of text, or of words that are cut already.
+        """Return int32 [L] of a text, a text file, or a sequence of tokens.
 
-        Raises DataError, naming the text, when nothing of it is known.
+        Raises DataError, which names the text, if none of its words is known.
         """
         words = self._words(read_text(text) if isinstance(text, Path) else text)
         if not words:
@@ -119,7 +118,7 @@ class Sentences:
         if max(found) <= UNKNOWN:
             raise DataError(
                 f"text {name}: none of its {len(words)} words is known to this run. Is it in "
-                "another language than the training data?"
+                "the language of the training data?"
             )
         if self.keep == "known":
             found = [number for number in found if number > UNKNOWN]
@@ -132,16 +131,16 @@ class Sentences:
             return tokenize(html.unescape(text))
         if not isinstance(self.source, HuffPost):
             return tokenize(text)
-        # Its headlines come cut into words, "it 's": one that is known stays as it is.
+        # HuffPost's headlines are tokenised, as in "it 's": known words stay as they are.
         each = ([w] if w in self.numbers else tokenize(w) for w in text.lower().split())
         return [word for words in each for word in words]
 
 
 def read_text(path: Path) -> str:
-    """Return a file of text in UTF-8. Raises DataError, naming it, if it is none."""
+    """Return the content of a UTF-8 text file. Raises DataError if it cannot be read."""
     try:
-        return read_regular(path, _LONGEST).decode("utf-8-sig")
+        return read_regular(path, _LIMIT).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"text {path} cannot be read ({error.strerror}). Check it.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"text {path} is not text in UTF-8. Write it again.") from error
+        raise DataError(f"text {path} is not UTF-8. Save it as UTF-8.") from error

@@ -1,4 +1,4 @@
-"""Texts in memory: word numbers end to end, and the frozen vectors they stand for."""
+"""Texts in memory: concatenated word numbers, and their frozen word vectors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from fedshot.core.errors import DataError
 
-PADDING = 0  # fills up a row after its text; its vector is zero
-UNKNOWN = 1  # a word without a vector of its own
-FIRST_WORD = 2  # row of the first word that has one
+PADDING = 0  # pads a row after its text; its vector is zero
+UNKNOWN = 1  # every word without a vector
+FIRST_WORD = 2  # row of the first word with a vector
 
 Words: TypeAlias = npt.NDArray[np.int32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -21,7 +21,7 @@ Table: TypeAlias = npt.NDArray[np.float32]
 
 
 class Numbers(dict[str, int]):
-    """Numbers words, or names, from 0 on by their first appearance."""
+    """Numbers of words or names, from 0 on in the order of their first lookup."""
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self)
@@ -32,10 +32,9 @@ class Numbers(dict[str, int]):
 class Tokens:
     """Text i is `ids[offsets[i]:offsets[i + 1]]`, and word w has the vector `table[w]`.
 
-    A text may be empty. `cut` is the longest a text may be, and part of a model's shape. `words`
-    are those with a row of their own, from row FIRST_WORD on, where they are still known.
-    `dropped` counts words that were left out since they have no vector. Neither is part of the
-    hash.
+    A text may be empty. `cut` is the maximum length of a text, and part of a model's input shape.
+    `words` are the words of the rows of `table` from FIRST_WORD on, if known. `dropped` is the
+    number of words that were dropped since they have no vector. Neither is part of the hash.
     """
 
     ids: Words  # [m], each PADDING < id < V
@@ -60,20 +59,20 @@ class Tokens:
             )
         if o.dtype != np.int64 or o.ndim != 1 or len(o) < 2 or o[0] != 0 or o[-1] != len(ids):
             raise DataError(
-                f"offsets are {o.dtype}{list(o.shape)} and do not cut {len(ids)} words into texts; "
-                f"expected int64 from 0 to {len(ids)}, for at least one text"
+                f"offsets are {o.dtype}{list(o.shape)} and do not divide {len(ids)} words into "
+                f"texts; expected int64 from 0 to {len(ids)}, for at least one text"
             )
         if self.words and len(self.words) != len(table) - FIRST_WORD:
             raise DataError(
                 f"there are {len(self.words)} words for {len(table) - FIRST_WORD} vectors; "
-                "expected one for each row after the first two. Use "
+                "expected one word for each row after the first two. Use "
                 "fedshot.data.sources.glove.embed."
             )
         lengths = np.diff(o)
         if lengths.min() < 0 or not lengths.max() <= self.cut or self.cut < 1:
             raise DataError(
                 f"texts have {lengths.min()} to {lengths.max()} words and cut is {self.cut}; "
-                "expected rising offsets, and texts of at most `cut` words. Cut them first."
+                "expected ascending offsets, and texts of at most `cut` words. Truncate them."
             )
         if ids.dtype != np.int32 or ids.ndim != 1:
             raise DataError(f"word numbers are {ids.dtype}{list(ids.shape)}; expected int32[m]")
@@ -93,18 +92,18 @@ class Tokens:
 
     @property
     def known(self) -> float:
-        """The share of the words, dropped ones included, that have a vector of their own."""
+        """The share of words, including dropped ones, that have a vector."""
         return float((self.ids >= FIRST_WORD).sum()) / max(1, len(self.ids) + self.dropped)
 
     @property
     def n_unknown(self) -> int:
-        """The number of texts without a word that has a vector: empty ones, and unknown ones."""
+        """The number of texts in which no word has a vector, including empty texts."""
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.ids >= FIRST_WORD)])
         return int((before[self.offsets[1:]] == before[self.offsets[:-1]]).sum())
 
     @property
     def lacking(self) -> str:
-        """What has no vector, for a person; "" where every word has one."""
+        """A description of the texts and words without a vector; "" if every word has one."""
         if self.known == 1 and not self.n_unknown:
             return ""
         return (
@@ -113,7 +112,7 @@ class Tokens:
         )
 
     def check_known(self, name: object) -> None:
-        """Raise DataError where more than half of the texts, or of the words, have no vector."""
+        """Raise DataError if more than half of the texts, or of the words, have no vector."""
         if 2 * self.n_unknown > len(self) or self.known < 0.5:
             raise DataError(
                 f"{name}: {self.lacking}; expected at most half of the texts and half of the "
@@ -125,15 +124,12 @@ class Tokens:
         return self.offsets[indices + 1] - self.offsets[indices]
 
     def rows(self, indices: Ints) -> Words:
-        """Return int32 [k, L], texts filled up with 0 to the longest.
-
-        L is at least 1, so that texts without words make rows too.
-        """
+        """Return int32 [k, L], texts padded with 0 to the longest; L is at least 1."""
         lengths = self.lengths(indices)
-        place = np.arange(max(1, int(lengths.max(initial=0))))
-        real = place < lengths[:, None]
+        column = np.arange(max(1, int(lengths.max(initial=0))))
+        real = column < lengths[:, None]
         out = np.zeros(real.shape, dtype=np.int32)
-        out[real] = self.ids[(self.offsets[indices][:, None] + place)[real]]
+        out[real] = self.ids[(self.offsets[indices][:, None] + column)[real]]
         return out
 
     def only(self, indices: Ints) -> Tokens:
@@ -144,7 +140,7 @@ class Tokens:
         return Tokens(ids, offsets, self.table, self.cut, self.words)
 
     def alone(self) -> Tokens:
-        """Return these texts with the vectors of their own words, and of no others."""
+        """Return the same texts with a table that holds only the vectors of their words."""
         found = np.unique(self.ids)
         rows = np.concatenate([np.arange(FIRST_WORD), found[found >= FIRST_WORD]])
         ids = np.searchsorted(rows, self.ids).astype(np.int32)
@@ -152,7 +148,7 @@ class Tokens:
         return Tokens(ids, self.offsets, self.table[rows], self.cut, words)
 
     def hash_into(self, sha: hashlib._Hash) -> None:
-        """Feed shapes, cut, words and vectors to a hash."""
+        """Update a hash with shapes, cut, words and vectors."""
         sha.update(f"tokens:{self.ids.shape}{self.offsets.shape}{self.table.shape}".encode())
         sha.update(f"cut:{self.cut};".encode())
         for array in (self.ids, self.offsets, self.table):

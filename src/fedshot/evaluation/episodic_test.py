@@ -31,7 +31,7 @@ from fedshot.core.text import percent
 from fedshot.core.tree import form
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import Tasks, check_counts, examples
-from fedshot.data.episodes.group_sampler import GatheredTasks, GroupSampler
+from fedshot.data.episodes.group_sampler import GroupSampler, GroupTasks
 from fedshot.data.episodes.own_class_tasks import own_tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
@@ -143,7 +143,7 @@ class EvalEpisodes(Sequence[EvalEpisode]):
     def _held(self, u: int) -> Held | tuple[()]:
         """Return who holds what of question u, or () where it is in one hand."""
         tasks = self._tasks
-        if not isinstance(tasks, GatheredTasks):
+        if not isinstance(tasks, GroupTasks):
             return ()
         rows, classes = tasks.spare[u], tasks.classes[u]
         labels = torch.from_numpy((self._dataset.y[rows][:, None] == classes).argmax(axis=1))
@@ -218,7 +218,7 @@ class EpisodicTest:
             return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
         rows = dataset.images_of(classes) if rows is None else rows
         check_counts(dataset, rows, classes, group.needs(spec))
-        return cls(dataset, GatheredTasks.gather(dataset, rows, spec, group, episodes, key))
+        return cls(dataset, GroupTasks.sample(dataset, rows, spec, group, episodes, key))
 
     @classmethod
     def own(

@@ -112,7 +112,7 @@ def _dealt(federated: FederatedDataset, clients: int) -> ClientSplit:
     partitioner: Any = federated.config.partition
     if "clients" not in {field.name for field in fields(partitioner)}:
         raise DataError(f"{type(partitioner).__name__} does not take a number of clients.")
-    return replace(partitioner, clients=clients).deal(  # type: ignore[no-any-return]
+    return replace(partitioner, clients=clients).assign(  # type: ignore[no-any-return]
         federated.dataset,
         federated.rows.base,
         federated.deal_key,

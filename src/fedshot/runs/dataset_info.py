@@ -22,7 +22,7 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
 from fedshot.data.dataset import Dataset
-from fedshot.data.episodes.row_split import Rows
+from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.tokens import Tokens
 
 FILE, WORDS = "data.json", "words.safetensors"
@@ -82,7 +82,7 @@ class Facts:
     table: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, dataset: Dataset, rows: Rows, dealt: int, clients: Sequence[int]) -> Facts:
+    def of(cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int]) -> Facts:
         """Return the facts of a dataset, its rows to train, choose and test on, and the clients."""
         base, validation, novel = classes_of(dataset, rows)
         x = dataset.x
@@ -145,7 +145,7 @@ class Facts:
         return cls(**known)
 
 
-def classes_of(dataset: Dataset, rows: Rows) -> Classes:
+def classes_of(dataset: Dataset, rows: RowSplit) -> Classes:
     """Return the class numbers of the rows to train, choose and test on."""
     base, validation, novel = (
         tuple(np.unique(dataset.y[part]).tolist())

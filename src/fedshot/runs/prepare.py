@@ -21,7 +21,7 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import Tasks
-from fedshot.data.episodes.row_split import Rows
+from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.partitions.partition import ClientSplit, Partition, infeasible_clients
@@ -67,16 +67,16 @@ class FederatedDataset:
         self.split: ClassSplit | None = None
         if config.split.users is not None:
             shares = config.split.users
-            self.rows = Rows(*split_users(self.dataset, shares, splits.at("split")))
+            self.rows = RowSplit(*split_users(self.dataset, shares, splits.at("split")))
         else:
             self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
             self.split.check(self.dataset)
-            self.rows = Rows.of_classes(self.dataset, self.split)
+            self.rows = RowSplit.of_classes(self.dataset, self.split)
         # Who holds what is the test, too, where that is the clients' own: one for all seeds.
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (drawn if self.own_tests else self.key).at("partition")
         with with_option_path(config.settings):
-            self.deal: ClientSplit = config.partition.deal(
+            self.deal: ClientSplit = config.partition.assign(
                 self.dataset, self.rows.base, self.deal_key, config.episode
             )
         if self.own_tests:
@@ -274,7 +274,7 @@ class PreparedRun(FederatedDataset):
         if options.pool == "shared":
             return self._drawn(self.rows.novel, options, options.episodes, key)
         spec = self._shape(options)
-        held = self.config.partition.deal(
+        held = self.config.partition.assign(
             self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
         ).train
         if len(held) != len(self.deal.train):
@@ -292,7 +292,7 @@ class PreparedRun(FederatedDataset):
                 "fewer clients, or set test.pool to 'shared'."
             )
         pools = [held[c] for c in self.clients]
-        return EpisodicTest(self.dataset, Tasks.draw_in_turns(
+        return EpisodicTest(self.dataset, Tasks.draw_round_robin(
             self.dataset, pools, spec, options.episodes, key))  # fmt: skip
 
     def _test(self, part: Literal["validation", "novel"]) -> EpisodicTest:

@@ -140,7 +140,7 @@ def _halves(
     mixed = key.at("halves").numpy().permutation(rows)
     places = np.concatenate([np.flatnonzero(dataset.y[mixed] == c) for c in classes])
     parts = [np.sort(mixed[places[first::2]]) for first in (0, 1)]
-    apart = all(int((dataset.y[p] == c).sum()) >= spec.needed for p in parts for c in classes)
+    apart = all(int((dataset.y[p] == c).sum()) >= spec.min_images for p in parts for c in classes)
     fit, measured = (
         Tasks.draw(dataset, classes, spec, n, key.at(name), part if apart else rows)
         for name, n, part in zip(("fit", "measure"), counts, parts, strict=True)

@@ -1,1 +1,1 @@
-"""Episodes: their shape, and how they are sampled from what a client holds."""
+"""Episodes: their shape, and how they are sampled from a client's data."""

@@ -1,7 +1,7 @@
-"""Random crops, flips and colour changes of whole batches of images; off unless asked for.
+"""Random crops, flips and colour changes of whole batches of images; off by default.
 
 Each image gets its own crop, flip and colours, all drawn under one key. Crops and flips are exact;
-colours go through float32, so another kind of processor may round a pixel differently by one.
+colours are computed in float32, so pixels may differ by one between kinds of processors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 @dataclass(frozen=True)
 class Augment:
-    """What is changed at random in training images.
+    """Random changes of training images.
 
     Args:
-        crop_padding: black pixels that are added on each side, before the old size is cut out at a
-            random place.
-        flip: whether left and right are mirrored half the time.
-        jitter: in [0, 1): brightness, contrast and saturation, in this order, are scaled, each by a
-            factor uniform in [1 - jitter, 1 + jitter].
+        crop_padding: black pixels added on each side, before a random crop of the original size.
+        flip: mirror images horizontally with probability 1/2.
+        jitter: scale brightness, contrast and saturation, in this order, each by a factor uniform
+            in [1 - jitter, 1 + jitter]; in [0, 1).
     """
 
     crop_padding: int = 0
@@ -43,25 +42,25 @@ class Augment:
 
     @property
     def active(self) -> bool:
-        """Whether anything is changed at all."""
+        """Whether any change is configured."""
         return self.crop_padding > 0 or self.flip or self.jitter > 0
 
     def check(self, dataset: Dataset) -> None:
-        """Raise DataError for examples that cannot be changed so."""
+        """Raise DataError if the dataset cannot be augmented so."""
         if not self.active:
             return
         if dataset.is_text:
-            raise DataError("episode.augment changes images; this dataset has texts. Leave it out.")
+            raise DataError("episode.augment applies to images; this dataset has texts. Remove it.")
         side = min(dataset.shape[:2])
         if self.crop_padding >= side:
             raise DataError(
                 f"episode.augment.crop_padding is {self.crop_padding}, and images are {side} "
-                f"pixels: a crop may hold nothing of the picture. Expected less than {side}, such "
+                f"pixels: a crop may contain only padding. Expected less than {side}, such "
                 f"as {max(1, side // 8)}."
             )
 
     def apply(self, x: Tensor, key: Key) -> Tensor:
-        """Return uint8 images [n, H, W, C] as changed under `key`; the input stays as it is."""
+        """Return augmented copies of uint8 images [n, H, W, C], drawn under `key`."""
         if x.dtype != torch.uint8 or x.ndim != 4:
             raise DataError(f"images are {x.dtype}{list(x.shape)}; expected uint8 [n, H, W, C]")
         if not self.active or len(x) == 0:
@@ -73,7 +72,7 @@ class Augment:
         return x
 
     def _moved(self, x: Tensor, key: Key) -> Tensor:
-        """Crop and flip in one gather: which row and column each pixel comes from."""
+        """Crop and flip by indexing: compute the row and column that each pixel comes from."""
         n, h, w, _ = x.shape
         pad = self.crop_padding
         rows = torch.arange(h).expand(n, h)

@@ -1,8 +1,8 @@
-"""Episodes: a few classes, a few labelled images of each (support), and images to label (query).
+"""Episodes: a few classes with labelled images (support) and images to label (query).
 
-Row numbers are drawn first and images gathered after, so that a list of test tasks is small, can
-be hashed, and is the same for every method. Numbers of images are exact. Texts stand in for images
-throughout; those of an episode are filled up with 0 to the length of its longest.
+Row numbers are sampled first and images read later, so that a list of test tasks is small, can be
+hashed, and is the same for every method. Examples may be texts instead of images; those of an
+episode are padded with 0 to the longest.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from fedshot.data.tokens import Tokens
 
 __all__ = ["ClientData", "ClientShare", "Episode", "EpisodeSpec", "Tasks"]
 
-# One block where all episodes have the same shape, else one array for each.
+# One array if all episodes have the same shape, otherwise one for each.
 Rows: TypeAlias = Ints | tuple[Ints, ...]
 
 
 class Episode(NamedTuple):
-    """One task, images as bytes or texts as words. Labels count the episode's classes from 0."""
+    """One task. Labels number the episode's classes from 0."""
 
     support_x: Tensor  # uint8 [way * shot, H, W, C], or int32 [way * shot, L]
     support_y: Tensor  # int64 [way * shot]
     query_x: Tensor  # uint8 [queries, H, W, C], or int32 [queries, L]
     query_y: Tensor  # int64 [queries]
-    classes: Tensor  # int64 [way]: the dataset's number of class 0, 1, ...
+    classes: Tensor  # int64 [way]: class numbers of the dataset
 
 
 class ClientShare(NamedTuple):
@@ -48,7 +48,7 @@ class ClientShare(NamedTuple):
 
 
 class ClientData:
-    """One client's rows of a dataset. Nothing is copied or sorted until it is used."""
+    """One client's rows of a dataset; nothing is copied or sorted before its first use."""
 
     def __init__(self, dataset: Dataset, indices: Ints) -> None:
         self.dataset = dataset
@@ -61,18 +61,18 @@ class ClientData:
 
     @property
     def classes(self) -> Ints:
-        """The class numbers of which there is at least one image, rising."""
+        """The classes with at least one image, in ascending order."""
         return self._class_index.classes
 
     def episode(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
-        """Draw an episode, its classes uniform among those with enough images.
+        """Sample an episode, its classes uniformly from those with enough images.
 
-        Raises DataError when there are fewer such classes than `spec` may ask for.
+        Raises DataError if too few classes have enough images.
         """
         return self.episodes(spec, rng, 1)[0]
 
     def episodes(self, spec: EpisodeSpec, rng: np.random.Generator, n: int) -> list[Episode]:
-        """Draw n episodes: those that n calls of `episode` would draw, and quicker."""
+        """Sample n episodes: the same as n calls of `episode`, but faster."""
         if not spec.augment.active:
             return _gather_all(self.dataset, self._class_index.draw(spec, rng, n))
         spec.augment.check(self.dataset)
@@ -86,41 +86,42 @@ class ClientData:
             query_x=spec.augment.apply(episode.query_x, key.at("query")),
         )
 
-    def hand(
+    def share(
         self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
     ) -> tuple[Ints, ClientShare]:
-        """Return all rows divided in support and queries, and the classes: none, for no episode.
+        """Return the classes of an episode, and this client's share of its images.
 
-        Where clients hold what they hold, an episode's classes are those of whoever takes part.
+        A client with fixed data divides all its rows into support and queries, and returns no
+        classes: those of the episode depend on the other clients.
 
         Args:
-            spec: of an episode.
+            spec: shape of the episode.
             key: of the episode, the same for all its clients.
-            whose: what names the client below it, so that clients divide independently.
+            whose: path of the client below the key, so that clients divide independently.
         """
         rng = key.at("halves", *whose).numpy()
-        return np.zeros(0, dtype=np.int64), halves(self.dataset, self.indices, spec, rng)
+        return np.zeros(0, dtype=np.int64), divide(self.dataset, self.indices, spec, rng)
 
     def rows_of_episode(
         self, spec: EpisodeSpec, rng: np.random.Generator
     ) -> tuple[Ints, list[Ints]]:
-        """Return classes for an episode, and shot + query rows of each in random order."""
+        """Return the classes of an episode, and shot + query rows of each in random order."""
         return self._class_index.rows_of_episode(spec, rng)
 
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and their labels (int64 [n]).
+        """Sample n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and labels (int64 [n]).
 
-        Labels are the dataset's. The rows are distinct, unless n is more than there are.
+        Labels are class numbers of the dataset. Rows are distinct if there are at least n.
         """
         if self.n == 0 or n < 1:
             raise DataError(
-                f"cannot draw a batch of {n} from {self.n} images; expected at least one of each"
+                f"cannot sample a batch of {n} from {self.n} images; both must be at least 1"
             )
         rows = self.indices[rng.choice(self.n, n, replace=n > self.n)]
         return examples(self.dataset, rows), torch.from_numpy(self.dataset.y[rows])
 
     def all(self) -> tuple[Tensor, Tensor]:
-        """Return all images or texts and their labels, the dataset's, in the order of the rows."""
+        """Return all images or texts and their class numbers, in the order of the rows."""
         return examples(self.dataset, self.indices), torch.from_numpy(self.dataset.y[self.indices])
 
     @cached_property
@@ -128,10 +129,10 @@ class ClientData:
         return ClassIndex(self.dataset.y, self.indices, self.dataset.groups)
 
 
-def halves(
+def divide(
     dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator
 ) -> ClientShare:
-    """Divide every class of `rows` in the proportion shot to query, the rest to the queries."""
+    """Divide the rows of every class into support and queries, in the ratio shot to query."""
     order = rng.permutation(rows)
     order = order[np.argsort(dataset.y[order], kind="stable")]
     found, starts = np.unique(dataset.y[order], return_index=True)
@@ -142,7 +143,7 @@ def halves(
         query.append(held[n:])
     if sum(map(len, support)) == 0:
         raise DataError(
-            f"a client has {len(rows)} images, none of them a support: too few of each class to "
+            f"a client has {len(rows)} images and no support set: too few of each class to "
             f"divide {spec.shot} to {spec.query}. Give each client more images."
         )
     return ClientShare(*(rng.permutation(np.concatenate(part)) for part in (support, query)))
@@ -150,7 +151,7 @@ def halves(
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """A fixed list of episodes, as row numbers: the same test for every method."""
+    """A fixed list of test episodes, as row numbers."""
 
     support: Rows  # [n, way * shot]
     query: Rows  # [n, way * query]
@@ -166,28 +167,29 @@ class Tasks:
         key: Key,
         rows: Ints | None = None,
     ) -> Tasks:
-        """Draw n episodes from these classes; fewer episodes are the first of more.
+        """Sample n episodes from these classes; a smaller n gives the first of them.
 
-        Every class must have enough images, so that none is left out of a test silently.
+        Raises DataError if a class has too few images, so that no class is missing from a test
+        unnoticed.
         """
         if n < 1:
-            raise DataError(f"cannot draw {n} tasks; expected at least 1")
-        if len(classes) < spec.fewest:
+            raise DataError(f"cannot sample {n} tasks; expected at least 1")
+        if len(classes) < spec.min_classes:
             raise DataError(
-                f"{spec.episode_text} needs {spec.fewest} classes; there are "
-                f"{len(classes)}. Lower `way`, or give more classes."
+                f"{spec.episode_text} needs {spec.min_classes} classes; there are "
+                f"{len(classes)}. Lower `way`, or use more classes."
             )
         rows = dataset.images_of(classes) if rows is None else rows
         check_counts(dataset, rows, classes, spec)
-        return cls.draw_in_turns(dataset, [rows], spec, n, key)
+        return cls.draw_round_robin(dataset, [rows], spec, n, key)
 
     @classmethod
-    def draw_in_turns(
+    def draw_round_robin(
         cls, dataset: Dataset, pools: Sequence[Ints], spec: EpisodeSpec, n: int, key: Key
     ) -> Tasks:
-        """Draw n episodes, number u from the rows of pool u mod K.
+        """Sample n episodes, episode u from the rows of pool u mod K.
 
-        Raises DataError when a pool has too few classes that can fill an episode.
+        Raises DataError if a pool has too few classes with enough images.
         """
         every = [ClientData(dataset, rows) for rows in pools]
         rng = key.numpy()
@@ -209,7 +211,7 @@ class Tasks:
         return found
 
     def digest(self, dataset: Dataset) -> str:
-        """SHA-256 of the dataset and of the rows of every episode, as hex."""
+        """Return the SHA-256 of the dataset and of the rows of every episode, as hex."""
         sha = hashlib.sha256(dataset.digest.encode())
         for i in range(len(self)):
             for rows in self._hashed(i):
@@ -222,22 +224,22 @@ class Tasks:
 
 
 def check_counts(dataset: Dataset, rows: Ints, classes: Iterable[int], spec: EpisodeSpec) -> None:
-    """Refuse a class that has too few images for an episode."""
+    """Raise DataError if a class has too few images for an episode."""
     held, counts = usable(dataset.y[rows], None if dataset.groups is None else dataset.groups[rows])
-    there = np.zeros(dataset.n_classes, np.int64)
-    there[held] = counts
-    apart = "" if dataset.groups is None else " that its groups let apart"
+    available = np.zeros(dataset.n_classes, np.int64)
+    available[held] = counts
+    usable_text = "" if dataset.groups is None else " usable with its groups"
     for c in classes:
-        if 0 <= c < dataset.n_classes and there[c] < spec.needed:
+        if 0 <= c < dataset.n_classes and available[c] < spec.min_images:
             raise DataError(
-                f"class {dataset.class_names[c]!r} has {there[c]} images{apart}; a {spec} episode "
-                f"needs {spec.needed} of each class. Lower `shot` or `query`, or leave the class "
-                "out."
+                f"class {dataset.class_names[c]!r} has {available[c]} images{usable_text}; a "
+                f"{spec} episode needs {spec.min_images} of each class. Lower `shot` or `query`, "
+                "or leave the class out."
             )
 
 
 def block(arrays: Sequence[Ints]) -> Rows:
-    """Return one array where all are as long, else a tuple."""
+    """Return one array if all have the same length, otherwise a tuple."""
     if all(len(array) == len(arrays[0]) for array in arrays):
         return np.stack(list(arrays))
     return tuple(arrays)
@@ -247,12 +249,12 @@ def examples(dataset: Dataset, rows: Ints) -> Tensor:
     """Return uint8 images [n, H, W, C], or words int32 [n, L] padded to the longest."""
     if isinstance(dataset.x, Tokens):
         return torch.from_numpy(dataset.x.rows(rows))
-    # `take` reads only these rows, from a memory map too; the copy is ours, so torch may hold it.
+    # `take` reads only these rows of a memory map, and makes a copy that torch may keep.
     return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
 
 
 def _gather_all(dataset: Dataset, drawn: Sequence[SampledRows]) -> list[Episode]:
-    """Return episodes with their images, read all at once; texts have a length for each episode."""
+    """Return episodes with their images, read at once; texts are padded by episode."""
     if not drawn:
         return []
     if dataset.is_text and len(drawn) > 1:

@@ -1,6 +1,6 @@
-"""Tests of clients on classes of their own: question k belongs to one client.
+"""Test tasks of clients on their own classes, one for each client.
 
-The support is all that the client trains on, the queries are what was set aside for it.
+The support set is the client's training data, the query set its held-out data.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fedshot.data.partitions.partition import Partition
 def own_tasks(
     dataset: Dataset, train: Partition, held: Partition, clients: Sequence[int], key: Key
 ) -> Tasks:
-    """Return one task for each client, in their order.
+    """Return one task for each client, in the order of `clients`.
 
     Args:
-        dataset: holds the rows of both partitions.
-        train: what the clients train on: the supports.
-        held: what is set aside for them: the queries. The order of a client's queries is drawn, so
-            that it does not tell their labels.
-        clients: whose tasks.
-        key: decides that order alone.
+        dataset: the dataset of both partitions.
+        train: the training data of the clients, used as support sets.
+        held: their held-out data, used as query sets in random order, so that positions do not
+            reveal labels.
+        clients: the clients to return tasks for.
+        key: determines the order of queries.
 
-    Raises DataError for a client that has nothing to answer, or a query of a class that it does not
+    Raises DataError for a client without held-out data, or with a query of a class that it does not
     train on.
     """
     support, query, classes = [], [], []
@@ -37,12 +37,12 @@ def own_tasks(
         mine, asked = train[c], held[c]
         known = np.unique(dataset.y[mine]).astype(np.int64)
         if not len(asked):
-            raise DataError(f"client {c} has no images to be tested on. Raise `shot`.")
+            raise DataError(f"client {c} has no images to test on. Raise `shot`.")
         strange = np.setdiff1d(dataset.y[asked], known)
         if len(strange):
             raise DataError(
                 f"client {c} is tested on class {dataset.class_names[strange[0]]!r}, of which it "
-                "has no image to train on"
+                "has no training image"
             )
         support.append(mine[np.argsort(dataset.y[mine], kind="stable")])
         query.append(key.at("client", c).numpy().permutation(asked))

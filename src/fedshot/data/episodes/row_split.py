@@ -1,4 +1,4 @@
-"""Which rows of a dataset train, choose and test: by class, or by user."""
+"""The rows of a dataset for training, validation and test, split by class or by user."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fedshot.data.dataset import Dataset, Ints
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Row numbers to train on (`base`), choose the round by (`validation`), test on (`novel`).
+class RowSplit:
+    """Row numbers for training (`base`), selection of the round (`validation`), test (`novel`).
 
-    What is new at test is the classes, or the users where all parts share the classes.
+    The parts have different classes, or the same classes and different users.
     """
 
     base: Ints
@@ -20,7 +20,7 @@ class Rows:
     novel: Ints
 
     @classmethod
-    def of_classes(cls, dataset: Dataset, split: ClassSplit) -> Rows:
+    def of_classes(cls, dataset: Dataset, split: ClassSplit) -> RowSplit:
         """Return the rows of the split's classes."""
         return cls(
             dataset.images_of(split.base),

@@ -1,8 +1,8 @@
-"""Which rows make an episode: classes by chance, of each some rows by chance.
+"""Sample the rows of episodes: random classes, and random rows of each.
 
-The C kernel draws many episodes in the time that numpy needs for one, and keeps Python's lock, so
-that workers do not wait for one another at every number. It reads numpy's own generator: the
-numbers are the same, and where a numpy should ever draw others, numpy draws.
+The C kernel draws many episodes in the time that numpy needs for one, and holds the GIL, so that
+threads do not contend for it at every number. It uses numpy's generator and gives the same numbers;
+if a version of numpy gives others, numpy is used.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.spec import EpisodeSpec
 
-MOST = 10_000  # things that the kernel draws from; numpy has another way with more
+MOST = 10_000  # maximum population of the kernel; numpy has another algorithm for more
 _BITS = ctypes.pythonapi.PyCapsule_GetPointer
 _BITS.restype, _BITS.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 class SampledRows(NamedTuple):
-    """An episode as numbers."""
+    """An episode as row numbers."""
 
-    classes: Ints  # the dataset's, class 0 first
+    classes: Ints  # class numbers of the dataset, in the order of the episode's labels
     support: Ints  # rows, class by class
-    query: Ints  # rows in random order, which must not tell their labels
+    query: Ints  # rows in random order, so that positions do not reveal labels
 
 
-class _Able(NamedTuple):
-    """The classes with so many rows, for the kernel."""
+class _Usable(NamedTuple):
+    """The classes with enough rows."""
 
-    places: Ints  # among those held
+    positions: Ints  # in `ClassIndex.classes`
     starts: Ints
     counts: Ints
 
 
 class ClassIndex:
-    """Rows of a dataset, class by class.
+    """Rows of a dataset, indexed by class.
 
     Args:
         labels: of all rows of the dataset.
-        rows: those held.
-        groups: of all rows of the dataset; those of one group are nearly alike, and an episode has
-            them in a class's support or in its queries, never in both.
+        rows: the rows to index.
+        groups: of all rows of the dataset; rows of one group are nearly alike, and an episode has
+            them in the support set or in the query set of a class, never in both.
     """
 
     def __init__(self, labels: Ints, rows: Ints, groups: Ints | None = None) -> None:
@@ -60,7 +60,7 @@ class ClassIndex:
         self._few = max(len(self.classes), int(self._counts.max(initial=0))) < MOST
         self._groups = None if groups is None else groups[self._rows]
         self._usable = self._counts if groups is None else usable(own[order], self._groups)[1]
-        self._able: dict[int, _Able] = {}
+        self._by_count: dict[int, _Usable] = {}
 
     @cached_property
     def _by_class(self) -> list[Ints]:
@@ -78,33 +78,33 @@ class ClassIndex:
         return self.draw_by(kernel, spec, rng, n)
 
     def draw_by_numpy(self, spec: EpisodeSpec, rng: np.random.Generator) -> SampledRows:
-        """Draw one: what the kernel has to come to."""
+        """Draw one episode with numpy, the reference for the kernel."""
         chosen = self._choose(spec, rng)
         support, query = [], []
         for c in chosen.tolist():
-            ours, others = self._apart(c, spec, rng)
-            support.append(ours)
-            query.append(others)
+            chosen_support, chosen_query = self._support_and_query(c, spec, rng)
+            support.append(chosen_support)
+            query.append(chosen_query)
         classes = self.classes[chosen]
         return SampledRows(classes, np.concatenate(support), rng.permutation(np.concatenate(query)))
 
     def draw_by(
         self, kernel: Callable[..., None], spec: EpisodeSpec, rng: np.random.Generator, n: int
     ) -> list[SampledRows]:
-        """Draw n episodes of one way by the kernel."""
-        able = self._able_for(spec)
-        way = min(spec.min_way, len(able.places))
-        most = min(spec.shot + spec.query, int(able.counts.max()))
+        """Draw n episodes with the kernel; their way must be fixed."""
+        usable = self._usable_for(spec)
+        way = min(spec.min_way, len(usable.positions))
+        most = min(spec.shot + spec.query, int(usable.counts.max()))
         width = way * (most + 1) + 1
         out = np.empty((n, width), dtype=np.int64)
-        sizes = (n, len(able.places), way, spec.shot, most, spec.ordered)
+        sizes = (n, len(usable.positions), way, spec.shot, most, spec.ordered)
         bits = rng.bit_generator
         with bits.lock:
             at = _BITS(bits.capsule, b"BitGenerator")
-            held = (array.ctypes.data for array in (self._rows, able.starts, able.counts, out))
+            held = (array.ctypes.data for array in (self._rows, usable.starts, usable.counts, out))
             kernel(at, *sizes, *held)
-        classes = self.classes[able.places[out[:, :way]]]
-        first = way * (spec.shot + 1) + 1  # of the queries
+        classes = self.classes[usable.positions[out[:, :way]]]
+        first = way * (spec.shot + 1) + 1  # position of the first query
         support, ends = out[:, way : first - 1], first + out[:, first - 1]
         return [
             SampledRows(classes[e], support[e], out[e, first:end])
@@ -114,18 +114,20 @@ class ClassIndex:
     def rows_of_episode(
         self, spec: EpisodeSpec, rng: np.random.Generator
     ) -> tuple[Ints, list[Ints]]:
-        """Return classes for an episode, and shot + query rows of each in random order."""
+        """Return the classes of an episode, and shot + query rows of each in random order."""
         chosen = self._choose(spec, rng)
         return self.classes[chosen], [self._some(c, spec, rng) for c in chosen.tolist()]
 
     def _some(self, c: int, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
-        """Return up to shot + query rows of a class."""
+        """Return up to shot + query random rows of a class."""
         count = int(self._counts[c])
         n = min(count, spec.shot + spec.query)
         return self._by_class[c][rng.choice(count, n, replace=False)]
 
-    def _apart(self, c: int, spec: EpisodeSpec, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return `shot` rows of a class and up to `query` others, of no group of the first."""
+    def _support_and_query(
+        self, c: int, spec: EpisodeSpec, rng: np.random.Generator
+    ) -> tuple[Ints, Ints]:
+        """Return `shot` rows of a class, and up to `query` rows of other groups."""
         if self._groups is None:
             drawn = self._some(c, spec, rng)
             return drawn[: spec.shot], drawn[spec.shot :]
@@ -134,44 +136,46 @@ class ClassIndex:
             self._groups[start : start + len(rows)], return_inverse=True, return_counts=True
         )
         order = rng.permutation(len(sizes))
-        ends = np.cumsum(sizes[order])  # rows of the first group, the first two, ...
+        ends = np.cumsum(sizes[order])  # cumulative numbers of rows
         least = int(np.searchsorted(ends, spec.shot)) + 1
-        most = int(np.searchsorted(ends, len(rows) - (spec.needed - spec.shot), side="right"))
+        most = int(np.searchsorted(ends, len(rows) - (spec.min_images - spec.shot), side="right"))
         share = round(len(sizes) * spec.shot / (spec.shot + spec.query))
-        ours = np.isin(group, order[: min(max(share, least), most)])
-        query = min(spec.query, int((~ours).sum()))
+        in_support = np.isin(group, order[: min(max(share, least), most)])
+        query = min(spec.query, int((~in_support).sum()))
         return (
-            rng.choice(rows[ours], spec.shot, replace=False),
-            rng.choice(rows[~ours], query, replace=False),
+            rng.choice(rows[in_support], spec.shot, replace=False),
+            rng.choice(rows[~in_support], query, replace=False),
         )
 
     def _choose(self, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
-        """Return the places of an episode's classes among those held, in the order of labels."""
-        able = self._able_for(spec).places
-        way = min(int(rng.integers(spec.min_way, spec.max_way, endpoint=True)), len(able))
-        chosen: Ints = rng.choice(able, way, replace=False)
+        """Return the positions in `classes` of an episode's classes, in their order."""
+        usable = self._usable_for(spec).positions
+        way = min(int(rng.integers(spec.min_way, spec.max_way, endpoint=True)), len(usable))
+        chosen: Ints = rng.choice(usable, way, replace=False)
         if spec.ordered:
             chosen.sort()
         return chosen
 
-    def _able_for(self, spec: EpisodeSpec) -> _Able:
-        if spec.needed not in self._able:
-            places = (self._usable >= spec.needed).nonzero()[0].astype(np.int64, copy=False)
-            self._able[spec.needed] = _Able(places, self._starts[places], self._counts[places])
-        able = self._able[spec.needed]
-        if len(able.places) < spec.fewest:
-            raise DataError(
-                f"client data {spec.shortage(len(able.places))}. Lower `way`, `shot` or `query`, "
-                "or give each client more images."
+    def _usable_for(self, spec: EpisodeSpec) -> _Usable:
+        if spec.min_images not in self._by_count:
+            found = (self._usable >= spec.min_images).nonzero()[0].astype(np.int64, copy=False)
+            self._by_count[spec.min_images] = _Usable(
+                found, self._starts[found], self._counts[found]
             )
-        return able
+        usable = self._by_count[spec.min_images]
+        if len(usable.positions) < spec.min_classes:
+            raise DataError(
+                f"client data {spec.shortage(len(usable.positions))}. Lower `way`, `shot` or "
+                "`query`, or give each client more images."
+            )
+        return usable
 
 
 def usable(labels: Ints, groups: Ints | None) -> tuple[Ints, Ints]:
-    """Return the different labels and, of each, the rows that an episode can rely on.
+    """Return the different labels and the number of usable rows of each.
 
-    Where rows come in groups, that is all but the largest group, and one row of it: a support and
-    queries of so many rows are found, whichever groups the support takes first.
+    With groups, all rows but those of the largest group are usable, and one of it: an episode with
+    that many rows exists, whichever groups the support set takes first.
     """
     found, counts = np.unique(labels, return_counts=True)
     counts = counts.astype(np.int64, copy=False)
@@ -185,7 +189,7 @@ def usable(labels: Ints, groups: Ints | None) -> tuple[Ints, Ints]:
 
 @cache
 def _checked_kernel() -> Callable[..., None] | None:
-    """Return the C kernel where there is one and it draws what this numpy draws."""
+    """Return the C kernel if it is available and draws the same numbers as numpy."""
     found = kernel()
     if found is None:
         return None
@@ -201,7 +205,7 @@ def _checked_kernel() -> Callable[..., None] | None:
 
 
 def kernel() -> Callable[..., None] | None:
-    """Return the C function, which keeps Python's lock; None where there are no kernels."""
+    """Return the C function, which holds the GIL; None without compiled kernels."""
     library = kernel_build.library()
     if library is None:
         return None

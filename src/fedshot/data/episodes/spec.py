@@ -1,4 +1,4 @@
-"""What an episode looks like: how many classes, and how many images of each."""
+"""The shape of an episode: the number of classes, and of images of each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedshot.core.errors import DataError
+from fedshot.core.text import count
 from fedshot.data.episodes.augment import Augment
 
 Labels = Literal["shuffled", "fixed", "global"]
@@ -16,19 +17,18 @@ class EpisodeSpec:
     """The shape of an N-way, K-shot episode in training.
 
     Args:
-        way: classes, N; a pair means a random number between them, ends included.
-        shot: support examples of each class, K.
-        query: queries of each class.
-        queries: "exact" gives every class that many. "up_to" is for small clients: a class gives
-            what it has left after the shots, one at least.
-        labels: which class of an episode is number 0: by chance, "shuffled", or in the order of the
-            dataset, "fixed", so that where training and test have the same classes a head can know
-            them. With "global" the order is that, too, and a head has an output for every class of
-            the dataset, of which an episode uses those of its own: clients of other classes do not
-            train one output for two.
-        classes: "exact" asks for `way` classes. "up_to": a client with fewer gives all that it has,
-            two at least; with a way as large as any client's an episode is of all its classes.
-        augment: what is changed at random in the images; those of tests are left as they are.
+        way: number of classes, N; a pair is a range from which it is drawn, ends included.
+        shot: number of support examples of each class, K.
+        query: number of queries of each class.
+        queries: "exact" requires `query` queries of every class. "up_to", for small clients, takes
+            what a class has left after the shots, at least one.
+        labels: the order of an episode's classes. "shuffled" is random. "fixed" is the order of the
+            dataset, so that a head can learn classes that training and test share. "global" is that
+            order, too, and the head has an output for every class of the dataset, of which an
+            episode uses its own: clients with different classes do not train the same output.
+        classes: "exact" requires `way` classes. With "up_to" a client that has fewer uses all its
+            classes, at least two.
+        augment: random changes of training images; test images are not changed.
 
     >>> print(EpisodeSpec(way=5, shot=1, query=15))
     5-way 1-shot, 15 queries
@@ -61,55 +61,55 @@ class EpisodeSpec:
 
     @property
     def min_way(self) -> int:
-        """The fewest classes an episode can have."""
+        """The minimum number of classes of an episode."""
         return self.way[0] if isinstance(self.way, tuple) else self.way
 
     @property
     def max_way(self) -> int:
-        """The most classes an episode can have."""
+        """The maximum number of classes of an episode."""
         return self.way[1] if isinstance(self.way, tuple) else self.way
 
     @property
     def ordered(self) -> bool:
-        """Whether an episode's classes come in the order of the dataset."""
+        """Whether an episode's classes have the order of the dataset."""
         return self.labels != "shuffled"
 
     @property
-    def fewest(self) -> int:
-        """Classes that whoever gives an episode must have."""
+    def min_classes(self) -> int:
+        """Minimum number of classes a client needs to form an episode."""
         return min(2, self.max_way) if self.classes == "up_to" else self.max_way
 
     @property
-    def needed(self) -> int:
-        """Images that a class must have to take part."""
+    def min_images(self) -> int:
+        """Minimum number of images a class needs to be sampled."""
         return self.shot + (self.query if self.queries == "exact" else 1)
 
     @property
-    def divided(self) -> int:
-        """Images of a class of which one is a support, where all are divided shot to query."""
+    def min_to_divide(self) -> int:
+        """Minimum number of images that give one support example when divided shot to query."""
         return -(-(self.shot + self.query) // self.shot)
 
     @property
     def is_random_way(self) -> bool:
-        """Whether episodes differ in their number of classes."""
+        """Whether the number of classes is drawn for each episode."""
         return self.min_way != self.max_way
 
     @property
     def way_text(self) -> str:
-        """The way in words, as in `5-way` or `3-to-7-way`."""
+        """The way as text, such as `5-way` or `3-to-7-way`."""
         ends = f"{self.min_way}-to-{self.max_way}" if self.is_random_way else str(self.max_way)
         return f"{ends}-way"
 
     @property
     def episode_text(self) -> str:
-        """An episode in words, as in `a 5-way episode`."""
+        """The way as a noun phrase, such as `a 5-way episode`."""
         if self.classes == "up_to":
             return f"an episode of up to {self.max_way} classes"
         return f"a {self.way_text} episode"
 
     @property
     def whole_text(self) -> str:
-        """An episode in full, as in `a 5-way 1-shot, 15 queries episode`."""
+        """The whole shape as a noun phrase, such as `a 5-way 1-shot, 15 queries episode`."""
         return f"an episode of {self}" if self.classes == "up_to" else f"a {self} episode"
 
     def __str__(self) -> str:
@@ -118,10 +118,9 @@ class EpisodeSpec:
         noun = "query" if self.query == 1 else "queries"
         return f"{way} {self.shot}-shot, {most}{self.query} {noun}"
 
-    def shortage(self, able: int) -> str:
-        """Say what `able` large enough classes lack, as in `has 3 classes ..., ... needs 5`."""
-        classes = "1 class" if able == 1 else f"{able} classes"
+    def shortage(self, n: int) -> str:
+        """Return why `n` classes with enough images are too few, as a predicate: `has 3 ...`."""
         return (
-            f"has {classes} with at least {self.needed} examples, "
-            f"{self.episode_text} needs {self.fewest}"
+            f"has {count(n, 'class', 'classes')} with at least {self.min_images} examples, "
+            f"{self.episode_text} needs {self.min_classes}"
         )

@@ -1,1 +1,1 @@
-"""Files from elsewhere: archives, images, hashes, and bounds on what is read."""
+"""Reading files: archives, images, hashes, the image cache, and limits on what is read."""

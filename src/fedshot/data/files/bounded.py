@@ -1,7 +1,7 @@
-"""Files from elsewhere: one that is damaged, cut off or made to harm is refused by name.
+"""Bounded reading: a damaged, truncated or malicious file raises a DataError that names it.
 
-All readers of data open files here, or with `fedshot.core.regular_files`: regular files alone, and
-of a packed file no more than a bounded multiple of its size.
+All data readers open files here or with `fedshot.core.regular_files`: only regular files, and a
+compressed file may expand to at most a fixed multiple of its size.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TypeAlias
 
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular
 
+# What the standard library, numpy and Pillow raise for damaged files.
 DAMAGE = (
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
     lzma.LZMAError,
-    tokenize.TokenError,  # numpy reads the header of an array as Python
+    tokenize.TokenError,  # numpy parses the header of an array as Python
     EOFError,
     OSError,
-    RuntimeError,  # an encrypted member; NotImplementedError for exotic compression
+    RuntimeError,  # an encrypted member; NotImplementedError for an unsupported compression
     SyntaxError,
     TypeError,
     ValueError,
@@ -39,64 +40,62 @@ DAMAGE = (
     OverflowError,
     struct.error,
 )
-PIECE = 1 << 16  # bytes unpacked at a time
-_FREE, _RATIO = 1 << 24, 100  # bytes that any file may unpack to, and how many more for each byte
+PIECE = 1 << 16  # bytes decompressed at a time
+_FREE, _RATIO = 1 << 24, 100  # limit on decompressed bytes: _FREE + _RATIO * compressed bytes
 _ENCRYPTED = 1
 _FETCH = "Fetch the file again."
 Stream: TypeAlias = IO[bytes]
 
 
 @contextmanager
-def damage(path: Path, kind: str) -> Iterator[None]:
-    """Turn what a reader raises about a bad file into a DataError that names the file."""
+def naming_damage(path: Path, kind: str) -> Iterator[None]:
+    """Turn an exception about a damaged file into a DataError that names the file."""
     try:
         yield
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist. Put it there, or correct the path.") from error
     except DAMAGE as error:
         raise DataError(
-            f"{path} is not a whole {kind} file ({error}). It was probably cut off; fetch or write "
+            f"{path} is not a complete {kind} file ({error}). It may be truncated; fetch or write "
             "it again."
         ) from error
 
 
 @contextmanager
 def unzipped(path: Path, ratio: int = _RATIO) -> Iterator[Stream]:
-    """Open a file that may be gzipped, by its first bytes rather than by its name.
+    """Open a file, decompressing it if its first bytes say that it is gzipped.
 
-    Reading a .gz beyond what `most_unpacked` allows is a DataError.
+    Reading more than `max_unpacked` bytes of a gzipped file raises DataError.
     """
     with open_regular(path) as file:
-        if file.read(2) == b"\x1f\x8b":
-            file.seek(0)
-            with gzip.GzipFile(fileobj=file) as plain:
-                yield io.BufferedReader(_Bounded(path, plain, most_unpacked(path, ratio)), PIECE)
-        else:
-            file.seek(0)
+        gzipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not gzipped:
             yield file
+            return
+        with gzip.GzipFile(fileobj=file) as plain:
+            yield io.BufferedReader(_Bounded(path, plain, max_unpacked(path, ratio)), PIECE)
 
 
 @contextmanager
 def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; a damaged one is a DataError that names it."""
-    with (
-        damage(path, "zip"),
-        open_regular(path) as file,
-        zipfile.ZipFile(file) as archive,
-    ):
+    """Open a zip file. Raises DataError if it is damaged."""
+    with ExitStack() as stack:
+        with naming_damage(path, "zip"):
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_regular(path))))
         yield archive
 
 
-def most_unpacked(path: Path, ratio: int = _RATIO) -> int:
-    """Return the bytes that a packed file may hold: no real images are packed a hundred to one."""
+def max_unpacked(path: Path, ratio: int = _RATIO) -> int:
+    """Return the number of bytes that a compressed file may expand to."""
     return _FREE + ratio * path.stat().st_size
 
 
 class _Bounded(io.RawIOBase):
-    """The content of a .gz file, which ends in an error where it is too much for the file."""
+    """The content of a .gz file; reading or seeking beyond `limit` bytes raises DataError."""
 
-    def __init__(self, path: Path, plain: gzip.GzipFile, most: int) -> None:
-        self._path, self._plain, self._most = path, plain, most
+    def __init__(self, path: Path, plain: gzip.GzipFile, limit: int) -> None:
+        self._path, self._plain, self._limit = path, plain, limit
 
     def readable(self) -> bool:
         return True
@@ -110,35 +109,43 @@ class _Bounded(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-    def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         if whence == os.SEEK_CUR:
-            place += self._plain.tell()
-        self._check(place)
-        return self._plain.seek(place)
+            offset += self._plain.tell()
+        self._check(offset)
+        return self._plain.seek(offset)
 
     def tell(self) -> int:
         return self._plain.tell()
 
-    def _check(self, place: int) -> None:
-        if place > self._most:
+    def _check(self, offset: int) -> None:
+        if offset > self._limit:
             raise DataError(
-                f"{self._path} unpacks to more than {self._most} bytes, more than real data of its "
-                "size. Fetch it again, or unpack it yourself."
+                f"{self._path} unpacks to more than {self._limit} bytes, more than real data of "
+                "its size. Fetch it again, or unpack it yourself."
             )
 
 
 def check_name(path: Path, name: str) -> None:
-    """Raise DataError if a member's name would lead out of the archive."""
+    """Raise DataError if the name of an archive's member points outside the archive."""
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
         raise DataError(
-            f"{path} has a member {name!r}, a path that climbs out of the archive. Do not unpack "
+            f"{path} has a member {name!r}, a path that points outside the archive. Do not unpack "
             "it; fetch the file again from its publisher."
         )
 
 
+def check_link(root: Path, path: Path) -> None:
+    """Raise DataError if a path is a symbolic link to somewhere outside `root` (resolved)."""
+    if path.is_symlink() and not path.resolve().is_relative_to(root):
+        raise DataError(
+            f"{path} is a link to {path.resolve()}, outside {root}. Copy the file into the folder."
+        )
+
+
 def check_size(path: Path, name: str, size: int, limit: int, fix: str = _FETCH) -> None:
-    """Raise DataError if a member says that it is larger than what it should hold."""
+    """Raise DataError if a member declares more than `limit` bytes."""
     if size > limit:
         raise DataError(f"{path}: {name} has {size} bytes, expected at most {limit}. {fix}")
 
@@ -148,28 +155,31 @@ def check_member(
 ) -> None:
     """Raise DataError for a member of a zip file that cannot be unpacked within bounds.
 
-    `limit` is the most bytes it may have, without one those that `most_unpacked` allows; `fix` is
-    what to do where it has more.
+    Args:
+        path: the zip file.
+        member: one of its members.
+        limit: the most bytes it may have; None for `max_unpacked`.
+        fix: how to correct a member that is too large.
     """
     if member.flag_bits & _ENCRYPTED:
         raise DataError(
             f"{path}: {member.filename} is encrypted. Pack the files again, without a password."
         )
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        # Only deflate is unpacked piece by piece: the others may hold far more than they say.
+        # zipfile decompresses only deflate piece by piece: other formats may expand without limit.
         raise DataError(
-            f"{path}: {member.filename} is packed in a way that is not taken. Pack the files "
-            "again, as an ordinary zip (deflate)."
+            f"{path}: {member.filename} has an unsupported compression. Pack the files again, as "
+            "an ordinary zip (deflate)."
         )
-    most = most_unpacked(path) if limit is None else limit
-    check_size(path, member.filename, member.file_size, most, fix)
+    limit = max_unpacked(path) if limit is None else limit
+    check_size(path, member.filename, member.file_size, limit, fix)
 
 
 def check_memory(name: str, size: int, fix: str) -> None:
-    """Raise DataError for `size` bytes that are more than the machine's memory."""
+    """Raise DataError if `size` bytes do not fit into the machine's memory."""
     try:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # a system that does not tell
+    except (AttributeError, ValueError, OSError):  # not known on this system
         return
     if size > have > 0:
         raise DataError(

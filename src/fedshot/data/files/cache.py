@@ -1,16 +1,16 @@
-"""Decoded images on disk: one uint8 array that is mapped, not read.
+"""A cache of decoded images on disk: one uint8 array, memory-mapped.
 
 An entry is a folder with `images.npy`, `labels.npy` and `about.json`. It is built under another
-name and renamed, so it is whole or absent; a builder that is killed leaves only its own partial
-folder, which the next builder of any entry removes. A file lock for each entry makes others wait
-rather than build twice, and tells the dead from the living: the system frees it when its holder
-dies. Blocks are written as they are decoded, not into the map: a full disk is then an error rather
-than a signal that kills, and memory stays at one block.
+name and renamed, so it is complete or absent. A process that is killed leaves a partial folder,
+which the next build of any entry removes. A file lock for each entry prevents two processes from
+building it at once; the system releases the lock when its process dies. Blocks are written to the
+file as they are decoded, not into a memory map, so that a full disk raises an error instead of a
+fatal signal, and memory stays at one block.
 
-The key is a hash of the source files' contents, the loader's version and its options. Contents are
-hashed once; later the size and the time of change of a file stand for its hash. Entries of files
-that have changed since stay, as other copies of those files may be in use: whoever wants the room
-removes the folder.
+The key of an entry is a hash of the contents of the source files, the version, and the loader's
+options. Contents are hashed once; afterwards a file's size and time stamps stand for its hash.
+Entries whose sources have changed stay, since other copies of those sources may be in use; to free
+the space, remove the folder.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.files.fingerprints import Fingerprints
 
-VERSION = 1  # raise it when a loader or Dataset.digest changes what it makes of the same files
-_LOCK, _PARTIAL = ".lock", ".partial"  # ends of names in the folder
-_SPOTS, _SPOT = 64, 4096  # places of the images that are hashed on every load, and their bytes
+VERSION = 1  # increase it when a loader, or Dataset.digest, gives another result for the same files
+_LOCK, _PARTIAL = ".lock", ".partial"  # suffixes of names in the folder
+_SPOTS, _SPOT = 64, 4096  # samples of the images that are hashed on every load, and their bytes
 
 
 class Labels(NamedTuple):
-    """What a loader knows besides the images."""
+    """What a loader returns besides the images."""
 
     y: Ints
     class_names: tuple[str, ...]
-    standard: ClassSplit | None = None  # where it depends on no more than the images do
+    standard: ClassSplit | None = None  # if it depends on the images alone
 
 
 Put: TypeAlias = Callable[[tuple[int, int, int, int], Iterable[Pixels]], None]
@@ -54,12 +54,12 @@ Build: TypeAlias = Callable[[Put], Labels]
 
 
 def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build: Build) -> Dataset:
-    """Return the dataset from the default cache folder, building it there the first time.
+    """Return the dataset from the default cache folder, building the entry the first time.
 
     Args:
         name: the dataset's name.
         sources: the files and folders it is made from, in a fixed order.
-        options: what else decides the images; anything JSON can hold.
+        options: the options that affect the images, serialisable as JSON.
         build: calls its argument once with the images' shape and blocks, and returns the labels.
     """
     folder = storage.cache_folder()
@@ -67,7 +67,7 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
     hashes = [prints.of(path) for path in sources]
     parts = [VERSION, name, dict(options), hashes]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    found = _read(name, key, _entry(folder, name, key))  # a cache that only others write will do
+    found = _read(name, key, _entry(folder, name, key))  # the folder may be read-only
     if found is not None:
         return found
 
@@ -76,8 +76,8 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
         for path, before in zip(sources, hashes, strict=True):
             if prints.of(path) != before:
                 raise DataError(
-                    f"{path} changed while {name} was read from it. Wait until nothing writes to "
-                    "it any more, and try again."
+                    f"{path} changed while {name} was read from it. Wait until no program writes "
+                    "to it, and try again."
                 )
         return labels
 
@@ -87,15 +87,14 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
 
 
 def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
-    """Return the entry of that name and key, building it if it is absent or damaged."""
+    """Return the entry with that name and key, building it if it is absent or damaged."""
     entry = _entry(folder, name, key)
-    found = _read(name, key, entry)
-    if found is not None:
+    if (found := _read(name, key, entry)) is not None:
         return found
     try:
         with locked(folder / f"{entry.name}{_LOCK}") as alone:
-            found = _read(name, key, entry)  # another process may have built it while we waited
-            if found is not None:
+            # Another process may have built it while this one waited.
+            if (found := _read(name, key, entry)) is not None:
                 return found
             if alone:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -103,11 +102,10 @@ def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
             _build(name, key, build, entry)
     except OSError as error:
         raise DataError(
-            f"cache folder {folder}: {error}. Free some space, or set $FEDSHOT_CACHE to a folder "
-            "of yours with room."
+            f"cache folder {folder}: {error}. Free some space, or set $FEDSHOT_CACHE to "
+            "another folder with enough space."
         ) from error
-    found = _read(name, key, entry)
-    if found is None:
+    if (found := _read(name, key, entry)) is None:
         raise DataError(f"cache entry {entry} was damaged while it was written. Check the disk.")
     return found
 
@@ -117,7 +115,7 @@ def _build(name: str, key: str, build: Build, entry: Path) -> None:
     try:
         partial.mkdir()
         _write(name, key, build, partial)
-        if not entry.exists():  # without locks somebody may have been faster
+        if not entry.exists():  # without locks another process may have been faster
             partial.rename(entry)
         storage.flush(entry.parent)
     finally:
@@ -125,10 +123,10 @@ def _build(name: str, key: str, build: Build, entry: Path) -> None:
 
 
 def _remove_partial(folder: Path, mine: str) -> None:
-    """Remove what dead builders left; who builds `mine` holds its lock already."""
+    """Remove partial folders of dead processes; the caller holds the lock of the entry `mine`."""
     for partial in folder.glob(f"*{_PARTIAL}"):
         entry = partial.name.rsplit(".", 2)[0]
-        with suppress(OSError):  # it belongs to another person, then
+        with suppress(OSError):  # it may belong to another user
             if entry == mine:
                 shutil.rmtree(partial)
                 continue
@@ -142,7 +140,7 @@ def _entry(folder: Path, name: str, key: str) -> Path:
 
 
 def verify(dataset: Dataset) -> bool:
-    """Return whether all images of a cached dataset still hash to what was written."""
+    """Whether the images of a cached dataset still have the hash that was stored with them."""
     fresh = Dataset(dataset.name, dataset.x, dataset.y, dataset.class_names, dataset.users)
     return fresh.digest == dataset.digest
 
@@ -175,7 +173,7 @@ def _write(name: str, key: str, build: Build, folder: Path) -> None:
 
 
 def _read(name: str, key: str, entry: Path) -> Dataset | None:
-    """Return the entry, or None if it is absent or not what was written."""
+    """Return the entry, or None if it is absent or damaged."""
     try:
         stored = json.loads((entry / "about.json").read_bytes())
         about = stored["about"]
@@ -201,13 +199,13 @@ def _read(name: str, key: str, entry: Path) -> Dataset | None:
 
 
 def _spots(path: Path) -> str:
-    """Return a hash of the file's size, its beginning and end, and places between them."""
+    """Return a hash of the file's size and of samples from its beginning to its end."""
     sha = hashlib.sha256()
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         sha.update(str(size).encode())
-        for place in np.linspace(0, max(0, size - _SPOT), _SPOTS).astype(int).tolist():
-            file.seek(place)
+        for offset in np.linspace(0, max(0, size - _SPOT), _SPOTS).astype(int).tolist():
+            file.seek(offset)
             sha.update(file.read(_SPOT))
     return sha.hexdigest()
 
@@ -225,7 +223,7 @@ def _writable(folder: Path) -> bool:
     except OSError as error:
         print(
             f"fedshot: cache folder {folder} cannot be written ({error.strerror}); images are "
-            "decoded into memory in every run. Set $FEDSHOT_CACHE to a folder of yours.",
+            "decoded into memory in every run. Set $FEDSHOT_CACHE to a writable folder.",
             file=sys.stderr,
         )
         return False

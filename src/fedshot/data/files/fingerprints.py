@@ -1,4 +1,4 @@
-"""Hashes of files and folders, remembered as long as nothing about them changes."""
+"""Hashes of files and folders, remembered while their size and modification times stay the same."""
 
 from __future__ import annotations
 
@@ -7,28 +7,20 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular
 from fedshot.data.files.archives import opened
+from fedshot.data.files.bounded import Stream
 
-_FRESH = 2.0  # seconds; a file changed so lately may change again without a new time
+_FRESH = 2.0  # seconds; a file changed more recently may change again with the same time stamp
 _CHUNK = 1 << 20
 
 
-class Readable(Protocol):
-    """Anything with bytes to read."""
-
-    def read(self, n: int, /) -> bytes:
-        """Return at most n bytes, none at the end."""
-
-
 class Fingerprints:
-    """SHA-256 of contents, kept in a JSON file with the size and time that they were taken at."""
+    """SHA-256 hashes of contents, kept in a JSON file with each source's size and time stamps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,23 +32,23 @@ class Fingerprints:
 
     def of(self, source: Path) -> str:
         """Return the hash of a file's bytes, or of the names and bytes of a folder's files."""
-        place = str(source.resolve())
+        key = str(source.resolve())
         try:
             stamp, changed = _stamp(source)
-            if self._known.get(place, [""])[0] == stamp:
-                return str(self._known[place][1])
+            if self._known.get(key, [""])[0] == stamp:
+                return str(self._known[key][1])
             sha = hash_folder(source) if source.is_dir() else hash_file(source)
         except OSError as error:
             raise DataError(f"{source} cannot be read ({error}). Put the file back.") from error
         if time.time() - changed > _FRESH:
-            self._remember(place, [stamp, sha])
+            self._remember(key, [stamp, sha])
         return sha
 
-    def _remember(self, place: str, entry: list[str]) -> None:
+    def _remember(self, key: str, entry: list[str]) -> None:
         self._known = {p: e for p, e in self._known.items() if os.path.lexists(p)}
-        self._known[place] = entry
+        self._known[key] = entry
         partial = self._path.with_name(f"{self._path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-        with suppress(OSError):  # forgotten, then: it is only hashed again
+        with suppress(OSError):  # without the file, sources are hashed again
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(self._known))
             partial.replace(self._path)
@@ -68,8 +60,8 @@ def hash_file(path: Path, kind: str = "sha256") -> str:
         return hash_stream(file, kind)
 
 
-def hash_stream(file: Readable, kind: str = "sha256") -> str:
-    """Return the hash of all that can still be read, as hex."""
+def hash_stream(file: Stream, kind: str = "sha256") -> str:
+    """Return the hash of the remaining bytes of a stream, as hex."""
     digest = hashlib.new(kind, usedforsecurity=False)
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
@@ -86,21 +78,16 @@ def hash_folder(path: Path) -> str:
 
 
 def _stamp(source: Path) -> tuple[str, float]:
-    """Return what changes when the contents do, and when they last did (seconds)."""
+    """Return a hash of sizes and time stamps, and the latest modification time in seconds."""
+    names = [""]
+    if source.is_dir():
+        with opened(source) as folder:
+            names = folder.names
     latest = 0
     sha = hashlib.sha256()
-    for name, stat in _stats(source):
+    for name in names:
+        stat = os.stat(f"{source}/{name}" if name else source)  # noqa: PTH116  a Path each is slow
         latest = max(latest, stat.st_mtime_ns)
-        sha.update(
-            f"{len(name)}:{name}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_ino};".encode()
-        )
+        parts = (len(name), name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        sha.update((":".join(map(str, parts)) + ";").encode())
     return sha.hexdigest(), latest / 1e9
-
-
-def _stats(source: Path) -> Iterator[tuple[str, os.stat_result]]:
-    if not source.is_dir():
-        yield "", source.stat()
-        return
-    with opened(source) as folder:
-        for name in folder.names:
-            yield name, os.stat(f"{source}/{name}")  # noqa: PTH116  a Path for each is slow

@@ -1,12 +1,10 @@
-"""Picture files to bytes, and what is said when one cannot be read."""
+"""Decode image files to uint8 arrays, with errors that name the file."""
 
 from __future__ import annotations
 
 import os
 import re
-import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,51 +19,48 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular
 from fedshot.data.dataset import Pixels
 from fedshot.data.files.archives import Archive
+from fedshot.data.files.bounded import DAMAGE
 
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # of the suffixes, and no others:
-# Pillow goes by content, and would start Ghostscript for what is PostScript
+# Pillow chooses a decoder by content, not by suffix: other formats, such as PostScript, for which
+# it would start Ghostscript, are refused.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
 
-# Decoders raise whatever their arithmetic ran into; on a damaged file any of these is expected.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    TypeError,
-    LookupError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-)
 Aspect: TypeAlias = Literal["squeeze", "crop", "pad"]
-_SIZED: dict[Aspect, Callable[..., Image.Image]] = {
+_RESIZE: dict[Aspect, Callable[..., Image.Image]] = {
     "squeeze": Image.Image.resize,
     "crop": ImageOps.fit,
     "pad": ImageOps.pad,
 }
-_BLOCK, _JOB = 1024, 32  # pictures held in memory at once, and handed to a thread at once
-_LARGEST = 1 << 26  # pixels of a picture
-_LONGEST_SIDE = 1 << 13  # pixels; its square is as large
-_LARGE = 1 << 24  # pixels from which pictures are decoded one at a time, each up to 0.5 GB
-_one_large = threading.Lock()
-_DEEP = re.compile(r";16[BLN]")  # of Pillow's raw modes, 16 bits a channel; BGR;16 has 5 or 6
+_BLOCK, _JOB = 1024, 32  # images in memory at once, and in one task of a thread
+_MAX_PIXELS = 1 << 26
+_MAX_SIDE = 1 << 13  # pixels; the square has _MAX_PIXELS
+_LARGE = 1 << 24  # pixels from which images are decoded one at a time, each up to 0.5 GB
+_large_lock = threading.Lock()
+_DEEP = re.compile(r";16[BLN]")  # Pillow's raw modes of 16 bits a channel; BGR;16 has 5 or 6
 
 
-def check_side(size: int | None) -> None:
-    """Raise DataError for a side of squares, in pixels, that no picture can have."""
-    if size is not None and not 1 <= size <= _LONGEST_SIDE:
-        raise DataError(f"size is {size}; expected 1 to {_LONGEST_SIDE} pixels, or none")
+def check_side(size: int | None, limit: int = _MAX_SIDE) -> None:
+    """Raise DataError unless a side length in pixels is None or in 1..limit."""
+    if size is not None and not 1 <= size <= limit:
+        none = ", or none" if limit == _MAX_SIDE else ""
+        raise DataError(f"size is {size}; expected 1 to {limit} pixels{none}")
+
+
+def check_channels(channels: int) -> None:
+    """Raise DataError unless images are to have 1 or 3 channels."""
+    if channels not in (1, 3):
+        raise DataError(f"channels is {channels}; expected 1 (grey) or 3 (colour)")
 
 
 def workers() -> ThreadPoolExecutor:
-    """Return threads for decoding, which releases Python's lock for much of its time."""
+    """Return a pool of threads for decoding, which releases the GIL for much of its time."""
     return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
 
 
 @contextmanager
 def readable(name: object) -> Iterator[None]:
-    """Turn what Pillow raises about a bad file into a DataError that names the file."""
+    """Turn an exception about a damaged image into a DataError that names the image."""
     try:
         yield
     except Image.DecompressionBombError as error:
@@ -73,9 +68,10 @@ def readable(name: object) -> Iterator[None]:
             f"image {name} is larger than Pillow's safety limit ({error}). Remove it, or scale it "
             "down first."
         ) from error
-    except _UNREADABLE as error:
+    except DAMAGE as error:
+        reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"image {name} cannot be read ({error}). Replace it, or remove it from the folder."
+            f"image {name} cannot be read ({reason}). Replace it, or remove it."
         ) from error
 
 
@@ -85,11 +81,16 @@ def decoded(
     shape: tuple[int, int, int],
     convert: Callable[[bytes, str], Pixels],
 ) -> Iterator[Pixels]:
-    """Yield the pictures' rows in order, a block at a time; a block is overwritten by the next.
+    """Yield the images in order, in blocks; each block overwrites the last one.
 
-    Threads, not processes: Pillow and zlib release Python's lock on pictures of 84 pixels, where
-    the work is; 24,000 pictures of 32 pixels take 2 s either way, less than processes need to
-    start and to send their rows back.
+    Args:
+        archive: holds the images.
+        members: their names in it.
+        shape: of every image: height, width, channels.
+        convert: returns an image, given its bytes and a name for errors.
+
+    Threads suffice, since Pillow and zlib release the GIL: 24,000 images of 32 pixels take 2 s,
+    less than processes need to start and to send their images back.
     """
     block = np.empty((min(_BLOCK, len(members)), *shape), dtype=np.uint8)
 
@@ -112,17 +113,19 @@ def decoded(
 
 
 def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixels:
-    """Return a square colour picture as uint8 [size, size, 3]; `remedy` ends the refusal."""
+    """Return a colour image as uint8 [size, size, 3].
+
+    Raises DataError, whose last sentence is `remedy`, for another size unless `resize` is set.
+    """
     with readable(name), Image.open(BytesIO(data), formats=["PNG", "JPEG"]) as image:
-        check_picture(image, name)
-        if image.size != (size, size):
-            if not resize:
-                w, h = image.size
-                raise DataError(f"image {name} is {w}x{h} pixels; expected {size}x{size}. {remedy}")
-            with _turn(image):
-                plain = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-            return np.asarray(plain)
-        return np.asarray(image.convert("RGB"))
+        check_image(image, name)
+        if image.size == (size, size):
+            return np.asarray(image.convert("RGB"))
+        if not resize:
+            w, h = image.size
+            raise DataError(f"image {name} is {w}x{h} pixels; expected {size}x{size}. {remedy}")
+        with _decoding(image):
+            return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
 
 
 def decode(
@@ -132,36 +135,33 @@ def decode(
     size: int | None,
     aspect: Aspect = "squeeze",
 ) -> Pixels:
-    """Return the picture as uint8 [H, W, channels]; `size` makes it a square."""
-    with picture(source, name) as image:
+    """Return an image as uint8 [H, W, channels], a square of `size` if given."""
+    with open_image(source, name) as image:
         square = None if size is None else (size, size)
-        return plain(image, name, channels, square, aspect=aspect)
+        return to_array(image, name, channels, square, aspect=aspect)
 
 
 @contextmanager
-def picture(source: Path | bytes, name: object) -> Iterator[Image.Image]:
-    """Open a picture file; what cannot be read in it is refused by name, also later on."""
-    try:
-        opened = BytesIO(source) if isinstance(source, bytes) else open_regular(source)
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"image {name} cannot be read ({said}). Replace it, or remove it."
-        ) from error
-    with opened, readable(name), Image.open(opened, formats=FORMATS) as image:
+def open_image(source: Path | bytes, name: object) -> Iterator[Image.Image]:
+    """Open an image file. Raises DataError, which names it, also when decoding it fails later."""
+    with (
+        readable(name),
+        BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file,
+        Image.open(file, formats=FORMATS) as image,
+    ):
         yield image
 
 
-def check_picture(image: Image.Image, name: object) -> None:
-    """Refuse a picture that is too large, or that Pillow would cut to 8 bits; before it is loaded.
+def check_image(image: Image.Image, name: object) -> None:
+    """Raise DataError for an opened image that is too large, or deeper than 8 bits a channel.
 
-    Of a picture that was loaded elsewhere Pillow does not tell how deep its file was.
+    The depth is known only before Pillow has loaded the pixels.
     """
-    most = min(_LARGEST, Image.MAX_IMAGE_PIXELS or _LARGEST)
-    if image.width * image.height > most:
+    limit = min(_MAX_PIXELS, Image.MAX_IMAGE_PIXELS or _MAX_PIXELS)
+    if image.width * image.height > limit:
         raise DataError(
             f"image {name} has {image.width}x{image.height} pixels, more than the safety limit of "
-            f"{most}. Remove it, or scale it down first."
+            f"{limit}. Remove it, or scale it down first."
         )
     if image.mode.startswith(("I", "F")) or any(map(_is_deep, getattr(image, "tile", ()))):
         raise DataError(
@@ -170,21 +170,22 @@ def check_picture(image: Image.Image, name: object) -> None:
         )
 
 
-def _turn(image: Image.Image) -> AbstractContextManager[object]:
-    """Return what to decode a picture within, so that large ones are decoded one at a time."""
-    return _one_large if image.width * image.height > _LARGE else nullcontext()
+def _decoding(image: Image.Image) -> AbstractContextManager[object]:
+    """Return the context to decode an image in: a lock for large ones, to bound memory."""
+    return _large_lock if image.width * image.height > _LARGE else nullcontext()
 
 
 def _is_deep(tile: Any) -> bool:
-    """Whether Pillow decodes more than 8 bits a channel for this part of a picture."""
+    """Whether Pillow decodes more than 8 bits a channel for this part of an image."""
     codec, _, _, arguments = tile
-    told = arguments if isinstance(arguments, tuple) else (arguments,)
+    values = arguments if isinstance(arguments, tuple) else (arguments,)
     if codec.startswith("ppm"):  # (mode, largest value)
-        return len(told) > 1 and told[1] > 255
-    return bool(told) and bool(_DEEP.search(str(told[0])))
+        return len(values) > 1 and values[1] > 255
+    return bool(values) and bool(_DEEP.search(str(values[0])))
 
 
-def _lost_in_transparency(image: Image.Image, pixels: Pixels) -> bool:
+def _is_drawn_in_alpha(image: Image.Image, pixels: Pixels) -> bool:
+    """Whether only the transparency varies, so that nothing is left without it."""
     if pixels.min() != pixels.max() or not image.has_transparency_data:
         return False
     if "A" not in image.getbands():
@@ -193,7 +194,7 @@ def _lost_in_transparency(image: Image.Image, pixels: Pixels) -> bool:
     return least != most
 
 
-def plain(
+def to_array(
     image: Image.Image,
     name: object,
     channels: int,
@@ -201,35 +202,22 @@ def plain(
     resample: Image.Resampling = Image.Resampling.BILINEAR,  # antialiased
     aspect: Aspect = "squeeze",
 ) -> Pixels:
-    """Return the picture as uint8 [H, W, channels], of `size` (width, height) if given.
+    """Return an opened image as uint8 [H, W, channels], of `size` (width, height) if given.
 
-    `aspect` says how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
-
-    Transparency is left out; a picture that is drawn in nothing else is refused.
+    `aspect` is how it is resized: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds
+    black. Transparency is dropped. Raises DataError if nothing else varies in the image.
     """
-    check_picture(image, name)
-    with _turn(image):
-        pixels = _converted(image, channels, size, resample, aspect)
-        if _lost_in_transparency(image, pixels):
+    check_image(image, name)
+    with _decoding(image):
+        # Cameras store a turned image as it is, with its orientation in a tag.
+        upright = ImageOps.exif_transpose(image)
+        if "transparency" in upright.info:
+            upright = upright.convert("RGBA")
+        flat = upright.convert("RGB" if channels == 3 else "L")
+        pixels = np.asarray(flat if size is None else _RESIZE[aspect](flat, size, resample))
+        if _is_drawn_in_alpha(image, pixels):
             raise DataError(
-                f"image {name} is drawn in its transparency alone: without it there is one "
-                "colour. Flatten it on a ground of your choice first."
+                f"image {name} varies only in its transparency; without it there is one colour. "
+                "Flatten it on a background first."
             )
     return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def _converted(
-    image: Image.Image,
-    channels: int,
-    size: tuple[int, int] | None,
-    resample: Image.Resampling,
-    aspect: Aspect,
-) -> Pixels:
-    # Cameras store a turned picture as it is, with a note; viewers and we follow the note.
-    upright = ImageOps.exif_transpose(image)
-    if "transparency" in upright.info:
-        upright = upright.convert("RGBA")
-    flat = upright.convert("RGB" if channels == 3 else "L")
-    if size is not None:
-        flat = _SIZED[aspect](flat, size, resample)
-    return np.asarray(flat)

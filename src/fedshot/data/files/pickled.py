@@ -1,18 +1,17 @@
-"""The publisher's CIFAR files, which are pickles, read without running them.
+"""The pickled CIFAR files, read without unpickling.
 
-This module exists because CIFAR-10 and CIFAR-100 are published in no other complete form. A pickle
-is a program for a small stack machine, and Python's own `pickle` runs whatever it says: it may
-import any module and call anything in it. So here is a machine of our own that knows only the
-instructions those files use (Python 2, protocol 2). It has no way to import or call; the three
-names of numpy that the files mention are words to it, and the one call that it understands yields
-a uint8 array over bytes that are already there. Anything else is refused by name. As a second
-gain the pixels are never copied. Nothing in fedshot imports `pickle`; a test looks.
+CIFAR-10 and CIFAR-100 are published in no other complete form. A pickle is a program for a stack
+machine, and `pickle` runs whatever it says: it may import any module and call any function.
+`read` interprets only the opcodes that those files use (Python 2, protocol 2), as
+`pickletools.genops` parses them. It cannot import or call anything: the names of numpy in the files
+are plain text here, and the one call that it accepts creates a uint8 array over bytes of the file.
+Everything else raises DataError. Nothing in fedshot imports `pickle`; a test checks that.
 """
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, field
+import pickletools
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,54 +19,54 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.data.dataset import Pixels
 
-LIMIT = 1 << 29  # bytes of one file; the largest that was published has 155,249,918
-_STEPS = 4_000_000  # instructions; that file has about 350,000
-_BIG = 1 << 16  # bytes of a text from which it is kept as a view, being an array's content
-_FIX = "Fetch the file again from its publisher, and open this one with nothing else."
-_NAMES = {
-    "numpy.core.multiarray _reconstruct": "array",
-    "numpy._core.multiarray _reconstruct": "array",
-    "numpy ndarray": "ndarray",
-    "numpy dtype": "dtype",
-}
+LIMIT = 1 << 29  # bytes of one file; the largest published file has 155,249,918
+_STEPS = 4_000_000  # opcodes; the largest published file has about 350,000
+_BIG = 1 << 16  # bytes from which a string is kept as a view of the file: the content of an array
+_FIX = "Fetch the file again from its publisher, and do not open this one with other programs."
+_NAMES = (
+    "numpy.core.multiarray _reconstruct",
+    "numpy._core.multiarray _reconstruct",
+    "numpy ndarray",
+    "numpy dtype",
+)
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 Text: TypeAlias = str | memoryview
 
 
 @dataclass(frozen=True)
-class _Word:
-    """One of the names that may occur."""
+class _Name:
+    """One of the allowed names of numpy."""
 
     name: str
 
 
-@dataclass
-class _U8:
-    """What numpy.dtype("u1") is to us: the only type there is."""
+class _Uint8:
+    """The dtype of uint8, the only one that is allowed."""
 
 
 @dataclass
 class _Array:
-    """An array that is announced, and filled when its state arrives."""
+    """An array; BUILD sets its value."""
 
     value: Pixels | None = None
 
 
 def read(data: bytes, name: str) -> dict[str, Any]:
-    """Return the dictionary in a publisher's file: texts, lists of numbers or texts, and arrays.
+    """Return the dictionary of a CIFAR file: strings, lists of numbers or strings, and arrays.
 
-    Texts are decoded as latin-1. Raises DataError for anything else, whatever it is.
+    Strings are decoded as latin-1. Raises DataError for any other content.
     """
     if len(data) > LIMIT:
         raise DataError(f"{name} has {len(data)} bytes, expected at most {LIMIT}. {_FIX}")
     try:
-        content = _Machine(memoryview(data)).run()
+        content = _Machine(data).run()
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}")
-    except (ValueError, IndexError, KeyError, TypeError, struct.error) as error:
-        said = str(error) if isinstance(error, ValueError) else "its instructions make no sense"
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "its opcodes make no sense"
         raise DataError(
-            f"{name} is not one of CIFAR's pickles: {said[:200]}; expected a dictionary of lists, "
-            f"numbers, texts and one array of bytes. {_FIX}"
+            f"{name} is not one of CIFAR's pickles: {reason[:200]}; expected a dictionary of "
+            f"lists, numbers, strings and one array of bytes. {_FIX}"
         ) from error
     return {
         str(key): value.value if isinstance(value, _Array) else value
@@ -75,144 +74,130 @@ def read(data: bytes, name: str) -> dict[str, Any]:
     }
 
 
-@dataclass
 class _Machine:
-    data: memoryview
-    at: int = 0
-    stack: list[Any] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
-    copied: int = 0  # bytes of arrays that are no view of the file
+    """The stack machine of a pickle, restricted to the opcodes in `_step`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self._copied = 0  # bytes of arrays that are not views of the file
 
     def run(self) -> Any:
-        for _ in range(_STEPS):
-            code = bytes(self.take(1))
-            if code == b".":
-                return self.stack.pop()
-            self.step(code)
-        raise ValueError(f"it has more than {_STEPS} instructions")
+        for i, (opcode, arg, position) in enumerate(pickletools.genops(self._data)):
+            if i >= _STEPS:
+                raise ValueError(f"it has more than {_STEPS} opcodes")
+            if opcode.name == "STOP":
+                break
+            if opcode.name == "BINSTRING" and arg is not None and len(arg) >= _BIG:
+                start = (position or 0) + 5  # after the opcode, 1 byte, and the length, 4 bytes
+                self._stack.append(memoryview(self._data)[start : start + len(arg)])
+            else:
+                self._step(opcode.name, arg)
+        return self._stack.pop()
 
-    def step(self, code: bytes) -> None:  # noqa: PLR0912  one line for each instruction
-        match code:
-            case b"\x80":  # PROTO
-                if self.number("<B") != 2:
+    def _step(self, opcode: str, arg: Any) -> None:  # noqa: PLR0912  a line for each opcode
+        match opcode:
+            case "PROTO":
+                if arg != 2:
                     raise ValueError("its protocol is not 2")
-            case b"(":  # MARK
-                self.marks.append(len(self.stack))
-            case b"}":
-                self.stack.append({})
-            case b"]":
-                self.stack.append([])
-            case b")":
-                self.stack.append(())
-            case b"t":  # TUPLE, of all since the mark
-                self.stack.append(tuple(self.since_mark()))
-            case b"\x85" | b"\x86" | b"\x87":  # TUPLE1, 2, 3
-                self.stack.append(tuple(self.pop(code[0] - 0x84)))
-            case b"a":  # APPEND
-                self.extend([self.stack.pop()])
-            case b"e":  # APPENDS
-                self.extend(self.since_mark())
-            case b"s":  # SETITEM
-                self.update(self.pop(2))
-            case b"u":  # SETITEMS
-                self.update(self.since_mark())
-            case b"q" | b"r":  # BINPUT, LONG_BINPUT
-                self.memo[self.number("<B" if code == b"q" else "<I")] = self.stack[-1]
-            case b"h" | b"j":  # BINGET, LONG_BINGET
-                self.stack.append(self.memo[self.number("<B" if code == b"h" else "<I")])
-            case b"U" | b"T":  # SHORT_BINSTRING, BINSTRING
-                self.stack.append(self.text(self.number("<B" if code == b"U" else "<I")))
-            case b"X":  # BINUNICODE
-                self.stack.append(bytes(self.take(self.number("<I"))).decode("utf-8"))
-            case b"K" | b"M" | b"J":  # BININT1, BININT2, BININT
-                self.stack.append(self.number({b"K": "<B", b"M": "<H", b"J": "<i"}[code]))
-            case b"N" | b"\x88" | b"\x89":  # NONE, NEWTRUE, NEWFALSE
-                self.stack.append({b"N": None, b"\x88": True, b"\x89": False}[code])
-            case b"c":  # GLOBAL
-                name = f"{self.line()} {self.line()}"
-                if name not in _NAMES:
-                    raise ValueError(f"it asks for {name.replace(' ', '.')}")
-                self.stack.append(_Word(_NAMES[name]))
-            case b"R":  # REDUCE
-                self.stack.append(_called(*self.pop(2)))
-            case b"b":  # BUILD
-                self.fill(*self.pop(2, keep=1))
+            case "MARK":
+                self._marks.append(len(self._stack))
+            case "EMPTY_DICT":
+                self._stack.append({})
+            case "EMPTY_LIST":
+                self._stack.append([])
+            case "EMPTY_TUPLE":
+                self._stack.append(())
+            case "TUPLE":
+                self._stack.append(tuple(self._pop_to_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                self._stack.append(tuple(self._pop(int(opcode[-1]))))
+            case "APPEND":
+                self._extend([self._stack.pop()])
+            case "APPENDS":
+                self._extend(self._pop_to_mark())
+            case "SETITEM":
+                self._update(self._pop(2))
+            case "SETITEMS":
+                self._update(self._pop_to_mark())
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[arg] = self._stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                self._stack.append(self._memo[arg])
+            case "SHORT_BINSTRING" | "BINSTRING" | "BINUNICODE" | "BININT1" | "BININT2" | "BININT":
+                self._stack.append(arg)
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                self._stack.append(_CONSTANTS[opcode])
+            case "GLOBAL":
+                if arg not in _NAMES:
+                    raise ValueError(f"it asks for {arg.replace(' ', '.')}")
+                self._stack.append(_Name(arg.split(" ")[1]))
+            case "REDUCE":
+                self._stack.append(_call(*self._pop(2)))
+            case "BUILD":
+                target, state = self._pop(2)
+                self._build(target, state)
+                self._stack.append(target)
             case _:
-                raise ValueError(f"it has the instruction {code!r}")
+                raise ValueError(f"it has the opcode {opcode}")
 
-    def take(self, n: int) -> memoryview:
-        if n > len(self.data) - self.at:
-            raise ValueError("it ends too early")
-        self.at += n
-        return self.data[self.at - n : self.at]
-
-    def number(self, form: str) -> int:
-        value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
-        return value
-
-    def text(self, n: int) -> Text:
-        raw = self.take(n)
-        return raw if n >= _BIG else bytes(raw).decode("latin-1")
-
-    def line(self) -> str:
-        raw = bytes(self.data[self.at : self.at + 100])
-        if b"\n" not in raw:
-            raise ValueError("it has a name that does not end")
-        self.at += raw.index(b"\n") + 1
-        return raw[: raw.index(b"\n")].decode("latin-1")
-
-    def pop(self, n: int, keep: int = 0) -> list[Any]:
-        """Return the last n values, and leave the first `keep` of them on the stack."""
-        floor = self.marks[-1] if self.marks else 0
-        if len(self.stack) - n < floor:
-            raise ValueError("its instructions make no sense")
-        values = self.stack[-n:]
-        del self.stack[len(self.stack) - n + keep :]
+    def _pop(self, n: int) -> list[Any]:
+        if len(self._stack) - n < (self._marks[-1] if self._marks else 0):
+            raise IndexError
+        values = self._stack[-n:]
+        del self._stack[-n:]
         return values
 
-    def since_mark(self) -> list[Any]:
-        mark = self.marks.pop()
-        values = self.stack[mark:]
-        del self.stack[mark:]
+    def _pop_to_mark(self) -> list[Any]:
+        mark = self._marks.pop()
+        values = self._stack[mark:]
+        del self._stack[mark:]
         return values
 
-    def extend(self, values: list[Any]) -> None:
-        if not isinstance(self.stack[-1], list):
-            raise ValueError("it appends to something that is no list")
-        self.stack[-1].extend(values)
+    def _extend(self, values: list[Any]) -> None:
+        if not isinstance(self._stack[-1], list):
+            raise ValueError("it appends to something other than a list")
+        self._stack[-1].extend(values)
 
-    def update(self, pairs: list[Any]) -> None:
-        target = self.stack[-1]
-        if not isinstance(target, dict) or not all(isinstance(key, str) for key in pairs[::2]):
-            raise ValueError("it has a dictionary whose keys are not texts")
-        target.update(zip(pairs[::2], pairs[1::2], strict=True))
+    def _update(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if not isinstance(target, dict) or not all(isinstance(key, str) for key in items[::2]):
+            raise ValueError("it has a dictionary whose keys are not strings")
+        target.update(zip(items[::2], items[1::2], strict=True))
 
-    def fill(self, target: object, state: object) -> None:
+    def _build(self, target: object, state: object) -> None:
         match target, state:
-            case _U8(), tuple():  # byte order and alignment say nothing about single bytes
+            case _Uint8(), tuple():  # byte order and alignment, irrelevant for single bytes
                 return
-            case _Array(), (int(), tuple(shape), _U8(), bool(fortran), str() | memoryview() as raw):
+            case _Array(), (
+                int(),
+                tuple(shape),
+                _Uint8(),
+                bool(fortran),
+                str() | memoryview() as raw,
+            ):
                 if not all(type(n) is int and 0 <= n <= LIMIT for n in shape):
                     raise ValueError("it has an array of an impossible shape")
-                flat = np.frombuffer(self.content(raw), dtype=np.uint8)
+                flat = np.frombuffer(self._bytes(raw), dtype=np.uint8)
                 target.value = flat.reshape(shape, order="F" if fortran else "C")
             case _:
                 raise ValueError("it changes something other than an array of bytes")
 
-    def content(self, raw: Text) -> bytes | memoryview:
+    def _bytes(self, raw: Text) -> bytes | memoryview:
         if isinstance(raw, memoryview):
             return raw
-        self.copied += len(raw)  # one text may be named again and again
-        if self.copied > len(self.data):
+        self._copied += len(raw)  # one string may be used for many arrays
+        if self._copied > len(self._data):
             raise ValueError("its arrays have more bytes than the file")
         return raw.encode("latin-1")
 
 
-def _called(function: object, arguments: object) -> object:
+def _call(function: object, arguments: object) -> object:
     match function, arguments:
-        case _Word("array"), (_Word("ndarray"), (0,), str()):
+        case _Name("_reconstruct"), (_Name("ndarray"), (0,), str()):
             return _Array()
-        case _Word("dtype"), ("u1", *_):
-            return _U8()
+        case _Name("dtype"), ("u1", *_):
+            return _Uint8()
     raise ValueError("it calls something other than numpy's array of bytes")

@@ -1,8 +1,8 @@
-"""Tar files, gone through member by member, with a limit on all that their headers claim.
+"""Tar files, read member by member, with a limit on what their headers may declare.
 
-Records may stand before a member: a long name, attributes, a map of holes. `tarfile` reads each of
-them into memory, however long it says it is, and makes of it many times its bytes. Therefore it
-reads through a stream that has an allowance for each member.
+Extension records may precede a member: a long name, attributes, a map of holes. `tarfile` reads
+each of them into memory, whatever size it declares. Therefore it reads through a stream that limits
+the bytes of every header.
 """
 
 from __future__ import annotations
@@ -14,48 +14,55 @@ from pathlib import Path
 from typing import IO, cast
 
 from fedshot.core.errors import DataError
-from fedshot.data.files.bounded import PIECE, Stream, check_name, check_size, damage, unzipped
+from fedshot.data.files.bounded import (
+    PIECE,
+    Stream,
+    check_name,
+    check_size,
+    naming_damage,
+    unzipped,
+)
 
-_HEADER = 1 << 14  # bytes before one member, its header and all records; a path has at most 4096
-_HEADERS = 1 << 27  # bytes of all headers; 60,000 images have 9e7 at most
+_HEADER = 1 << 14  # bytes of one member's header and its records; a path has at most 4096
+_HEADERS = 1 << 27  # bytes of all headers; 60,000 images have at most 9e7
 
 
 @contextmanager
 def opened_tar(path: Path) -> Iterator[Tar]:
-    """Open a .tar or .tar.gz; a damaged one is a DataError that names it."""
+    """Open a .tar or .tar.gz. Raises DataError if it is damaged."""
     with ExitStack() as stack:
-        with damage(path, "tar"):
+        with naming_damage(path, "tar"):
             tar = Tar(path, stack.enter_context(unzipped(path)))
         yield tar
 
 
 class Tar:
-    """A tar file's members, to be gone through once, and their bytes.
+    """The members of a tar file, iterated over once, and their bytes.
 
-    Reading a member at once goes on where its header ended. Reading one that lies further back
-    unpacks a .tar.gz anew from its beginning.
+    Reading a member directly after its header is fast. Reading an earlier one decompresses a
+    .tar.gz again from its beginning.
     """
 
     def __init__(self, path: Path, stream: Stream) -> None:
         self._path, self._stream, self._left = path, stream, _HEADERS
-        self._allowance = _Allowance(path, stream)
-        # Not "r|", which would read the content of members through the same stream as the headers.
-        self._tar = tarfile.open(fileobj=cast(IO[bytes], self._allowance), mode="r:")  # noqa: SIM115
+        self._headers = _HeaderStream(path, stream)
+        # Mode "r|" would read the content of members through the header stream, too.
+        self._tar = tarfile.open(fileobj=cast(IO[bytes], self._headers), mode="r:")  # noqa: SIM115
 
     def members(self) -> Iterator[tarfile.TarInfo]:
-        """Yield the files in their order; links, devices and files with holes are refused."""
+        """Yield the files in order. Raises DataError for links, devices and sparse files."""
         while True:
-            with damage(self._path, "tar"):
+            with naming_damage(self._path, "tar"):
                 member = self._tar.next()
-            self._left -= self._allowance.renew()
+            self._left -= self._headers.reset()
             if self._left < 0:
                 raise DataError(
-                    f"{self._path} has more than {_HEADERS} bytes of headers, more members than "
-                    "are taken from a tar. Unpack it, and give the folder."
+                    f"{self._path} has more than {_HEADERS} bytes of headers, too many members "
+                    "for a tar. Unpack it, and use the folder."
                 )
             if member is None:
                 return
-            # Records for all members to come are copied into each; none of theirs is of use here.
+            # tarfile copies global records into every later member; none is used here.
             member.pax_headers, self._tar.pax_headers = {}, {}
             check_name(self._path, member.name)
             if not (member.isfile() or member.isdir()) or member.issparse() or member.size < 0:
@@ -69,7 +76,7 @@ class Tar:
     def read(self, member: tarfile.TarInfo, limit: int) -> bytes:
         """Return a member's bytes."""
         check_size(self._path, member.name, member.size, limit)
-        with damage(self._path, "tar"):
+        with naming_damage(self._path, "tar"):
             self._stream.seek(member.offset_data)
             pieces, left = [], member.size
             while left and (piece := self._stream.read(min(left, PIECE))):
@@ -80,14 +87,14 @@ class Tar:
             return b"".join(pieces)
 
 
-class _Allowance:
-    """A stream that ends in an error, not in all of memory, when too much is read from it."""
+class _HeaderStream:
+    """A stream from which at most _HEADER bytes can be read before the next `reset`."""
 
     def __init__(self, path: Path, stream: Stream) -> None:
         self._path, self._stream, self._left = path, stream, _HEADER
 
-    def renew(self) -> int:
-        """Start anew with the whole allowance; return what had been read of the last."""
+    def reset(self) -> int:
+        """Start the next header; return the number of bytes of the last one."""
         used, self._left = _HEADER - self._left, _HEADER
         return used
 
@@ -100,8 +107,8 @@ class _Allowance:
         self._left -= size
         return self._stream.read(size)
 
-    def seek(self, place: int) -> int:
-        return self._stream.seek(place)
+    def seek(self, offset: int) -> int:
+        return self._stream.seek(offset)
 
     def tell(self) -> int:
         return self._stream.tell()

@@ -1,4 +1,4 @@
-"""Shares drawn from a Dirichlet distribution, and rows cut by such shares."""
+"""Shares drawn from a Dirichlet distribution, and counts that follow such shares."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def shares(clients: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[
 
 
 def counts(q: npt.NDArray[np.float64], n: int) -> Ints:
-    """Cut `n` things by the shares `q` and lose none: the method of largest remainders.
+    """Return integers that sum to `n` in the proportions `q`, by the method of largest remainders.
 
-    Each share of `n` is rounded down, and what is left goes to the largest fractions, one each.
-    That treats all clients alike: under a symmetric law of `q` each gets the same in the mean.
+    Each share of `n` is rounded down, and the rest goes to the largest fractions, one each. All
+    clients are treated alike: if the distribution of `q` is symmetric, their expectations are
+    equal.
     """
-    # 1e-9: a share that misses a whole number only by rounding is that number.
+    # 1e-9: a product that misses an integer only by rounding is that integer.
     whole = np.floor(q * n + 1e-9).astype(np.int64)
     left = n - int(whole.sum())
     whole[np.argsort(whole - q * n, kind="stable")[:left]] += 1

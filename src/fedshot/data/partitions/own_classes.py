@@ -1,9 +1,9 @@
 """Partitions for personalised methods: each client is tested on images of its own classes.
 
-Source: pFedFSL, the "pathological" and the "realistic" setting. Test images are twice the training
-images, class by class. The paper draws without replacement for each client, and does not say that
-clients share no image; that no image goes to two of them is ours, unless `overlap` is set. It sets
-no images aside to choose the round by; `validation` does, so many for each training image.
+Source: pFedFSL, the "pathological" and the "realistic" setting. A client has twice as many test
+images as training images of each class. The paper draws without replacement for each client, and
+does not say whether clients share images; here they do not, unless `overlap` is set. The paper has
+no validation images; `validation` adds some, a number for each training image.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Pathological:
     (both at least 1) and 2 K_i test images each.
 
     Args:
-        clients: how many.
-        way: classes of a client, or one more or less, 1 at least.
-        shot: training images of each, or up to two more or less, 1 at least.
-        validation: images that are set aside to choose the round by, for each training image.
-        overlap: whether an image may go to several clients: each draws from all images, so a small
-            class serves any number of clients, and what one is tested on another may train on.
+        clients: number of clients.
+        way: number of classes of a client, plus or minus 1, at least 1.
+        shot: number of training images of each class, plus or minus up to 2, at least 1.
+        validation: number of validation images for each training image.
+        overlap: whether clients may share images: each draws from all images, so a small class
+            suffices for any number of clients, and one may train on what another is tested on.
     """
 
     clients: int = 30
@@ -52,8 +52,8 @@ class Pathological:
         check_least(1, clients=self.clients, way=self.way, shot=self.shot)
         check_least(0, validation=self.validation)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal; a class that has too few images is an error, not a smaller client."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Draw every client's images. Raises DataError if a class has too few."""
         del spec
         check_client_split(dataset, indices, self.clients)
         pool = _ClassPool(dataset, indices, key.at("pathological", "shuffle"))
@@ -63,7 +63,7 @@ class Pathological:
                 f"{len(pool.classes)}. Lower `way` to {len(pool.classes) - 1} or fewer."
             )
         rng = key.at("pathological").numpy()
-        hands, each = _ClientShares(), 3 + self.validation
+        drawn, each = _ClientRows(), 3 + self.validation
         for i in range(self.clients):
             n_i = int(rng.integers(max(1, self.way - 1), self.way + 2))
             k_i = int(rng.integers(max(1, self.shot - 2), self.shot + 3))
@@ -72,24 +72,24 @@ class Pathological:
                     rows = pool.draw(c, k_i, each, key.at("pathological", "own", i, c))
                 else:
                     rows = pool.take(c, k_i, each, "`clients`, `way` or `shot`")
-                hands.give(i, rows, k_i)
-        return hands.deal(self.clients, bool(self.validation))
+                drawn.add(i, rows, k_i)
+        return drawn.split(self.clients, bool(self.validation))
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clients come in clusters that share `way` classes, dealt inside the cluster by Dirichlet.
+    """Clients form clusters that share `way` classes, divided within the cluster by Dirichlet.
 
-    A cluster of s clients has shot * s training images of each of its classes. Clusters differ in
-    all classes where there are enough of them; otherwise classes are used again in turn.
+    A cluster of s clients has shot * s training images of each of its classes. Clusters have
+    different classes if there are enough; otherwise classes are reused in turn.
 
     Args:
-        clients: how many.
-        clusters: of clients.
-        way: classes of a cluster.
-        shot: training images of each class, times the clients of the cluster.
-        alpha: concentration of the deal inside a cluster.
-        validation: images that are set aside to choose the round by, for each training image.
+        clients: number of clients.
+        clusters: number of clusters.
+        way: number of classes of a cluster.
+        shot: training images of each class for each client of the cluster, on average.
+        alpha: concentration of the Dirichlet distribution within a cluster.
+        validation: number of validation images for each training image.
     """
 
     clients: int = 30
@@ -109,8 +109,8 @@ class Clusters:
                 "`clusters`."
             )
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal cluster by cluster; neighbouring client numbers are in one cluster."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Draw cluster by cluster; a cluster has consecutive client numbers."""
         del spec
         check_client_split(dataset, indices, self.clients)
         pool = _ClassPool(dataset, indices, key.at("clusters", "shuffle"))
@@ -119,21 +119,21 @@ class Clusters:
                 f"way is {self.way}, but there are only {len(pool.classes)} classes. Lower `way`."
             )
         rng = key.at("clusters").numpy()
-        deck = rng.permutation(pool.classes)
-        hands, each = _ClientShares(), 3 + self.validation
+        order = rng.permutation(pool.classes)
+        drawn, each = _ClientRows(), 3 + self.validation
         for g, members in enumerate(np.array_split(np.arange(self.clients), self.clusters)):
             for place in range(g * self.way, (g + 1) * self.way):
-                c, n = int(deck[place % len(deck)]), self.shot * len(members)
+                c, n = int(order[place % len(order)]), self.shot * len(members)
                 rows = pool.take(c, n, each, "`clients`, `clusters`, `way` or `shot`")
                 got = counts(shares(len(members), self.alpha, rng), n)
                 ends = np.cumsum(each * got)
                 for i, k, end in zip(members.tolist(), got.tolist(), ends.tolist(), strict=True):
-                    hands.give(i, rows[end - each * k : end], k)
-        return hands.deal(self.clients, bool(self.validation))
+                    drawn.add(i, rows[end - each * k : end], k)
+        return drawn.split(self.clients, bool(self.validation))
 
 
 class _ClassPool:
-    """The images not yet dealt, by class."""
+    """The images of each class, and how many have been taken."""
 
     def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
         self._names = dataset.class_names
@@ -142,7 +142,7 @@ class _ClassPool:
         self.classes = list(self._rows)
 
     def take(self, c: int, n_train: int, each: int, fix: str) -> Ints:
-        """Take `each` images of a class for every one to train on."""
+        """Take `each` images of a class for every training image."""
         start, n = self._used[c], each * n_train
         there = len(self._rows[c]) - start
         if n > there:
@@ -154,32 +154,32 @@ class _ClassPool:
         return self._rows[c][start : start + n]
 
     def draw(self, c: int, n_train: int, each: int, key: Key) -> Ints:
-        """Draw `each` images of a class for every one to train on, all different; none is used."""
+        """Draw `each` different images of a class for every training image; do not take them."""
         n, rows = each * n_train, self._rows[c]
         if n > len(rows):
             raise DataError(
-                f"class {self._names[c]!r} has {len(rows)} images; a client needs {n} of it "
+                f"class {self._names[c]!r} has {len(rows)} images; a client needs {n} "
                 f"({n_train} of them to train). Lower `shot`."
             )
         return key.numpy().choice(rows, n, replace=False)
 
 
 @dataclass
-class _ClientShares:
-    """What has been dealt so far."""
+class _ClientRows:
+    """The rows assigned so far."""
 
     train: list[Ints] = field(default_factory=list)
     test: list[Ints] = field(default_factory=list)
     validation: list[Ints] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
 
-    def give(self, client: int, rows: Ints, n_train: int) -> None:
+    def add(self, client: int, rows: Ints, n_train: int) -> None:
         self.train.append(rows[:n_train])
         self.test.append(rows[n_train : 3 * n_train])
         self.validation.append(rows[3 * n_train :])
         self.owners.append(client)
 
-    def deal(self, clients: int, validated: bool) -> ClientSplit:
+    def split(self, clients: int, validated: bool) -> ClientSplit:
         def partition(parts: list[Ints]) -> Partition:
             owners = np.repeat(np.array(self.owners), [len(part) for part in parts])
             return Partition.by_owner(np.concatenate(parts), owners, clients)

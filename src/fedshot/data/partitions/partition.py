@@ -1,7 +1,7 @@
-"""Who holds which images: client k's row numbers, for any number of clients.
+"""Partitions of a dataset over clients.
 
-All clients share two arrays (compressed rows), so ten thousand clients cost no more than the row
-numbers themselves. How images are dealt out is told in `deals.py` and `personal.py`.
+All clients share two arrays (compressed rows), so ten thousand clients take no more memory than the
+row numbers themselves.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Partition:
         o = self.offsets
         if len(o) == 0 or o[0] != 0 or o[-1] != len(self.indices) or (np.diff(o) < 0).any():
             raise DataError(
-                f"offsets do not cut {len(self.indices)} rows into clients; expected numbers that "
-                f"rise from 0 to {len(self.indices)}"
+                f"offsets do not divide {len(self.indices)} rows among clients; expected ascending "
+                f"numbers from 0 to {len(self.indices)}"
             )
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Partition:
         return (self[k] for k in range(len(self)))
 
     def data(self, dataset: Dataset, k: int) -> ClientData:
-        """Return what client k holds of a dataset."""
+        """Return the data of client k."""
         return ClientData(dataset, self[k])
 
     @property
@@ -63,7 +63,7 @@ class Partition:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of who holds which rows, as hex."""
+        """SHA-256 of the row numbers of all clients, as hex."""
         sha = hashlib.sha256()
         for part in (self.offsets, self.indices):
             sha.update(np.ascontiguousarray(part).data)
@@ -88,9 +88,9 @@ class Partition:
 
 @dataclass(frozen=True)
 class ClientSplit:
-    """What every client trains on and, where a partition provides it, is tested on.
+    """The training rows of every client and, if a partition provides them, the test rows.
 
-    `validation` chooses the round, where the test is the clients' own.
+    `validation` selects the round if clients are tested on their own rows.
     """
 
     train: Partition
@@ -99,19 +99,18 @@ class ClientSplit:
 
 
 class Partitioner(Protocol):
-    """A way of dealing images to clients; its fields are its options."""
+    """A way of assigning images to clients; its fields are its options."""
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal the rows `indices` under `key`; `spec` is what clients should be able to form."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Assign the rows `indices` to clients, who should be able to form episodes of `spec`."""
 
 
 def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
-    """Return, for every client, how many classes it holds at least `needed` images of.
+    """Return, for every client, the number of classes with at least `needed` usable images.
 
-    Where images come in groups, those count that an episode can keep apart.
+    Images of one group count as `usable` describes.
     """
-    # Sorting (client, class) pairs keeps memory at O(images); a table of clients by classes would
-    # not be.
+    # Sorting (client, class) pairs keeps memory at O(images), unlike a table clients x classes.
     pairs = partition.owners * dataset.n_classes + dataset.y[partition.indices]
     groups = None if dataset.groups is None else dataset.groups[partition.indices]
     found, counts = usable(pairs, groups)
@@ -124,21 +123,22 @@ def infeasible_clients(
 ) -> dict[int, str]:
     """Return the clients that cannot form every episode of `spec`, each with the reason.
 
-    With `divides` each divides all that it holds, and needs a support at least.
+    With `divides` a client divides all its images into a support set and a query set, and the
+    support set must not be empty.
     """
-    able = able_classes(dataset, partition, spec.needed)
-    found = {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.fewest)}
+    able = able_classes(dataset, partition, spec.min_images)
+    found = {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.min_classes)}
     if divides:
-        bare = np.flatnonzero(able_classes(dataset, partition, spec.divided) == 0)
-        reason = f"has no support when its images are divided {spec.shot} to {spec.query}"
-        found |= {int(k): f"{reason}, class by class" for k in bare}
+        bare = np.flatnonzero(able_classes(dataset, partition, spec.min_to_divide) == 0)
+        reason = f"has no support set if each class is divided {spec.shot} to {spec.query}"
+        found |= {int(k): reason for k in bare}
     return found
 
 
 def shuffled_classes(
     dataset: Dataset, indices: Ints, rng: np.random.Generator
 ) -> list[tuple[int, Ints]]:
-    """Return (class number, its rows in random order), by class number."""
+    """Return (class number, its rows in random order), in the order of classes."""
     rows = rng.permutation(indices)
     rows = rows[np.argsort(dataset.y[rows], kind="stable")]
     classes, starts = np.unique(dataset.y[rows], return_index=True)
@@ -146,11 +146,11 @@ def shuffled_classes(
 
 
 def check_client_split(dataset: Dataset, indices: Ints, clients: int) -> None:
-    """Raise DataError unless there is at least one row for each client, and every row exists."""
+    """Raise DataError unless every row exists and there are as many rows as clients."""
     if len(indices) < clients:
         raise DataError(
-            f"cannot deal {len(indices)} images to {clients} clients; each needs at least one. "
-            "Lower `clients`."
+            f"cannot divide {len(indices)} images among {clients} clients; each needs at least "
+            "one. Lower `clients`."
         )
     if indices.min() < 0 or indices.max() >= len(dataset):
         raise DataError(
@@ -160,7 +160,7 @@ def check_client_split(dataset: Dataset, indices: Ints, clients: int) -> None:
 
 
 def check_least(least: int, **options: int | None) -> None:
-    """Raise DataError when an option that is given is smaller than `least`."""
+    """Raise DataError if an option is smaller than `least`; None is allowed."""
     for name, value in options.items():
         if value is not None and value < least:
             raise DataError(f"{name} is {value}; expected {least} or more")

@@ -1,6 +1,6 @@
-"""Ways of dealing one pool of images to clients: every image to one client, none to two.
+"""Partitions of one pool of images: each image belongs to at most one client.
 
-The partitions that give each client its own test images are in `personal.py`.
+The partitions that give each client its own test images are in `own_classes.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fedshot.data.partitions.partition import (
 
 @dataclass(frozen=True)
 class Iid:
-    """Every class is shuffled and dealt equally; remainders move on to the next clients.
+    """Every class is shuffled and divided equally; remainders go to the next clients.
 
     Args:
-        clients: how many.
+        clients: number of clients.
     """
 
     clients: int = 10
@@ -37,31 +37,30 @@ class Iid:
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal like cards, class after class, without starting afresh at client 0."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Assign rows to clients in turn; the next class continues with the next client."""
         del spec
         check_client_split(dataset, indices, self.clients)
         rng = key.at("iid").numpy()
         rows = np.concatenate([rows for _, rows in shuffled_classes(dataset, indices, rng)])
-        seats = rng.permutation(self.clients)
-        owners = seats[np.arange(len(rows)) % self.clients]
+        order = rng.permutation(self.clients)
+        owners = order[np.arange(len(rows)) % self.clients]
         return ClientSplit(Partition.by_owner(rows, owners, self.clients))
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Class by class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
+    """Of each class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
 
-    The draw is repeated until every client can form an episode; failing that, the draw with the
-    most such clients is kept. Where no draw at all can serve every client (too few images), the
-    first is kept.
+    The draw is repeated until every client can form an episode; otherwise the draw with the most
+    such clients is used. If there are too few images for every client, the first draw is used.
 
     Args:
-        clients: how many, K.
-        alpha: concentration: the smaller, the more a client's classes differ from another's.
+        clients: number of clients, K.
+        alpha: concentration; small values give clients different classes.
         balance_cap: give no more images to clients that already hold n/K (the balanced variant of
             the NIID-bench family).
-        redraws: the most draws after the first.
+        redraws: maximum number of draws after the first.
     """
 
     clients: int = 10
@@ -74,20 +73,20 @@ class Dirichlet:
         check_least(0, redraws=self.redraws)
         check_alpha(self.alpha)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal each class by its shares, rounded so that nothing is lost."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Divide each class by its shares, rounded so that every image is assigned."""
         check_client_split(dataset, indices, self.clients)
         pool = shuffled_classes(dataset, indices, key.at("dirichlet", "shuffle").numpy())
         sizes = [len(rows) for _, rows in pool]
-        # A class can serve at most this many clients, whatever the shares.
-        seats = sum(min(self.clients, n // spec.needed) for n in sizes)
-        draws = 1 + self.redraws if seats >= self.clients * spec.fewest else 1
+        # No draw can give more (client, class) pairs enough images.
+        pairs = sum(min(self.clients, n // spec.min_images) for n in sizes)
+        draws = 1 + self.redraws if pairs >= self.clients * spec.min_classes else 1
         best, most = 0, -1
         for attempt in range(draws):
             able = np.zeros(self.clients, dtype=np.int64)
             for got in self._counts(sizes, key.at("dirichlet", attempt)):
-                able += got >= spec.needed
-            served = int((able >= spec.fewest).sum())
+                able += got >= spec.min_images
+            served = int((able >= spec.min_classes).sum())
             if served > most:
                 best, most = attempt, served
             if served == self.clients:
@@ -100,7 +99,7 @@ class Dirichlet:
         return ClientSplit(Partition.by_owner(rows, np.concatenate(owners), self.clients))
 
     def _counts(self, sizes: list[int], key: Key) -> Iterator[Ints]:
-        """Yield, class after class, how many of its images each client gets."""
+        """Yield, for each class, the number of its images that each client gets."""
         rng = key.numpy()
         held = np.zeros(self.clients, dtype=np.int64)
         full = sum(sizes) / self.clients
@@ -120,9 +119,10 @@ class Shards:
     """The images, sorted by class, are cut into equal shards; each client draws a few.
 
     Args:
-        clients: how many.
-        per_client: shards that a client draws.
-        shards: of all; above `clients * per_client` some go to nobody, and null is that number.
+        clients: number of clients.
+        per_client: number of shards of each client.
+        shards: total number of shards; null for `clients * per_client`. If there are more, the
+            others are not used.
     """
 
     clients: int = 10
@@ -138,8 +138,8 @@ class Shards:
                 f"need {drawn}. Raise `shards`, or leave it out."
             )
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal shards without replacement; where sizes do not divide they differ by one image."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Draw shards without replacement; their sizes differ by at most one image."""
         del spec
         check_client_split(dataset, indices, self.clients)
         drawn = self.clients * self.per_client
@@ -152,20 +152,20 @@ class Shards:
         rng = key.at("shards").numpy()
         rows = np.concatenate([rows for _, rows in shuffled_classes(dataset, indices, rng)])
         owner_of_shard = np.full(total, -1, dtype=np.int64)
-        hands = np.repeat(np.arange(self.clients, dtype=np.int64), self.per_client)
-        owner_of_shard[rng.permutation(total)[:drawn]] = hands
+        owners = np.repeat(np.arange(self.clients, dtype=np.int64), self.per_client)
+        owner_of_shard[rng.permutation(total)[:drawn]] = owners
         cuts = np.arange(total + 1, dtype=np.int64) * n // total
         owners = np.repeat(owner_of_shard, np.diff(cuts))
-        dealt = owners >= 0
-        return ClientSplit(Partition.by_owner(rows[dealt], owners[dealt], self.clients))
+        used = owners >= 0
+        return ClientSplit(Partition.by_owner(rows[used], owners[used], self.clients))
 
 
 @dataclass(frozen=True)
 class Users:
-    """Images go by user, and no user is divided.
+    """Each user's images belong to one client.
 
     Args:
-        clients: how many; null makes each user one.
+        clients: number of clients; null makes each user a client.
     """
 
     clients: int | None = None
@@ -173,24 +173,24 @@ class Users:
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal whole users; client k is the k-th user by number when each is a client."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Assign whole users; if each is a client, client k is the k-th user by number."""
         del spec
         check_client_split(dataset, indices, 1)
         if dataset.users is None:
             raise DataError(
-                f"{dataset.name} does not say which user an image is from, which partition 'users' "
-                "needs. Give `users` in the data, or choose another partition."
+                f"{dataset.name} has no users, which partition 'users' needs. Add `users` to the "
+                "data, or choose another partition."
             )
         return _whole(indices, dataset.users[indices], self.clients, "users", key)
 
 
 @dataclass(frozen=True)
 class WholeClasses:
-    """Each class belongs to one client; clients' numbers of classes differ by one at most.
+    """Each class belongs to one client; clients' numbers of classes differ by at most one.
 
     Args:
-        clients: how many.
+        clients: number of clients.
     """
 
     clients: int = 10
@@ -198,23 +198,23 @@ class WholeClasses:
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal whole classes in random order."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Assign whole classes in random order."""
         del spec
         check_client_split(dataset, indices, 1)
         return _whole(indices, dataset.y[indices], self.clients, "classes", key)
 
 
 def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key) -> ClientSplit:
-    """Deal the rows of equal label together, in random order, labels as evenly as they go."""
+    """Assign each label's rows to one client; clients get labels at random and evenly."""
     found, group = np.unique(labels, return_inverse=True)
     groups = len(found)
     if clients is None:
         return ClientSplit(Partition.by_owner(indices, group, groups))
     if clients > groups:
         raise DataError(
-            f"clients is {clients}, but there are only {groups} {what} to deal, and none is "
-            f"divided. Lower `clients` to {groups} or fewer."
+            f"clients is {clients}, but there are only {groups} {what}, and each belongs to one "
+            f"client. Lower `clients` to {groups} or fewer."
         )
     owner = np.empty(groups, dtype=np.int64)
     owner[key.at(what).numpy().permutation(groups)] = np.arange(groups) % clients

@@ -1,4 +1,4 @@
-"""Images dealt anew for every episode: the partition of simulated few-round learning."""
+"""The partition of simulated few-round learning: images are reassigned for every episode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.text import count
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import ClientData, ClientShare
-from fedshot.data.episodes.group_sampler import Gathered, GroupSampler
+from fedshot.data.episodes.group_sampler import GroupEpisode, GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import (
     ClientSplit,
@@ -23,21 +23,21 @@ from fedshot.data.partitions.partition import (
     check_least,
 )
 
-_HELD = 8  # episodes whose hands are remembered, so that a client's next exchange finds its own
+_CACHED = 8  # episodes to remember, so that all clients' exchanges find the same one
 
 
 @dataclass(frozen=True)
 class Redealt:
-    """Every episode deals images of its own to the clients, all from one pool: a simulation.
+    """Every episode assigns images from one pool to the clients anew: a simulation.
 
-    Real clients keep what they hold; for them there are the other partitions. Here each client sees
-    the whole pool, and a method that learns in episodes gets the client's hand of each.
+    Real clients keep their images; the other partitions model them. Here each client sees the whole
+    pool, and a method that learns in episodes gets the client's share of each.
 
     Args:
-        clients: how many, of each episode.
-        by: how an episode's images are dealt: "iid" or "shards".
-        per_client: shards that a client draws.
-        shards: of all; null is `clients * per_client`.
+        clients: number of clients of each episode.
+        by: how an episode's images are divided: "iid" or "shards".
+        per_client: number of shards of each client.
+        shards: total number of shards; null for `clients * per_client`.
     """
 
     clients: int = 10
@@ -47,15 +47,15 @@ class Redealt:
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
-        _ = self.group_sampler  # which checks the rest
+        _ = self.group_sampler  # checks the other options
 
     @property
     def group_sampler(self) -> GroupSampler:
-        """How the images of an episode are dealt."""
+        """How the images of an episode are divided."""
         return GroupSampler(self.clients, self.by, self.per_client, self.shards)
 
-    def deal(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Let every client see all rows; an episode is dealt once to see whether it can be."""
+    def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Give every client all rows, after sampling one episode as a check."""
         check_client_split(dataset, indices, self.clients)
         needed = self.clients * (self.per_client if self.by == "shards" else 1)
         if spec.min_way * (spec.shot + spec.query) < needed:
@@ -72,29 +72,30 @@ class Redealt:
                     f" no support: too few of each class to divide {spec.shot} to {spec.query}. "
                     "Raise episode.shot and episode.query, or lower `clients` or `per_client`."
                 )
-        self.group_sampler.gather(ClientData(dataset, indices), spec, key.at("trial"))
+        self.group_sampler.sample(ClientData(dataset, indices), spec, key.at("trial"))
         return ClientSplit(Pool.shared(dataset, indices, self.group_sampler))
 
     def _may_lack_support(self, spec: EpisodeSpec, way: int) -> bool:
-        """Whether some deal of an episode leaves a client without a support."""
+        """Whether some assignment of an episode leaves a client without a support set."""
         each = spec.shot + spec.query
         classes = np.repeat(np.arange(way), each)
-        most = spec.divided - 1  # images of a class that give none
+        most = spec.min_to_divide - 1  # images of a class that give no support example
         if self.by == "iid":
-            hands = (np.bincount(classes[k :: self.clients]) for k in range(self.clients))
-            return any(bool((held <= most).all()) for held in hands)
+            shares = (np.bincount(classes[k :: self.clients]) for k in range(self.clients))
+            return any(bool((held <= most).all()) for held in shares)
         total = self.shards or self.clients * self.per_client
         shards = np.split(classes, np.arange(1, total) * len(classes) // total)
-        return _bare_together(shards, most) >= self.per_client
+        return _max_shards_below(shards, most) >= self.per_client
 
 
-def _bare_together(shards: Sequence[Ints], most: int) -> int:
-    """Return how many shards can lie in one hand with no more than `most` images of any class.
+def _max_shards_below(shards: Sequence[Ints], most: int) -> int:
+    """Return the maximum number of shards with at most `most` images of every class in total.
 
-    Shards are labels in rising order, so two of them share at most the class where one ends and the
-    next begins: what counts of a choice so far is its size and what it has of that class.
+    Shards are labels in ascending order, so consecutive ones share at most the class in which one
+    ends and the next begins. Dynamic programming over shards, with the number of images of that
+    class as the state, finds the maximum.
     """
-    best, at = {0: 0}, 0  # images of class `at` in a hand: the most shards of such a hand
+    best, at = {0: 0}, 0  # number of images of class `at` -> maximum number of shards
     for labels in shards:
         first, last = int(labels[0]), int(labels[-1])
         if first != at:
@@ -111,48 +112,47 @@ def _bare_together(shards: Sequence[Ints], most: int) -> int:
     return max(best.values())
 
 
+class _EpisodeCache:
+    """The last few episodes of a pool, shared by its clients."""
+
+    def __init__(self, pool: ClientData, group_sampler: GroupSampler) -> None:
+        self.pool, self.group_sampler = pool, group_sampler
+        self.episode = lru_cache(_CACHED)(self._sample)
+
+    def _sample(self, spec: EpisodeSpec, key: Key) -> GroupEpisode:
+        return self.group_sampler.sample(self.pool, spec, key)
+
+
 @dataclass(frozen=True, eq=False)
 class Pool(Partition):
-    """All rows at every client, and hands dealt anew for every episode."""
+    """A partition that gives every client all rows, and shares of every episode."""
 
-    table: _Table
+    episodes: _EpisodeCache
 
     @classmethod
     def shared(cls, dataset: Dataset, indices: Ints, group_sampler: GroupSampler) -> Pool:
-        """Return the pool of so many clients."""
+        """Return the pool of the clients of `group_sampler`."""
         whole = Partition.of([indices] * group_sampler.clients)
-        return cls(
-            whole.indices, whole.offsets, _Table(ClientData(dataset, indices), group_sampler)
-        )
+        episodes = _EpisodeCache(ClientData(dataset, indices), group_sampler)
+        return cls(whole.indices, whole.offsets, episodes)
 
     def data(self, dataset: Dataset, k: int) -> ClientData:
         """Return the pool as client k sees it."""
         del dataset
-        return PoolData(self.table, k)
-
-
-class _Table:
-    """Where the hands of an episode lie; the last few episodes stay on it."""
-
-    def __init__(self, pool: ClientData, group_sampler: GroupSampler) -> None:
-        self.pool, self.group_sampler = pool, group_sampler
-        self.episode = lru_cache(_HELD)(self._gather)
-
-    def _gather(self, spec: EpisodeSpec, key: Key) -> Gathered:
-        return self.group_sampler.gather(self.pool, spec, key)
+        return PoolData(self.episodes, k)
 
 
 class PoolData(ClientData):
     """The pool as one client sees it."""
 
-    def __init__(self, table: _Table, client: int) -> None:
-        super().__init__(table.pool.dataset, table.pool.indices)
-        self._table, self._client = table, client
+    def __init__(self, episodes: _EpisodeCache, client: int) -> None:
+        super().__init__(episodes.pool.dataset, episodes.pool.indices)
+        self._episodes, self._client = episodes, client
 
-    def hand(
+    def share(
         self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
     ) -> tuple[Ints, ClientShare]:
-        """Return the classes of the episode, and this client's share of their images."""
+        """Return the classes of the episode, and this client's share of its images."""
         del whose
-        classes, hands = self._table.episode(spec, key)
-        return classes, hands[self._client]
+        classes, shares = self._episodes.episode(spec, key)
+        return classes, shares[self._client]

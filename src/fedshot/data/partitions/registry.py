@@ -1,4 +1,4 @@
-"""The partitions, by the names they have in configurations."""
+"""The table of partitions, by their names in configurations."""
 
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partitioner

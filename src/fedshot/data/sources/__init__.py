@@ -1,1 +1,1 @@
-"""Datasets by name: their publishers, files, class splits, and loading."""
+"""Sources of data: each has options, a way to load, and perhaps a standard class split."""

@@ -1,58 +1,64 @@
-"""What every source of texts does with its words, under the options that all of them have."""
+"""The options and steps that all sources of texts share: words to numbers with vectors."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TypeVar
 
 from fedshot.data.sources.glove import Keep, Unknown, digest, embed, find_vectors
 from fedshot.data.tokens import Tokens
 
-
-@runtime_checkable
-class TextOptions(Protocol):
-    """The options of a source of texts."""
-
-    @property
-    def vectors(self) -> str | None:
-        """File of word vectors; without it GloVe 6B from the data folder."""
-
-    @property
-    def dim(self) -> int:
-        """Length of those vectors."""
-
-    @property
-    def cut(self) -> int:
-        """Words kept of a text."""
-
-    @property
-    def keep(self) -> Keep:
-        """Whether words without a vector stay."""
-
-    @property
-    def unknown(self) -> Unknown:
-        """Vector of words without one."""
+T = TypeVar("T")
 
 
-def embedded(
-    texts: Iterable[Sequence[str]], options: TextOptions, data_dir: Path | None, name: object
-) -> Tokens:
-    """Return the texts in numbers, once the file of vectors is known to be there."""
-    return embed(
-        texts,
-        find_vectors(options.vectors, options.dim, data_dir),
-        name=name,
-        cut=options.cut,
-        dim=options.dim,
-        keep=options.keep,
-        unknown=options.unknown,
-    )
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Options of all sources of texts.
+
+    Args:
+        vectors: file of word vectors; null for GloVe 6B from the data folder.
+        dim: dimension of the GloVe 6B vectors; a file in `vectors` has its own.
+        cut: maximum number of words of a text; later words are dropped.
+        keep: "known" drops words that have no vector; "all" keeps them.
+        unknown: vector used for words that have none: "zeros", or that of the word "unk".
+    """
+
+    vectors: str | None = None
+    dim: int = 100
+    cut: int = 100
+    keep: Keep = "all"
+    unknown: Unknown = "zeros"
+
+    def embed(
+        self, rows: Iterable[tuple[T, Sequence[str]]], data_dir: Path | None, name: object
+    ) -> tuple[Tokens, list[T]]:
+        """Return the texts as word numbers, and what stands before each of them in `rows`.
+
+        Args:
+            rows: (label or the like, words) of each text; not read if the vectors are missing.
+            data_dir: the folder of datasets.
+            name: of the data, for errors.
+        """
+        labels: list[T] = []
+
+        def texts() -> Iterator[Sequence[str]]:
+            for label, words in rows:
+                labels.append(label)
+                yield words
+
+        vectors = find_vectors(self.vectors, self.dim, data_dir)
+        tokens = embed(
+            texts(), vectors, name=name, cut=self.cut, dim=self.dim, keep=self.keep,
+            unknown=self.unknown,
+        )  # fmt: skip
+        return tokens, labels
 
 
 def reading_digest(options: TextOptions, data_dir: Path | None) -> str:
-    """Return a SHA-256 that two hosts share who turn the same words into the same vectors."""
+    """Return a SHA-256 that is equal on two hosts if they turn words into the same vectors."""
     vectors = digest(find_vectors(options.vectors, options.dim, data_dir), options.dim)
-    told = f"{vectors} {options.cut} {options.keep} {options.unknown}"
-    return hashlib.sha256(told.encode()).hexdigest()
+    text = f"{vectors} {options.cut} {options.keep} {options.unknown}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Downloads from a dataset's publisher: checked, resumed, and whole or absent.
+"""Download datasets from their publishers, with checksums and resumption.
 
-A file grows as `<name>.part` and is renamed once its checksum is right, so a broken download goes
-on where it stopped and never passes for a whole file. While one process writes to it, others that
-want the same file wait. Only https is used, through redirects too; plain http is for a server on
-this machine, in tests.
+A file is written as `<name>.part` and renamed once its checksum is correct, so that an interrupted
+download resumes and is never mistaken for the complete file. A lock makes other processes that want
+the same file wait. Only https is used, also after redirects; http is allowed to this machine, for
+tests.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fedshot.data.files.places import OPTION
 from fedshot.data.sources.publishers import PUBLISHERS, Publisher, Remote
 
 _CHUNK = 1 << 18
-_TIMEOUT = 60.0  # seconds without a byte
+_TIMEOUT = 60.0  # seconds without data
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that is in place: where, how many bytes, and whether a checksum was compared."""
+    """A downloaded file; `already` if it existed before, `verified` if it has a known checksum."""
 
     path: Path
     size: int
     verified: bool
-    already: bool  # it was there before
+    already: bool
 
 
 class _UnreachableError(Exception):
-    """The address gave no file; the next one may."""
+    """A download failed; the next address may work."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -56,12 +56,12 @@ def get(
     progress: Progress | None = None,
     publishers: dict[str, Publisher] | None = None,
 ) -> list[Fetched]:
-    """Bring the files of a dataset to its folder below `data_dir`; those in place are only checked.
+    """Download the files of a dataset to its folder below `data_dir`; verify those that exist.
 
     Args:
-        name: as in `PUBLISHERS`.
+        name: a key of `PUBLISHERS`.
         data_dir: the folder of datasets.
-        progress: called with (file name, bytes so far, bytes in all if known).
+        progress: called with (file name, bytes so far, total bytes if known).
         publishers: replaces `PUBLISHERS`, in tests.
     """
     known = PUBLISHERS if publishers is None else publishers
@@ -73,16 +73,16 @@ def get(
         raise DataError(f"{name} cannot be downloaded by a program. {by_hand(name, data_dir)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [_bring(remote, folder, progress) for remote in publisher.files]
+        return [_get_file(remote, folder, progress) for remote in publisher.files]
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be written to ({error}). Make it a folder of yours, or choose "
+            f"{folder} cannot be written to ({error}). Make it writable, or choose "
             f"another with {OPTION}."
         ) from error
 
 
 def by_hand(name: str, data_dir: Path) -> str:
-    """Return which files to put where, for a person or for a machine without a network."""
+    """Return instructions for a manual download."""
     publisher = PUBLISHERS[name]
     folder = data_dir / publisher.folder
     if publisher.manual:
@@ -91,12 +91,12 @@ def by_hand(name: str, data_dir: Path) -> str:
     return f"Fetch by hand and put into {folder}: {files}."
 
 
-def _bring(remote: Remote, folder: Path, progress: Progress | None) -> Fetched:
+def _get_file(remote: Remote, folder: Path, progress: Progress | None) -> Fetched:
     path = folder / remote.name
     if path.exists():
         return _in_place(path, remote)
     with locked(folder / f".{remote.name}.lock"):
-        if path.exists():  # another process has brought it while we waited
+        if path.exists():  # another process downloaded it while this one waited
             return _in_place(path, remote)
         return _fetch(remote, path, progress)
 
@@ -108,28 +108,28 @@ def _in_place(path: Path, remote: Remote) -> Fetched:
 
 def _fetch(remote: Remote, path: Path, progress: Progress | None) -> Fetched:
     part = path.with_name(f"{remote.name}.part")
-    said = []
+    failures = []
     for url in remote.urls:
         try:
             _download(url, part, remote, progress)
         except _UnreachableError as error:
-            said.append(f"{url} ({error})")
+            failures.append(f"{url} ({error})")
             continue
         try:
             _check_sum(part, remote, "Try again later; the publisher may have changed the file.")
         except DataError:
-            part.unlink()  # to go on from wrong bytes would never end well
+            part.unlink()  # resuming from wrong bytes would fail again
             raise
         part.replace(path)
         return Fetched(path, path.stat().st_size, remote.checksum is not None, already=False)
     raise DataError(
-        f"{remote.name} cannot be fetched from {' nor '.join(said)}. What arrived is kept; try "
-        f"again to go on, or fetch it on another machine and put it at {path}."
+        f"{remote.name} cannot be fetched from {' nor '.join(failures)}. The partial file is "
+        f"kept; try again to resume, or fetch it on another machine and put it at {path}."
     )
 
 
 def _download(url: str, part: Path, remote: Remote, progress: Progress | None) -> None:
-    """Fetch a file, or what is still missing of it, into `part`."""
+    """Download a file, or the rest of it, to `part`."""
     _check_url(url)
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedshot"})
@@ -139,24 +139,25 @@ def _download(url: str, part: Path, remote: Remote, progress: Progress | None) -
     try:
         with opener.open(request, timeout=_TIMEOUT) as answer:
             if done and not _continues(answer, done):
-                done = 0  # the server sends all of it again
-            told = answer.headers.get("Content-Length")
-            total = done + int(told) if told and told.isdigit() else None
+                done = 0  # the server sends the whole file
+            length = answer.headers.get("Content-Length")
+            total = done + int(length) if length and length.isdigit() else None
             with part.open("ab" if done else "wb") as file:
                 while chunk := answer.read(_CHUNK):
                     done += len(chunk)
                     if done > remote.at_most:
                         raise DataError(
-                            f"{url} sends more than {remote.at_most} bytes, which {remote.name} "
-                            f"has at most. Remove {part}; the publisher may have changed the file."
+                            f"{url} sends more than {remote.at_most} bytes, the limit for "
+                            f"{remote.name}. Remove {part}; the publisher may have changed the "
+                            "file."
                         )
                     file.write(chunk)
                     if progress is not None:
                         progress(remote.name, done, total)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing is left to send: the checksum decides
+        if error.code == 416 and done:  # the file is complete: the checksum decides
             return
-        raise _UnreachableError(f"answer {error.code}") from error
+        raise _UnreachableError(f"status {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
         raise _UnreachableError(
             str(getattr(error, "reason", error)) or type(error).__name__
@@ -174,8 +175,8 @@ def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         raise DataError(
-            f"{url} is not an https address; nothing is fetched unprotected. Fetch the file by "
-            "hand, and compare its checksum."
+            f"{url} is not an https address, and other downloads are not secure. Download the "
+            "file by hand, and compare its checksum."
         )
 
 

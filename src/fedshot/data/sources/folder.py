@@ -1,4 +1,4 @@
-"""A folder of picture files, one folder for each class."""
+"""A folder of image files, with a subfolder for each class."""
 
 from __future__ import annotations
 
@@ -14,29 +14,37 @@ from fedshot.core.errors import DataError, check_word
 from fedshot.core.text import count, other_kinds
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.files.bounded import check_memory
-from fedshot.data.files.images import SUFFIXES, Aspect, check_side, decode, workers
+from fedshot.data.files.bounded import check_link, check_memory
+from fedshot.data.files.images import (
+    SUFFIXES,
+    Aspect,
+    check_channels,
+    check_side,
+    decode,
+    workers,
+)
+from fedshot.data.sources.source import Source
+from fedshot.data.sources.splits.published import PARTS
 from fedshot.data.tokens import Numbers
-
-_PARTS = ("base", "validation", "novel")
 
 
 @dataclass(frozen=True)
-class ImageFolder:
-    """Pictures from `path/<class>/`, or `path/{base,validation,novel}/<class>/` with a split.
+class ImageFolder(Source):
+    """Images from `path/<class>/`, or `path/{base,validation,novel}/<class>/` with a split.
 
-    Hidden files are passed over. So are files that are no pictures by their suffix, pictures beside
-    the class folders and folders within them, which is told.
+    Hidden files are skipped. Files without the suffix of an image, images beside the class folders
+    and folders within them are skipped and reported.
 
     Args:
         path: the folder.
-        size: every picture becomes a square of that many pixels; null where all have one size.
-        aspect: how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
-        groups: a regular expression that finds in a file's name the group of the picture, such as
-            "^[^_]+" for all up to the first "_". Pictures of one group are nearly alike (frames of
-            a track, pictures of a patient): an episode has those of a class in its support or in
-            its queries, never in both.
-        channels: 3 for colours, 1 for grey.
+        size: every image becomes a square of that many pixels; null if all have one size.
+        channels: 3 for colour, 1 for grey.
+        aspect: how images become squares: "squeeze" changes their aspect, "crop" keeps the middle,
+            "pad" adds black.
+        groups: a regular expression that finds an image's group in its file name, such as "^[^_]+"
+            for all up to the first "_". Images of one group are nearly alike (frames of a video,
+            images of a patient): an episode has those of a class in its support set or in its
+            query set, never in both.
     """
 
     path: str
@@ -50,42 +58,45 @@ class ImageFolder:
         try:
             re.compile(self.groups or "")
         except re.error as error:
-            raise DataError(f"groups is {self.groups!r}, no regular expression ({error})") from None
-        if self.channels not in (1, 3):
-            raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
+            raise DataError(
+                f"groups is {self.groups!r}, not a regular expression ({error})"
+            ) from None
+        check_channels(self.channels)
         check_side(self.size)
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all pictures; `path` is relative to the working folder."""
+        """Read all images; `path` is relative to the working directory."""
         del data_dir
         root = Path(self.path).expanduser()
         if not root.is_dir():
+            below = (
+                "" if root.is_absolute() else f" (relative to the working directory {Path.cwd()})"
+            )
             raise DataError(
-                f"{root} is not a folder{_seen_from(root)}; expected one with a folder for each "
-                "class"
+                f"{root} is not a folder{below}; expected one with a subfolder for each class"
             )
         root = root.resolve()
         classes, parts = _classes(root)
-        names = tuple(folder.name for folder in classes)
         files: list[Path] = []
         labels: list[int] = []
         for c, folder in enumerate(classes):
-            pictures = _pictures(root, folder)
-            files += pictures
-            labels += [c] * len(pictures)
+            images = _images(root, folder)
+            files += images
+            labels += [c] * len(images)
         split = None
         if parts:
             split = ClassSplit(
-                *(tuple(c for c, part in enumerate(parts) if part == which) for which in _PARTS)
+                *(tuple(c for c, part in enumerate(parts) if part == which) for which in PARTS)
             )
-        x = self._read(root, files)
-        groups = None if self.groups is None else _groups(files, self.groups)
-        y, others = np.array(labels, dtype=np.int64), _passed_over(root, classes)
-        return Dataset(root.name, x, y, names, standard=split, passed_over=others, groups=groups)
-
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return the split the folders tell, if they do."""
-        return dataset.standard
+        return Dataset(
+            root.name,
+            self._read(root, files),
+            np.array(labels, dtype=np.int64),
+            tuple(folder.name for folder in classes),
+            standard=split,
+            groups=None if self.groups is None else _groups(files, self.groups),
+            skipped=_skipped(root, classes),
+        )
 
     def _read(self, root: Path, files: list[Path]) -> np.ndarray:
         first = decode(files[0], files[0], self.channels, self.size, self.aspect)
@@ -97,13 +108,13 @@ class ImageFolder:
             if pixels.shape != first.shape:
                 (h, w, _), (h2, w2, _) = first.shape, pixels.shape
                 raise DataError(
-                    f"pictures differ in size: {files[0]} is {w}x{h} and {files[i]} is {w2}x{h2} "
+                    f"images differ in size: {files[0]} is {w}x{h} and {files[i]} is {w2}x{h2} "
                     f"(width x height). Set `size`, for example size={min(h, w)}."
                 )
             x[i] = pixels
 
         with workers() as pool:
-            for _ in pool.map(fill, range(len(files))):  # raises what `fill` raised, and stops
+            for _ in pool.map(fill, range(len(files))):  # re-raises the first exception
                 pass
         return x
 
@@ -112,8 +123,8 @@ def _classes(root: Path) -> tuple[list[Path], list[str]]:
     """Return the class folders, sorted by name, and the part of each (empty without a split)."""
     folders = _folders(root, root)
     by_name = {folder.name: folder for folder in folders}
-    told = {"base", "novel"} <= by_name.keys() <= set(_PARTS)
-    if told and _folders(root, by_name["base"]):
+    is_split = {"base", "novel"} <= by_name.keys() <= set(PARTS)
+    if is_split and _folders(root, by_name["base"]):
         placed = [(c, part) for part in by_name for c in _folders(root, by_name[part])]
         placed.sort(key=lambda pair: pair[0].name)
         for (a, part_a), (b, part_b) in pairwise(placed):
@@ -124,57 +135,64 @@ def _classes(root: Path) -> tuple[list[Path], list[str]]:
                 )
         return [c for c, _ in placed], [part for _, part in placed]
     if not folders:
-        raise DataError(f"{root} holds no folders; expected one for each class, of pictures")
+        raise DataError(f"{root} holds no folders; expected one of images for each class")
     return folders, []
 
 
+def _shown(folder: Path) -> list[Path]:
+    """Return what lies in a folder and is not hidden, sorted by name."""
+    found = [p for p in folder.iterdir() if not p.name.startswith(".")]
+    return sorted(found, key=lambda p: p.name)
+
+
+def _inside(root: Path, paths: list[Path]) -> list[Path]:
+    """Return the paths. Raises DataError for a link that leads out of the folder."""
+    for path in paths:
+        check_link(root, path)
+    return paths
+
+
 def _folders(root: Path, folder: Path) -> list[Path]:
-    found = [p for p in folder.iterdir() if not p.name.startswith(".") and p.is_dir()]
-    return [_inside(root, p) for p in sorted(found, key=lambda p: p.name)]
+    return _inside(root, [p for p in _shown(folder) if p.is_dir()])
 
 
-def _pictures(root: Path, folder: Path) -> list[Path]:
-    found = [
-        _inside(root, p)
-        for p in sorted(folder.iterdir(), key=lambda p: p.name)
-        if not p.name.startswith(".") and p.suffix.lower() in SUFFIXES and not p.is_dir()
-    ]
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def _images(root: Path, folder: Path) -> list[Path]:
+    found = _inside(root, [p for p in _shown(folder) if _is_image(p) and not p.is_dir()])
     if found:
         return found
     if _folders(root, folder):
         raise DataError(
-            f"class folder {folder} holds folders and no picture. Expected a folder of pictures "
-            "for each class; or three folders of such folders, by the names base, validation "
-            "(which may be left out) and novel, and no other beside them."
+            f"class folder {folder} holds folders and no image. Expected a folder of images for "
+            "each class; or three folders of such folders, named base, validation (optional) and "
+            "novel, and no other beside them."
         )
     raise DataError(
-        f"class folder {folder} holds no picture ({', '.join(sorted(SUFFIXES))}). Add some, or "
+        f"class folder {folder} holds no image ({', '.join(sorted(SUFFIXES))}). Add some, or "
         "remove the folder."
     )
 
 
-def _passed_over(root: Path, classes: list[Path]) -> str:
-    """Say what lies in the folder and is not read, hidden files aside."""
+def _skipped(root: Path, classes: list[Path]) -> str:
+    """Describe what lies in the folder and is not read, except hidden files."""
     above = {root, *(folder.parent for folder in classes)}
-    beside = [p for folder in above for p in _shown(folder) if p.is_file()]
+    beside = [p for folder in sorted(above) for p in _shown(folder) if p.is_file()]
     within = [p for folder in classes for p in _shown(folder)]
-    kinds = [p for p in (*beside, *within) if p.suffix.lower() not in SUFFIXES and p.is_file()]
-    pictures = sum(p.suffix.lower() in SUFFIXES for p in beside)
-    folders = sum(p.is_dir() for p in within)
-    told = [other_kinds(kinds, "passed over")]
-    if pictures:
-        told.append(f"{count(pictures, 'picture')} beside the class folders passed over")
+    kinds = [p for p in (*beside, *within) if not _is_image(p) and p.is_file()]
+    images, folders = sum(map(_is_image, beside)), sum(p.is_dir() for p in within)
+    parts = [other_kinds(kinds, "skipped")]
+    if images:
+        parts.append(f"{count(images, 'image')} beside the class folders skipped")
     if folders:
-        told.append(f"{count(folders, 'folder')} within class folders passed over")
-    return "; ".join(filter(None, told))
-
-
-def _shown(folder: Path) -> list[Path]:
-    return [p for p in folder.iterdir() if not p.name.startswith(".")]
+        parts.append(f"{count(folders, 'folder')} within class folders skipped")
+    return "; ".join(filter(None, parts))
 
 
 def _groups(files: list[Path], pattern: str) -> Ints:
-    """Return the number of each file's group. Raises DataError for a name that tells none."""
+    """Return the number of each file's group. Raises DataError for a name without a group."""
     numbers, found = Numbers(), []
     for file in files:
         match = re.search(pattern, file.name)
@@ -185,17 +203,3 @@ def _groups(files: list[Path], pattern: str) -> Ints:
             )
         found.append(numbers[match[1] or "" if match.re.groups else match[0]])
     return np.array(found, dtype=np.int64)
-
-
-def _seen_from(path: Path) -> str:
-    """Say where a relative path was looked for."""
-    return "" if path.is_absolute() else f" (below {Path.cwd()}, from where the command is given)"
-
-
-def _inside(root: Path, path: Path) -> Path:
-    """Return the path, unless a link leads out of the folder."""
-    if path.is_symlink() and not path.resolve().is_relative_to(root):
-        raise DataError(
-            f"{path} is a link to {path.resolve()}, outside {root}. Copy the file into the folder."
-        )
-    return path

@@ -1,56 +1,55 @@
-"""Frozen word vectors: GloVe's text format, and texts told in its words.
+"""Frozen word vectors in GloVe's text format, and texts as numbers of words that have one.
 
-Source: Pennington et al. 2014. A line is `word v1 ... vd`, without a header. A few words of
-glove.840B hold spaces, such as `. . .`: the last d parts of a line are its numbers.
+Source: Pennington et al. 2014. A line is `word v1 ... vd`, and there is no header. A few words
+of glove.840B contain spaces, such as `. . .`: the last d fields of a line are its numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedshot.core.errors import DataError
 from fedshot.data.files.bounded import (
-    DAMAGE,
     Stream,
     check_member,
-    most_unpacked,
+    max_unpacked,
+    naming_damage,
     opened_zip,
     unzipped,
 )
+from fedshot.data.files.fingerprints import hash_stream
 from fedshot.data.files.places import OPTION
 from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Ints, Numbers, Table, Tokens
 
 Keep: TypeAlias = Literal["all", "known"]
 Unknown: TypeAlias = Literal["zeros", "unk"]
 
-_LONGEST = 1 << 16  # bytes of a line; 300 numbers have about 3,000
-_LARGEST = 1 << 34  # bytes of a file, unpacked; the largest GloVe file has 5.6e9
-_RATIO = 10  # bytes for each one packed; real vectors have about 3
-_BLOCK = 1 << 20
+_MAX_LINE = 1 << 16  # bytes; 300 numbers have about 3,000
+_MAX_FILE = 1 << 34  # bytes, decompressed; the largest GloVe file has 5.6e9
+_RATIO = 10  # decompressed bytes for each compressed one; real vectors have about 3
 _UNK = "unk"
 
 
 def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
-    """Return the file of word vectors that the options `vectors` and `dim` mean.
+    """Return the file of word vectors that the options `vectors` and `dim` select.
 
-    `vectors` is a file, here or below `<data_dir>/glove`. Without it, that folder is searched for
-    GloVe 6B of `dim` columns; of several files the one with the shortest name is taken.
+    `vectors` is a file, relative to the working directory or to `<data_dir>/glove`. If it is None,
+    that folder is searched for GloVe 6B of `dim` columns; the shortest file name wins.
     """
     folder = None if data_dir is None else data_dir / "glove"
     if vectors is not None:
         places = [Path(vectors).expanduser(), *([folder / vectors] if folder else [])]
     elif folder is None:
         raise DataError(
-            f"texts need word vectors, and there is no data folder to look in. Set $FEDSHOT_DATA, "
+            f"texts need word vectors, and there is no data folder to search. Set $FEDSHOT_DATA, "
             f"or {OPTION}, to the folder that holds glove/glove.6B.{dim}d.txt; or set `vectors` to "
             "a file."
         )
@@ -69,15 +68,9 @@ def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
 
 
 def digest(path: Path, dim: int | None = None) -> str:
-    """Return the SHA-256 of a file of word vectors, the same one whether it is packed or not."""
-    sha = hashlib.sha256()
-    with _damage_told(path), _opened(path, dim) as file:
-        for _ in range(-(-_LARGEST // _BLOCK)):
-            block = file.read(_BLOCK)
-            if not block:
-                return sha.hexdigest()
-            sha.update(block)
-    raise DataError(f"{path}: larger than any file of word vectors. Fetch it again.")
+    """Return the SHA-256 of a file of word vectors, after decompression."""
+    with naming_damage(path, "word vector"), _opened(path, dim) as file:
+        return hash_stream(file)
 
 
 def load_vectors(
@@ -85,8 +78,9 @@ def load_vectors(
 ) -> tuple[dict[str, int], Table]:
     """Return (row of each word found, table float32 [V, d]) from a .txt file, plain, .gz or .zip.
 
-    Only the vectors of `words` are kept. Row 0 (padding) is zero; row 1 (unknown words) is too, or
-    the vector of "unk". `dim` chooses among the files of a .zip.
+    Only the vectors of `words` are kept. Row 0 (padding) is zero; row 1 (unknown words) is zero, or
+    the vector of "unk". `dim` chooses among the files of a .zip. Raises DataError, with the line,
+    for malformed vectors.
     """
     found: dict[str, int] = {}
     numbers = array("f")
@@ -147,16 +141,16 @@ def embed(
     keep: Keep = "all",
     unknown: Unknown = "zeros",
 ) -> Tokens:
-    """Return the texts in numbers, with the vectors of their words.
+    """Return the texts as word numbers, with the vectors of their words.
 
     Args:
-        texts: each a sequence of tokens; gone through once.
-        vectors: the file to read them from.
-        name: where the texts are from, for messages.
-        cut: words of a text that are kept, the first ones.
-        dim: which file of a .zip.
-        keep: "known" drops words without a vector, before the cut.
-        unknown: the vector of words that have none.
+        texts: each a sequence of tokens; iterated over once.
+        vectors: the file of word vectors.
+        name: of the texts, for errors.
+        cut: maximum number of words of a text; later words are dropped.
+        dim: selects a file of a .zip.
+        keep: "known" drops words that have no vector, before the cut.
+        unknown: the vector used for words that have none.
     """
     if cut < 1:
         raise DataError(f"cut is {cut}; expected 1 or more words")
@@ -194,36 +188,21 @@ def embed(
     return Tokens(ids, offsets, table, cut, tuple(found), dropped)
 
 
-class Coverage(NamedTuple):
-    """The shares, in [0, 1], of tokens and of different words that have a vector."""
-
-    tokens: float
-    types: float
-
-
-def coverage(texts: Iterable[Sequence[str]], known: Container[str]) -> Coverage:
-    """Return how much of the texts is known, for a report; `known` as `load_vectors` found it."""
-    counts: dict[str, int] = {}
-    for word in chain.from_iterable(texts):
-        counts[word] = counts.get(word, 0) + 1
-    hits = [n for word, n in counts.items() if word in known]
-    return Coverage(sum(hits) / max(1, sum(counts.values())), len(hits) / max(1, len(counts)))
-
-
 def _kept(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)])
     return ids[mask], before[offsets]
 
 
 def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) of all lines that are not empty."""
-    with _damage_told(path), _opened(path, dim) as file:
+    """Yield (line number, line) of the lines that are not empty."""
+    with naming_damage(path, "word vector"), _opened(path, dim) as file:
         n = read = 0
-        while line := file.readline(_LONGEST):
+        while line := file.readline(_MAX_LINE):
             n, read = n + 1, read + len(line)
-            if len(line) == _LONGEST or read > _LARGEST:
+            if len(line) == _MAX_LINE or read > _MAX_FILE:
                 raise DataError(
-                    f"{path}, line {n}: longer than any file of word vectors. Fetch it again."
+                    f"{path}, line {n}: longer than in any known file of word vectors. Fetch it "
+                    "again."
                 )
             line = line.strip(b" \r\n")
             if line:
@@ -231,13 +210,13 @@ def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
 
 
 def _split_right(line: bytes, d: int) -> tuple[bytes, bytes]:
-    """Return the word, which may hold spaces, and the d numbers after it."""
+    """Return the word, which may contain spaces, and the d numbers after it."""
     parts = line.rsplit(b" ", d)
     return parts[0], b" ".join(parts[1:])
 
 
 def _columns(line: bytes) -> int:
-    """Return how many numbers end a line, after a word that may be a number."""
+    """Return how many numbers end a line; the word before them may be a number, too."""
     d, parts = 0, line.split(b" ")
     while d < len(parts) - 1 and _is_number(parts[-d - 1]):
         d += 1
@@ -253,18 +232,8 @@ def _is_number(part: bytes) -> bool:
 
 
 @contextmanager
-def _damage_told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DAMAGE as error:
-        raise DataError(
-            f"{path} cannot be read to its end ({error}). It was probably cut off; fetch it again."
-        ) from error
-
-
-@contextmanager
 def _opened(path: Path, dim: int | None) -> Iterator[Stream]:
-    """Open by the first bytes, whatever the name says."""
+    """Open a file of word vectors; its first bytes say how it is compressed."""
     with unzipped(path, _RATIO) as file:
         is_zip = file.read(2) == b"PK"
         file.seek(0)
@@ -273,7 +242,7 @@ def _opened(path: Path, dim: int | None) -> Iterator[Stream]:
             return
     with opened_zip(path) as archive:
         member = archive.getinfo(_member(path, archive, dim))
-        check_member(path, member, most_unpacked(path, _RATIO))
+        check_member(path, member, max_unpacked(path, _RATIO))
         with archive.open(member) as text:
             yield text
 

@@ -1,7 +1,7 @@
-"""Synthetic characters in the shape of Omniglot's task, drawn by this module and read from no file.
+"""Synthetic characters, a task like Omniglot's that needs no files.
 
-Every number is a whole one and comes from a stream of bits that numpy promises to keep, so the
-images are the same on every machine.
+All arithmetic is on integers, drawn from a bit stream that numpy keeps stable, so the images are
+the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ import numpy as np
 from fedshot.core.seeds import Key
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, Pixels
+from fedshot.data.sources.source import Source
 
 _CLASSES = 200
 _DRAWINGS = 20  # of each class
-_SIZE = 20  # pixels a side
-_STROKES = 4  # the most that a character has; the fewest are two
-_STEPS = 32  # a stroke is stamped at so many points and one
+_SIZE = 20  # side length in pixels
+_STROKES = 4  # maximum of a character; the minimum is 2
+_STEPS = 32  # a stroke is drawn at _STEPS + 1 points
 
 # Lengths are in sixteenths of a pixel, the entries of a linear map in 256ths.
 _PIXEL = 16
-_REACH = 104  # of a control point from the middle, each way
-_WOBBLE = 12  # the most that a drawing moves a control point, each way
-_SHIFT = 40  # the most that it moves the whole character
-_STRETCH = 48  # the most that it changes a map's diagonal
-_SLANT = 64  # the most that it changes the rest of the map
-_PEN = (9, 14)  # radius of full ink
-_EDGE = 10  # ink fades out over so much more
+_REACH = 104  # maximum distance of a control point from the centre, along each axis
+_WOBBLE = 12  # maximum shift of a control point in a drawing
+_SHIFT = 40  # maximum shift of the whole character
+_STRETCH = 48  # maximum change of the map's diagonal
+_SLANT = 64  # maximum of the map's other entries
+_PEN = (9, 14)  # range of the radius of full ink
+_EDGE = 10  # width over which the ink fades
 
 
 @dataclass(frozen=True)
-class Glyphs:
+class Glyphs(Source):
     """Synthetic characters that fedshot draws itself: 200, 20 drawings of each, 20 x 20 pixels.
 
-    A character is two to four curved strokes between random points, ink 255 on 0. Each of its
-    drawings moves the points, stretches, slants and shifts the whole, and has a pen of its own
-    width. The images are the same on every machine.
+    A character is two to four curved strokes between random points, ink 255 on 0. Each drawing
+    moves the points, stretches, slants and shifts the character, and has its own stroke width.
+    The images are the same on every machine. 120 classes are base, 30 validation, 50 novel.
     """
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Draw all of them; no file is needed."""
+        """Draw all images; no file is needed."""
         del data_dir
         y = np.arange(_CLASSES, dtype=np.int64).repeat(_DRAWINGS)
         names = tuple(f"glyph{number:03}" for number in range(_CLASSES))
@@ -50,27 +51,23 @@ class Glyphs:
         split = ClassSplit(base=classes[:120], validation=classes[120:150], novel=classes[150:])
         return Dataset("glyphs", _drawn(*_curves(y)), y, names, standard=split)
 
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return 120 / 30 / 50 classes for base, validation, novel."""
-        return dataset.standard
-
 
 def _whole(name: str, low: int, high: int, *shape: int) -> Ints:
-    """Draw whole numbers from `low` to `high`, each as likely (but for 2^-32 of it)."""
+    """Draw integers from `low` to `high`, uniform up to a bias of 2^-32."""
     raw = Key(0).at("glyphs", name).numpy().bit_generator.random_raw(int(np.prod(shape)))
     numbers = (raw >> np.uint64(32)) * np.uint64(high - low + 1) >> np.uint64(32)
     return low + numbers.astype(np.int64).reshape(shape)
 
 
 def _curves(y: Ints) -> tuple[Ints, Ints]:
-    """Return points [n, strokes, steps + 1, 2] on the strokes of drawings, and pens' radii [n].
+    """Return points [n, strokes, steps + 1, 2] on the strokes of drawings, and radii of pens [n].
 
-    A stroke is a quadratic Bezier curve. The strokes that a character does not have lie on its
-    first one.
+    A stroke is a quadratic Bezier curve. Strokes that a character does not have repeat its first
+    one.
     """
     n = len(y)
     controls = _whole("controls", -_REACH, _REACH, _CLASSES, _STROKES, 3, 2)
-    for stroke in range(1, _STROKES):  # half of the strokes begin where the one before ends
+    for stroke in range(1, _STROKES):  # half of the strokes start where the last one ends
         joined = _whole(f"joined{stroke}", 0, 1, _CLASSES) == 1
         controls[joined, stroke, 0] = controls[joined, stroke - 1, 2]
     count = _whole("strokes", 2, _STROKES, _CLASSES)
@@ -88,12 +85,12 @@ def _curves(y: Ints) -> tuple[Ints, Ints]:
 
 
 def _drawn(points: Ints, pen: Ints) -> Pixels:
-    """Return images [n, size, size, 1]: at each point a disc that fades at its edge."""
+    """Return images [n, size, size, 1] with a disc at each point that fades at its edge."""
     n = len(points)
-    side = _SIZE + 2  # one pixel around, for what reaches over the border
+    side = _SIZE + 2  # one pixel of margin, for ink beyond the border
     images = np.zeros((n, side * side), dtype=np.uint8)
     full, reach = pen[:, None, None] ** 2, (pen[:, None, None] + _EDGE) ** 2
-    window = np.arange(-1, 3)  # the pixels whose centre may lie within reach, each way
+    window = np.arange(-1, 3)  # offsets of pixels whose centre may lie within the disc
     each = np.arange(n)[:, None]
     for at in points.reshape(n, -1, 2).swapaxes(0, 1):
         pixels = ((at - _PIXEL // 2) // _PIXEL)[:, :, None] + window

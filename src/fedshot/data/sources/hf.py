@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, or of a folder in its format; needs the extra `hf`."""
+"""Datasets of the Hugging Face hub, or of a folder in its format; requires the extra `hf`."""
 
 from __future__ import annotations
 
@@ -12,37 +12,32 @@ import numpy as np
 
 from fedshot.core.errors import DataError, check_word, nearest
 from fedshot.core.text import spelling
-from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels
-from fedshot.data.files.images import Aspect, check_side, decode
-from fedshot.data.sources.embedding import embedded
-from fedshot.data.sources.glove import Keep, Unknown
+from fedshot.data.files.images import Aspect, check_channels, check_side, decode
+from fedshot.data.sources.embedding import TextOptions
 from fedshot.data.sources.missing import is_missing
+from fedshot.data.sources.source import Source
 from fedshot.data.sources.texts import labelled
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
 
 
 @dataclass(frozen=True)
-class HF:
-    """One split of a dataset that `datasets.load_dataset` reads; `text` or `image` says of what.
+class HF(TextOptions, Source):
+    """One split of a dataset that `datasets.load_dataset` reads; set `text` or `image`.
 
     Args:
         path: name on the hub, or a folder.
-        config: which of its configurations, where it has several.
+        config: one of its configurations, if it has several.
         part: its split, such as "train", or "train+test" to pool two.
         text: column of the texts.
         image: column of the images.
         label: column of the classes.
-        user: column of who wrote or took it, if known; only a number from 0 on is kept.
-        size: every image becomes a square of that many pixels.
+        user: column of the user, if known; only a number from 0 on is kept.
+        size: every image becomes a square of that many pixels; null if all have one size.
         channels: 1 (grey) or 3 (colour).
-        aspect: how: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds black.
-        vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors; a file in `vectors` has its own.
-        cut: words kept of a text.
-        keep: "known" drops words without a vector.
-        unknown: vector of words without one: "zeros", or that of the word "unk".
+        aspect: how images become squares: "squeeze" changes their aspect, "crop" keeps the middle,
+            "pad" adds black.
     """
 
     path: str
@@ -55,37 +50,27 @@ class HF:
     size: int | None = None
     channels: int = 3
     aspect: Aspect = "squeeze"
-    vectors: str | None = None
-    dim: int = 100
-    cut: int = 100
-    keep: Keep = "all"
-    unknown: Unknown = "zeros"
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise DataError("set `text` or `image`, one of them, to the column that holds the data")
-        if self.channels not in (1, 3):
-            raise DataError(f"channels is {self.channels}; expected 1 (grey) or 3 (colour)")
+        check_channels(self.channels)
         check_side(self.size)
         check_word("aspect", self.aspect, get_args(Aspect))
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Fetch the split, from the cache where it is there, and read it into memory."""
+        """Download the split, unless it is cached, and read it into memory."""
         table = self._table()
-        labels = self._told(table, self.label, "class")
+        labels = self._names(table, self.label, "class")
         feature = table.features[self.label]
         if hasattr(feature, "int2str"):  # named classes are stored as numbers
             labels = [feature.int2str(c) for c in labels]
         users = None
         if self.user is not None:
             names = Numbers()
-            users = [names[spelling(str(user))] for user in self._told(table, self.user, "user")]
+            users = [names[spelling(str(user))] for user in self._names(table, self.user, "user")]
         stem = self.path.rstrip("/").rpartition("/")[2]
         return labelled(stem, self._x(table, data_dir), [str(c) for c in labels], users)
-
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return None: the hub tells no split of classes."""
-        return dataset.standard
 
     def _table(self) -> Any:
         try:
@@ -97,7 +82,7 @@ class HF:
             ) from None
         try:
             return datasets.load_dataset(self.path, self.config, split=self.part)
-        except Exception as error:  # the network, the hub and every reader have their own
+        except Exception as error:  # the network, the hub and every reader raise their own
             raise DataError(
                 f"{self.path} ({self.config}, {self.part}) cannot be loaded: {error}. Check "
                 "`path`, `config` and `part`, and the network."
@@ -107,11 +92,11 @@ class HF:
         self._check(table, name)
         return list(table[name])
 
-    def _told(self, table: Any, name: str, what: str) -> list[Any]:
-        """Return a column that tells the class or user of each row; -1 tells none, as on the hub.
+    def _names(self, table: Any, name: str, what: str) -> list[Any]:
+        """Return the column with the class or user of each row.
 
-        Raises DataError where one is missing or is no text and no number. It shows no other value,
-        since a user's may be a name.
+        Raises DataError if one is missing (as on the hub, -1 is missing), or neither text nor a
+        number. The error quotes no other value, since a user's may be a name.
         """
         values = self._column(table, name)
         for i, value in enumerate(values):
@@ -122,8 +107,8 @@ class HF:
         if empty:
             raise DataError(
                 f"{self.path}, row {empty[0]}: {name!r} is {values[empty[0]]!r}, which names no "
-                f"{what}; so it is in {len(empty)} of {len(values)} rows. Remove these rows, or "
-                "choose another `part`; where -1 is meant, write it as a word."
+                f"{what}; so do {len(empty)} of {len(values)} rows. Remove these rows, or choose "
+                "another `part`; if -1 is a name, write it as a word."
             )
         return values
 
@@ -137,12 +122,12 @@ class HF:
         if self.image is not None:
             return self._images(table, self.image)
         assert self.text is not None
-        return embedded(self._texts(table, self.text), self, data_dir, self.path)
+        return self.embed(enumerate(self._texts(table, self.text)), data_dir, self.path)[0]
 
     def _texts(self, table: Any, name: str) -> Iterator[list[str]]:
         for i, text in enumerate(self._column(table, name)):
             if not isinstance(text, str):
-                raise DataError(f"{self.path}, row {i}: {name!r} is no text")
+                raise DataError(f"{self.path}, row {i}: {name!r} is not text")
             yield tokenize(text)
 
     def _images(self, table: Any, name: str) -> Pixels:
@@ -160,13 +145,13 @@ class HF:
             for i, row in enumerate(stored)
         ]
         if not pixels:
-            raise DataError(f"{self.path} has no row. Check `part`.")
+            raise DataError(f"{self.path} has no rows. Check `part`.")
         if len({one.shape for one in pixels}) > 1:
             raise DataError(f"{self.path}: images differ in size. Set `size`, for example size=84.")
         return np.stack(pixels)
 
     def _file(self, held: Any, name: str, i: int) -> Path | bytes:
-        """Return an image as it is stored. Raises DataError where there is none."""
+        """Return an image as it is stored. Raises DataError if there is none."""
         if held is None or not (held.get("bytes") or held.get("path")):
             raise DataError(f"{self.path}, row {i}: {name!r} holds no image. Remove the row.")
         data: bytes | None = held["bytes"]

@@ -1,7 +1,7 @@
-"""HuffPost headlines: 41 kinds of news, 900 headlines of each.
+"""HuffPost headlines: 41 categories of news, 900 headlines of each.
 
 Source: Bao et al., Few-shot Text Classification with Distributional Signatures, 2020, from the News
-Category Dataset of R. Misra. The headlines come tokenised, in lower case. Split: Bao et al.'s and
+Category Dataset of R. Misra. The headlines are tokenised, in lower case. Split: Bao et al.'s and
 F2L's, the first 20 classes, the next 5, the last 16.
 """
 
@@ -17,62 +17,38 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
-from fedshot.data.files.places import home
-from fedshot.data.sources.embedding import embedded
-from fedshot.data.sources.glove import Keep, Unknown
+from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.texts import json_rows
 
 _CLASSES = 41
 _FILE = "huffpost.json"
 
 
-@dataclass(frozen=True)
-class HuffPost:
-    """Headlines from `<data_dir>/huffpost/huffpost.json`; classes are numbers without names.
+@dataclass(frozen=True, kw_only=True)
+class HuffPost(TextOptions, Source):
+    """Headlines from `<data_dir>/huffpost/huffpost.json`; classes are numbers without names."""
 
-    Args:
-        vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors; a file in `vectors` has its own.
-        cut: words kept of a headline.
-        keep: "known" drops words without a vector.
-        unknown: vector of words without one: "zeros", or that of the word "unk".
-    """
-
-    vectors: str | None = None
-    dim: int = 100
     cut: int = 44
-    keep: Keep = "all"
-    unknown: Unknown = "zeros"
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the headlines, in the order of the file."""
-        path = home(data_dir, "huffpost", "huffpost", _FILE) / _FILE
-        labels: list[int] = []
-
-        def texts() -> Iterator[list[str]]:
-            for label, words in headlines(path):
-                labels.append(label)
-                yield words
-
-        x = embedded(texts(), self, data_dir, path)
+        path = dataset_folder(data_dir, "huffpost", _FILE) / _FILE
+        x, labels = self.embed(headlines(path), data_dir, path)
         y = np.array(labels, dtype=np.int64)
         names = tuple(str(c) for c in range(_CLASSES))
         check_classes(path, "headlines", y, names, "Fetch the file again.")
         split = ClassSplit(tuple(range(20)), tuple(range(20, 25)), tuple(range(25, _CLASSES)))
         return Dataset("huffpost", x, y, names, standard=split)
 
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return 0-19, 20-24 and 25-40."""
-        return dataset.standard
-
 
 def headlines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (label, tokens) of rows `{"raw": "a b c"}` or `{"text": ["a", "b", "c"]}`."""
     for where, row in json_rows(path):
         label, words = row.get("label"), _words(row)
-        if type(label) is not int or not 0 <= label < _CLASSES:  # a bool is an int too
+        if type(label) is not int or not 0 <= label < _CLASSES:  # isinstance would accept a bool
             raise DataError(
-                f"{where}: label is no whole number in 0..{_CLASSES - 1}. Fetch the file again."
+                f"{where}: label is not an integer in 0..{_CLASSES - 1}. Fetch the file again."
             )
         if words is None:
             raise DataError(

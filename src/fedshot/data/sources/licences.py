@@ -1,4 +1,4 @@
-"""Under what terms each publisher gives its data out, as far as it says so."""
+"""The licences of the datasets, as far as their publishers state them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LICENCES = {
     "huffpost": "that of the News Category Dataset (Misra), commonly cited as CC BY 4.0",
     "mini_imagenet": _IMAGENET,
     "mnist": "CC BY-SA 3.0, as commonly stated",
-    "news20": "none stated; given out for research, the posts belong to their authors",
+    "news20": "none stated; published for research, the posts belong to their authors",
     "omniglot": "MIT",
     "sent140": "none stated; offered for academic use, and Twitter's terms apply",
     "tiered_imagenet": _IMAGENET,
 }
-UNKNOWN = "not known to fedshot: the data are yours or a third party's; say it with --licence"
+UNKNOWN = "not known to fedshot: the data belongs to you or to others; state it with --licence"
 VECTORS = "word vectors: GloVe, PDDL 1.0, unless others were given"

@@ -1,4 +1,4 @@
-"""Values that stand for none, which must not become a class or a client of their own."""
+"""Missing values, which must not become a class or a client of their own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ def is_missing(value: object) -> bool:
     if value is None:
         return True
     try:
-        return bool(value != value)  # noqa: PLR0124  (which NaN is)
-    except TypeError:  # NA, which says of no comparison whether it is true
+        return bool(value != value)  # noqa: PLR0124  (true for NaN)
+    except TypeError:  # NA, whose comparisons have no truth value
         return True
     except ValueError:  # an array
         return False

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: grey pictures of 28 x 28 pixels in the idx format.
+"""MNIST and Fashion-MNIST: grey images of 28 x 28 pixels in the idx format.
 
 Sources: LeCun, Cortes and Burges 1998; Xiao, Rasul and Vollgraf 2017.
 """
@@ -17,81 +17,63 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels, check_classes
-from fedshot.data.files.bounded import DAMAGE, unzipped
+from fedshot.data.files.bounded import naming_damage, unzipped
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.places import home
+from fedshot.data.sources.source import Source, dataset_folder
 
 HALVES = ("train", "t10k")
-FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
-_LIMIT = 1 << 28  # bytes that a file may unpack to; the largest has 47,040,016
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+           "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")  # fmt: skip
+_LIMIT = 1 << 28  # decompressed bytes of a file; the largest has 47,040,016
 
 
 @dataclass(frozen=True)
-class Mnist:
-    """Handwritten digits from `<data_dir>/mnist`, 0 to 4 against 5 to 9.
+class Mnist(Source):
+    """Handwritten digits from `<data_dir>/mnist`; 0 to 4 are base classes, 5 to 9 novel ones.
 
     Files: `{train,t10k}-images-idx3-ubyte` and `-labels-idx1-ubyte`, with or without `.gz`, there
-    or in `raw/`. Either half will do; `halves` says which are there.
+    or in `raw/`. One half is enough; `halves` returns which exist.
     """
 
-    folder: ClassVar[str] = "mnist"
+    name: ClassVar[str] = "mnist"
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read the halves that are there, training images first."""
-        folder = self._home(data_dir)
+        """Read the halves that exist, training images first."""
+        folder = self._folder(data_dir)
         files = _files(folder)
         if not files:
             raise DataError(
-                f"{self.folder}: {folder} holds no half of the set. Put "
+                f"{self.name}: {folder} holds no half of the set. Put "
                 f"train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz there, or the two of "
-                f"t10k; `fedshot data get {self._name} --data-dir {folder.parent}` fetches them."
+                f"t10k; `fedshot data get {self.name} --data-dir {folder.parent}` fetches them."
             )
         build = partial(_build, files, self.names)
-        dataset = cached(self._name, [path for pair in files.values() for path in pair], {}, build)
+        dataset = cached(self.name, [path for pair in files.values() for path in pair], {}, build)
         split = ClassSplit(base=(0, 1, 2, 3, 4), validation=(), novel=(5, 6, 7, 8, 9))
         return replace(dataset, standard=split)
 
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return classes 0 to 4 against 5 to 9."""
-        return dataset.standard
-
     def halves(self, data_dir: Path | None) -> tuple[str, ...]:
-        """Return which of `train` and `t10k` are there."""
-        return tuple(_files(self._home(data_dir)))
+        """Return which of `train` and `t10k` exist."""
+        return tuple(_files(self._folder(data_dir)))
 
-    @property
-    def _name(self) -> str:
-        return {"mnist": "mnist", "fashionmnist": "fashion_mnist"}[self.folder]
-
-    def _home(self, data_dir: Path | None) -> Path:
-        return home(data_dir, self._name, self.folder, "train-images-idx3-ubyte.gz and so on")
+    def _folder(self, data_dir: Path | None) -> Path:
+        return dataset_folder(data_dir, self.name, "train-images-idx3-ubyte.gz and so on")
 
 
 @dataclass(frozen=True)
 class FashionMnist(Mnist):
-    """Clothes from `<data_dir>/fashionmnist`, the first five classes against the last five.
+    """Clothes from `<data_dir>/fashionmnist`; the first five classes are base, the others novel.
 
-    The files are named as MNIST's are.
+    The files have the names of MNIST's.
     """
 
-    folder: ClassVar[str] = "fashionmnist"
+    name: ClassVar[str] = "fashion_mnist"
     names: ClassVar[tuple[str, ...]] = FASHION
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Return (images, labels) of each half that is there."""
+    """Return the files of images and labels of each half that exists."""
     found: dict[str, tuple[Path, Path]] = {}
     for half in HALVES:
         images = _find(folder, f"{half}-images", 3)
@@ -99,8 +81,8 @@ def _files(folder: Path) -> dict[str, tuple[Path, Path]]:
         if (images is None) != (labels is None):
             lacking, d = (f"{half}-images", 3) if images is None else (f"{half}-labels", 1)
             raise DataError(
-                f"{folder}: {lacking}-idx{d}-ubyte.gz is missing, though its other file is there. "
-                "Put it beside the other."
+                f"{folder}: {lacking}-idx{d}-ubyte.gz is missing, though the other file of this "
+                "half exists. Put it there, too."
             )
         if images is not None and labels is not None:
             found[half] = (images, labels)
@@ -109,7 +91,7 @@ def _files(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 def _find(folder: Path, stem: str, dims: int) -> Path | None:
     for place in (folder, folder / "raw"):
-        for dot in "-.":  # `.idx` is what some programs make of `-idx`
+        for dot in "-.":  # some programs rename `-idx` to `.idx`
             for suffix in (".gz", ""):
                 path = place / f"{stem}{dot}idx{dims}-ubyte{suffix}"
                 if path.is_file():
@@ -144,22 +126,19 @@ def _build(files: dict[str, tuple[Path, Path]], names: tuple[str, ...], put: Put
 
 
 def read_idx(path: Path, dims: int) -> Pixels:
-    """Return the uint8 array of that many dimensions in an idx file, gzipped or not."""
-    try:
-        with unzipped(path) as file:
-            head = file.read(4 + 4 * dims)
-            if len(head) < 4 + 4 * dims or head[:4] != bytes((0, 0, 8, dims)):
-                raise DataError(
-                    f"{path} is not an idx file of bytes in {dims} dimensions. Fetch it again."
-                )
-            shape = struct.unpack(f">{dims}I", head[4:])
-            size = math.prod(shape)
-            if size > _LIMIT:
-                raise DataError(f"{path} announces {size} bytes; at most {_LIMIT} are expected.")
-            data = file.read(size + 1)
-    except DAMAGE as error:
-        raise DataError(f"{path} is cut off or damaged ({error}). Fetch it again.") from error
+    """Return the uint8 array of `dims` dimensions in an idx file, gzipped or not."""
+    with naming_damage(path, "idx"), unzipped(path) as file:
+        head = file.read(4 + 4 * dims)
+        if len(head) < 4 + 4 * dims or head[:4] != bytes((0, 0, 8, dims)):
+            raise DataError(
+                f"{path} is not an idx file of bytes in {dims} dimensions. Fetch it again."
+            )
+        shape = struct.unpack(f">{dims}I", head[4:])
+        size = math.prod(shape)
+        if size > _LIMIT:
+            raise DataError(f"{path} declares {size} bytes; expected at most {_LIMIT}.")
+        data = file.read(size + 1)
     if len(data) != size:
         many = "more than" if len(data) > size else f"{len(data)} instead of"
-        raise DataError(f"{path} holds {many} the {size} bytes it announces. Fetch it again.")
+        raise DataError(f"{path} holds {many} the {size} bytes it declares. Fetch it again.")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)

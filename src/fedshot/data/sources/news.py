@@ -1,8 +1,8 @@
 """20 Newsgroups: 18,846 messages to 20 discussion groups.
 
 Source: Lang 1995, in the "bydate" form of J. Rennie. Training and test halves are pooled, since
-few-shot tests are on other groups, not on other messages. Split: Bao et al. 2020 and F2L, sci and
-rec train, comp validates, the others test.
+few-shot tests use other groups, not other messages. Split: Bao et al. 2020 and F2L: sci and rec are
+base classes, comp validation classes, the others novel.
 """
 
 from __future__ import annotations
@@ -18,67 +18,37 @@ import numpy as np
 from fedshot.core.errors import DataError, nearest
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
-from fedshot.data.files.places import home
 from fedshot.data.files.tars import opened_tar
-from fedshot.data.sources.embedding import embedded
-from fedshot.data.sources.glove import Keep, Unknown
+from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.tokenizer import tokenize
 
 _FILE = "20news-bydate.tar.gz"
 _MEMBER = re.compile(r"(?:\./)?20news-bydate-(train|test)/([^/]+)/(\d{1,9})")
-_LARGEST = 1 << 28  # bytes of all messages, unpacked; there are 3.6e7
-_BASE = (
-    "rec.autos",
-    "rec.motorcycles",
-    "rec.sport.baseball",
-    "rec.sport.hockey",
-    "sci.crypt",
-    "sci.electronics",
-    "sci.med",
-    "sci.space",
-)
-_VALIDATION = (
-    "comp.graphics",
-    "comp.os.ms-windows.misc",
-    "comp.sys.ibm.pc.hardware",
-    "comp.sys.mac.hardware",
-    "comp.windows.x",
-)
-_NOVEL = (
-    "alt.atheism",
-    "misc.forsale",
-    "soc.religion.christian",
-    "talk.politics.guns",
-    "talk.politics.mideast",
-    "talk.politics.misc",
-    "talk.religion.misc",
-)
+_LIMIT = 1 << 28  # bytes of all messages, unpacked; there are 3.6e7
+_BASE = ["rec.autos", "rec.motorcycles", "rec.sport.baseball", "rec.sport.hockey",
+         "sci.crypt", "sci.electronics", "sci.med", "sci.space"]  # fmt: skip
+_VALIDATION = ["comp.graphics", "comp.os.ms-windows.misc", "comp.sys.ibm.pc.hardware",
+               "comp.sys.mac.hardware", "comp.windows.x"]  # fmt: skip
+_NOVEL = ["alt.atheism", "misc.forsale", "soc.religion.christian", "talk.politics.guns",
+          "talk.politics.mideast", "talk.politics.misc", "talk.religion.misc"]  # fmt: skip
 GROUPS = tuple(sorted(_BASE + _VALIDATION + _NOVEL))
 
 
-@dataclass(frozen=True)
-class News20:
+@dataclass(frozen=True, kw_only=True)
+class News20(TextOptions, Source):
     """Messages from `<data_dir>/20newsgroups/20news-bydate.tar.gz`, read as latin-1.
 
-    Quotes and signatures stay. A message may end up without words; it is kept, so that counts are
-    those of the publisher.
+    Quotes and signatures stay. A message without words is kept, so that the counts are those of the
+    publisher.
 
     Args:
-        vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors; a file in `vectors` has its own.
-        cut: words kept of a message.
         headers: "subject" puts the subject before the body, "none" leaves the body, "all" keeps
             everything. The other headers name the group (`Newsgroups:`) or its regulars (`From:`).
-        keep: "known" drops words without a vector.
-        unknown: vector of words without one: "zeros", or that of the word "unk".
     """
 
-    vectors: str | None = None
-    dim: int = 100
     cut: int = 500
     headers: Literal["subject", "none", "all"] = "subject"
-    keep: Keep = "all"
-    unknown: Unknown = "zeros"
 
     def __post_init__(self) -> None:
         if self.headers not in ("subject", "none", "all"):
@@ -86,28 +56,22 @@ class News20:
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read and tokenise all messages, by half, group and number."""
-        path = home(data_dir, "news20", "20newsgroups", _FILE) / _FILE
+        path = dataset_folder(data_dir, "news20", _FILE) / _FILE
         numbers = {group: c for c, group in enumerate(GROUPS)}
-        labels: list[int] = []
 
-        def texts() -> Iterator[list[str]]:
+        def rows() -> Iterator[tuple[int, list[str]]]:
             for group, text in messages(path):
-                labels.append(numbers[group])
-                yield tokenize(readable_part(text, self.headers))
+                yield numbers[group], tokenize(readable_part(text, self.headers))
 
-        x = embedded(texts(), self, data_dir, path)
+        x, labels = self.embed(rows(), data_dir, path)
         y = np.array(labels, dtype=np.int64)
         check_classes(path, "messages", y, GROUPS, "Fetch the file again.")
         parts = (tuple(numbers[g] for g in part) for part in (_BASE, _VALIDATION, _NOVEL))
         return Dataset("news20", x, y, GROUPS, standard=ClassSplit(*parts))
 
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return the split of Bao et al.: 8, 5 and 7 groups."""
-        return dataset.standard
-
 
 def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> str:
-    """Return what is kept of a message; without a blank line all of it is body."""
+    """Return the part of a message to keep; a message without a blank line has only a body."""
     if headers == "all":
         return message
     head, blank, body = message.partition("\n\n")
@@ -115,7 +79,7 @@ def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> s
         head, body = "", message
     if headers == "none":
         return body
-    # A header goes on in lines that begin with a blank.
+    # A header continues on lines that begin with whitespace.
     subject = re.search(r"^subject:(.*(?:\n[ \t].*)*)", head, re.IGNORECASE | re.MULTILINE)
     return f"{subject[1]}\n{body}" if subject else body
 
@@ -123,23 +87,23 @@ def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> s
 def messages(path: Path) -> list[tuple[str, str]]:
     """Return (group, message) of every member, sorted by name; nothing is unpacked to disk."""
     found: dict[tuple[str, str, int], str] = {}
-    left = _LARGEST
+    left = _LIMIT
     with opened_tar(path) as tar:
-        # In the order of the file: going back in a gzip means starting over.
+        # In the order of the file: to read an earlier member, gzip starts over.
         for member in tar.members():
             left -= member.size
             if left < 0:
                 raise DataError(
-                    f"{path} unpacks to more than {_LARGEST} bytes; 20 Newsgroups has 3.6e7. Fetch "
+                    f"{path} unpacks to more than {_LIMIT} bytes; 20 Newsgroups has 3.6e7. Fetch "
                     "the file again from its publisher."
                 )
-            named = _named(path, member.name)
-            if named is None:
+            key = _parsed_name(path, member.name)
+            if key is None:
                 continue
-            if named in found:
+            if key in found:
                 raise DataError(f"{path} holds {member.name!r} twice. Fetch the file again.")
-            text = tar.read(member, _LARGEST).decode("latin-1")
-            found[named] = text.replace("\r\n", "\n")
+            text = tar.read(member, _LIMIT).decode("latin-1")
+            found[key] = text.replace("\r\n", "\n")
     if not found:
         raise DataError(
             f"{path} holds no messages; expected members such as 20news-bydate-train/sci.med/58045."
@@ -148,8 +112,8 @@ def messages(path: Path) -> list[tuple[str, str]]:
     return [(group, found[part, group, n]) for part, group, n in sorted(found)]
 
 
-def _named(path: Path, name: str) -> tuple[str, str, int] | None:
-    """Return (half, group, number) of a message, None for what is none."""
+def _parsed_name(path: Path, name: str) -> tuple[str, str, int] | None:
+    """Return (half, group, number) of a message, or None for other members."""
     match = _MEMBER.fullmatch(name)
     if match is None:
         return None

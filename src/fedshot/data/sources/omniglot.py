@@ -12,72 +12,63 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from fedshot.core.errors import DataError
-from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import check_picture, decoded, readable
-from fedshot.data.files.places import home
-from fedshot.data.sources.splits.published import (
-    PARTS,
-    PUBLISHED,
-    beside,
-    packaged,
-    read_text,
-    to_split,
-)
+from fedshot.data.files.images import check_image, check_side, decoded, readable
+from fedshot.data.sources.source import Source, dataset_folder
+from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _HALVES = ("images_background", "images_evaluation")
 _MEMBER = re.compile(r"(?:.*/)?([^/]+/character\d+)/\d+_\d+\.png")
-_LARGEST = 1 << 20  # bytes, and pixels; a drawing has a few hundred bytes, 105 x 105 pixels
+_MAX_PIXELS = 1 << 20  # a drawing has 105 x 105
 _CHARACTERS = 1623
 
 
 @dataclass(frozen=True)
-class Omniglot:
+class Omniglot(Source):
     """Drawings from `<data_dir>/omniglot`, ink 255 on 0, scaled to `size` by averaging.
 
     Needs `images_background.zip` and `images_evaluation.zip` as published, or the folders unpacked
-    from them. `splits_vinyals/{train,val,test}.txt` replace the split of Vinyals et al. if there.
+    from them. `splits_vinyals/{train,val,test}.txt` replace the split of Vinyals et al. if they
+    exist.
 
     Args:
-        size: pixels a side.
+        size: side length of the images in pixels; the drawings have 105.
     """
 
     size: int = 28
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= 1024:
-            raise DataError(f"size is {self.size}; expected 1 to 1024 (drawings are 105 wide)")
+        check_side(self.size, 1024)
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read both halves, the first time into the cache; nothing is unpacked."""
         wanted = " and ".join(f"{half}.zip" for half in _HALVES)
-        folder = home(data_dir, "omniglot", "omniglot", wanted)
+        folder = dataset_folder(data_dir, "omniglot", wanted)
         places = [_place(folder, half) for half in _HALVES]
         own = [folder / "splits_vinyals" / f"{part}.txt" for part in PUBLISHED]
-        lists = None
-        if beside(own):
-            lists = {part: read_text(path).split() for part, path in zip(PARTS, own, strict=True)}
+        lists = read_split_files(own)
         build = partial(_build, places, self.size)
         dataset = cached("omniglot", places, {"size": self.size}, build)
         if lists is not None:
             split = to_split(own, lists, dataset.class_names)
         else:
-            _check_count(folder, dataset)
+            if dataset.n_classes != _CHARACTERS:
+                raise DataError(
+                    f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch "
+                    "both halves again, or add a split of your own as "
+                    "splits_vinyals/{train,val,test}.txt."
+                )
             split = to_split("the split of Vinyals et al.", _published(), dataset.class_names)
         return replace(dataset, standard=split)
-
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return the split of Vinyals et al."""
-        return dataset.standard
 
 
 def _published() -> dict[str, list[str]]:
@@ -85,14 +76,6 @@ def _published() -> dict[str, list[str]]:
         part: [f"{alphabet}/character{n:02}" for alphabet, ns in alphabets.items() for n in ns]
         for part, alphabets in packaged("omniglot").items()
     }
-
-
-def _check_count(folder: Path, dataset: Dataset) -> None:
-    if dataset.n_classes != _CHARACTERS:
-        raise DataError(
-            f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch both "
-            "halves again, or add a split of your own as splits_vinyals/{train,val,test}.txt."
-        )
 
 
 def _place(folder: Path, half: str) -> Path:
@@ -116,23 +99,17 @@ def _build(places: Sequence[Path], size: int, put: Put) -> Labels:
         shape = (size, size, 1)
 
         def blocks() -> Iterator[Pixels]:
-            # One half at a time, as an alphabet lies in one of them: sorted runs stay long.
-            start = 0
-            while start < len(rows):
-                half = rows[start][1]
-                end = start
-                while end < len(rows) and rows[end][1] == half:
-                    end += 1
-                members = [member for _, _, member in rows[start:end]]
+            # An alphabet lies in one half, so runs of rows from one archive are long.
+            for half, run in groupby(rows, key=lambda row: row[1]):
+                members = [member for _, _, member in run]
                 yield from decoded(halves[half], members, shape, partial(_decode, size=size))
-                start = end
 
         put((len(rows), *shape), blocks())
         return Labels(y, names)
 
 
 def _drawings(i: int, archive: Archive) -> list[tuple[str, int, str]]:
-    """Return (class name, half, member name) of one half's drawings."""
+    """Return (class name, half, member name) of the drawings of half `i`."""
     matches = [_MEMBER.fullmatch(name) for name in archive.names]
     found = [(match[1], i, match[0]) for match in matches if match]
     if not found:
@@ -145,8 +122,8 @@ def _drawings(i: int, archive: Archive) -> list[tuple[str, int, str]]:
 
 def _decode(data: bytes, name: str, size: int) -> Pixels:
     with readable(name), Image.open(BytesIO(data), formats=["PNG"]) as image:
-        if image.width * image.height > _LARGEST:
+        if image.width * image.height > _MAX_PIXELS:
             raise DataError(f"image {name} is {image.size}; drawings are 105 x 105 pixels")
-        check_picture(image, name)
+        check_image(image, name)
         paper = image.convert("L").resize((size, size), Image.Resampling.BOX)
         return 255 - np.asarray(paper)[:, :, None]

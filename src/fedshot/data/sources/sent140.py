@@ -1,9 +1,9 @@
-"""Sentiment140: tweets that are negative or positive, and who wrote them.
+"""Sentiment140: tweets that are negative or positive, with their users.
 
 Source: Go, Bhayani and Huang 2009; the federated form is LEAF's (Caldas et al. 2018). Training and
-test have the same two classes: what is new at test are the users, see `split_users`.
+test have the same two classes, and different users: see `split_users`.
 
-User names are real handles. They are numbered as they are read and then forgotten; no message
+User names are real handles. They are numbered as they are read and not stored; no error message
 quotes a row of these files.
 """
 
@@ -21,46 +21,38 @@ import numpy.typing as npt
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
-from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, check_classes
-from fedshot.data.files.places import home
-from fedshot.data.sources.embedding import embedded
-from fedshot.data.sources.glove import Keep, Unknown
-from fedshot.data.sources.texts import csv_rows, keys_once
+from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.sources.glove import Keep
+from fedshot.data.sources.source import Source, dataset_folder
+from fedshot.data.sources.texts import csv_rows, unique_keys
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers
 
 _FILE = "training.1600000.processed.noemoticon.csv"
-_LARGEST = 1 << 29  # bytes of a file that LEAF writes; its test users have 2e7
+_LIMIT = 1 << 29  # bytes of a file written by LEAF; its test users have 2e7
 _COLUMNS = 6  # polarity, id, date, query, user, text
 _CLASSES = ("negative", "positive")
 _POLARITY = {"0": 0, "4": 1, "2": None}  # 2 is neutral; only the hand-labelled test file has it
 
 
-@dataclass(frozen=True)
-class Sent140:
+@dataclass(frozen=True, kw_only=True)
+class Sent140(TextOptions, Source):
     """Tweets from `<data_dir>/sent140`, without those that are neutral or have no word left.
 
     Args:
-        file: a csv with the publisher's six columns, or a .json that LEAF wrote. Without it the
+        file: a csv with the publisher's six columns, or a .json written by LEAF. Null for the
             publisher's training file, or a csv whose name begins like it.
-        min_tweets: users with fewer are left out.
-        users: how many of the others take part, the same ones always; null for all.
-        vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors; a file in `vectors` has its own.
-        cut: words kept of a tweet.
-        keep: "known" drops words without a vector, as FedFSL does; "all" keeps them.
-        unknown: vector of words without one: "zeros", or that of the word "unk".
+        min_tweets: users with fewer tweets are left out.
+        users: number of the other users to take, always the same ones; null for all.
+        keep: "known" drops words that have no vector, as FedFSL does; "all" keeps them.
     """
 
     file: str | None = None
     min_tweets: int = 1
     users: int | None = None
-    vectors: str | None = None
-    dim: int = 100
     cut: int = 20
     keep: Keep = "known"
-    unknown: Unknown = "zeros"
 
     def __post_init__(self) -> None:
         if self.min_tweets < 1:
@@ -69,49 +61,42 @@ class Sent140:
             raise DataError(f"users is {self.users}; expected 1 or more, or null for all")
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read the tweets; users are numbered by the first tweet that is kept."""
+        """Read the tweets; users are numbered by their first tweet that is kept."""
         path = self._path(data_dir)
-        labels, users, handles = [], [], Numbers()
-
-        def texts() -> Iterator[list[str]]:
-            for user, label, text in tweets(path):
-                labels.append(label)
-                users.append(handles[user])
-                yield tokenize(html.unescape(text))
-
-        x = embedded(texts(), self, data_dir, path)
-        who = np.array(users, dtype=np.int64)
-        full = x.lengths(np.arange(len(x))) > 0
-        wrote = np.bincount(who[full], minlength=len(handles))
-        rows = np.flatnonzero(full & self._chosen(wrote)[who])
-        if len(rows) == 0:
+        handles = Numbers()
+        rows = (
+            ((label, handles[user]), tokenize(html.unescape(text)))
+            for user, label, text in tweets(path)
+        )
+        x, pairs = self.embed(rows, data_dir, path)
+        labels, user_of = np.array(pairs, dtype=np.int64).T
+        not_empty = x.lengths(np.arange(len(x))) > 0
+        n_tweets = np.bincount(user_of[not_empty], minlength=len(handles))
+        kept = np.flatnonzero(not_empty & self._chosen(n_tweets)[user_of])
+        if len(kept) == 0:
             raise DataError(
-                f"{path}: no user has {self.min_tweets} tweets; the most is {wrote.max()}. Lower "
-                "`min_tweets`."
+                f"{path}: no user has {self.min_tweets} tweets; the most is {n_tweets.max()}. "
+                "Lower `min_tweets`."
             )
-        y = np.array(labels, dtype=np.int64)[rows]
+        y = labels[kept]
         check_classes(path, "tweets", y, _CLASSES, "Lower `min_tweets`, or fetch the file again.")
-        numbered = np.unique(who[rows], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        return Dataset("sent140", x.only(rows), y, _CLASSES, numbered)
+        users = np.unique(user_of[kept], return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return Dataset("sent140", x.only(kept), y, _CLASSES, users)
 
-    def _chosen(self, wrote: Ints) -> npt.NDArray[np.bool_]:
-        """Return for each user, who wrote so many tweets, whether they take part."""
-        able = np.flatnonzero(wrote >= self.min_tweets)
-        if self.users is not None and self.users > len(able):
+    def _chosen(self, n_tweets: Ints) -> npt.NDArray[np.bool_]:
+        """Return for each user, given their numbers of tweets, whether they are taken."""
+        enough = np.flatnonzero(n_tweets >= self.min_tweets)
+        if self.users is not None and self.users > len(enough):
             raise DataError(
-                f"users is {self.users}; {len(able)} users have {self.min_tweets} tweets. Lower "
+                f"users is {self.users}; {len(enough)} users have {self.min_tweets} tweets. Lower "
                 "`users` or `min_tweets`."
             )
         if self.users is not None:
-            able = Key(0).at("sent140", "users").numpy().permutation(able)[: self.users]
-        return np.isin(np.arange(len(wrote)), able)
-
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return None: it is users, not classes, that are split."""
-        return dataset.standard
+            enough = Key(0).at("sent140", "users").numpy().permutation(enough)[: self.users]
+        return np.isin(np.arange(len(n_tweets)), enough)
 
     def _path(self, data_dir: Path | None) -> Path:
-        folder = home(data_dir, "sent140", "sent140", self.file or _FILE)
+        folder = dataset_folder(data_dir, "sent140", self.file or _FILE)
         if self.file is not None or (folder / _FILE).exists():
             return folder / (self.file or _FILE)
         parts = sorted(folder.glob(f"{Path(_FILE).stem}*.csv"))
@@ -121,12 +106,12 @@ class Sent140:
 def split_users(
     dataset: Dataset, shares: tuple[float, float, float], key: Key
 ) -> tuple[Ints, Ints, Ints]:
-    """Return the rows that train, choose and test; every user's rows are in one part.
+    """Return the rows for training, validation and test; each user's rows are in one part.
 
-    `shares` are those of the users, not of their rows, and sum to 1 or less.
+    `shares` are fractions of the users, not of their rows, and sum to 1 or less.
     """
     if dataset.users is None:
-        raise DataError(f"{dataset.name} tells no users; this split needs them. Use class splits.")
+        raise DataError(f"{dataset.name} has no users, which this split needs. Split by classes.")
     if len(shares) != 3 or not all(s >= 0 for s in shares) or not sum(shares) <= 1 + 1e-9:
         raise DataError(
             f"shares are {shares}; expected three of at least 0 that sum to 1 or less, for "
@@ -138,7 +123,7 @@ def split_users(
     for share, part in zip(shares, parts, strict=True):
         if share > 0 and len(part) == 0:
             raise DataError(
-                f"a share of {share} of {len(everyone)} users is nobody. Raise it, or lower "
+                f"a share of {share} of {len(everyone)} users is no user. Raise it, or lower "
                 "`min_tweets`."
             )
     train, validation, test = (np.flatnonzero(np.isin(dataset.users, part)) for part in parts)
@@ -146,7 +131,7 @@ def split_users(
 
 
 def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield (handle, label, text) of each tweet that is not neutral; keep no handle."""
+    """Yield (handle, label, text) of each tweet that is not neutral; do not store the handles."""
     if path.suffix.lower() == ".json":
         yield from _leaf(path)
         return
@@ -164,12 +149,12 @@ def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
 def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
     """Read `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`."""
     try:
-        content = json.loads(read_regular(path, _LARGEST), object_pairs_hook=keys_once)
+        content = json.loads(read_regular(path, _LIMIT), object_pairs_hook=unique_keys)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
-    except (ValueError, RecursionError):  # without its words, as below
+    except (ValueError, RecursionError):  # its text would quote the file
         raise DataError(
-            f"{path} is not JSON with each key once. Write it again with LEAF's scripts."
+            f"{path} is not JSON with unique keys. Write it again with LEAF's scripts."
         ) from None
     try:
         for user in content["users"]:
@@ -180,8 +165,8 @@ def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
                     raise TypeError
                 yield user, int(label), text
     except (LookupError, TypeError, ValueError) as error:
-        # Without its words: a KeyError would quote a handle.
+        # Without the text of the error: a KeyError would quote a handle.
         raise DataError(
-            f"{path} is not what LEAF writes ({type(error).__name__}); expected users, and "
+            f"{path} is not a file of LEAF ({type(error).__name__}); expected users, and "
             "user_data with rows [id, date, query, user, text, ...] as x and 0 or 1 as y."
         ) from None

@@ -1,4 +1,4 @@
-"""Labelled texts from one file of your own: a table with a header, JSON lines or a JSON array."""
+"""Labelled texts from one file: a table with a header, JSON lines or a JSON array."""
 
 from __future__ import annotations
 
@@ -16,69 +16,54 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular, read_regular
 from fedshot.core.text import spelling
-from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels, first_twice
-from fedshot.data.sources.embedding import embedded
-from fedshot.data.sources.glove import Keep, Unknown
+from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.sources.source import Source
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
 
-_LONGEST = 1 << 24  # bytes, or characters, of a line
-_LARGEST = 1 << 26  # bytes of a JSON document that is read as a whole
+_MAX_LINE = 1 << 24  # bytes, or characters
+_MAX_DOCUMENT = 1 << 26  # bytes of a JSON document that is read as a whole
 _JSON = (".json", ".jsonl", ".ndjson")
 TABLES = frozenset({".csv", ".tsv", *_JSON})
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(TextOptions, Source):
     """Texts from a table with a header (.csv, .tsv), or from JSON (.jsonl, .json), in UTF-8.
 
-    The cells of a table stand between commas, tabs or semicolons, whichever its header shows. JSON
-    is an object or an array on every line, or one array of them; in arrays, positions are the keys.
+    Cells of a table are separated by commas, tabs or semicolons, whichever its header has. JSON is
+    an object or an array on every line, or one array of them; keys of an array are its positions.
 
     Args:
-        path: the file, relative to the working folder.
+        path: the file, relative to the working directory.
         text: the column, or key, of the text; "0" for the first value of an array.
-        label: that of the class, a word or a number.
-        user: that of who wrote it, if known; only a number from 0 on is kept.
-        vectors: file of word vectors; without it GloVe 6B from the data folder.
-        dim: length of those vectors; a file in `vectors` has its own.
-        cut: words kept of a text.
-        keep: "known" drops words without a vector.
-        unknown: vector of words without one: "zeros", or that of the word "unk".
+        label: the column of the class, a word or a number.
+        user: the column of the user, if known; only a number from 0 on is kept.
     """
 
     path: str
     text: str = "text"
     label: str = "label"
     user: str | None = None
-    vectors: str | None = None
-    dim: int = 100
-    cut: int = 100
-    keep: Keep = "all"
-    unknown: Unknown = "zeros"
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read, tokenise and number the texts; rows stay in the order of the file."""
         path = Path(self.path).expanduser()
-        labels: list[str] = []
-        users, names = [], Numbers()
+        names = Numbers()
 
-        def texts() -> Iterator[list[str]]:
+        def rows() -> Iterator[tuple[tuple[str, int], list[str]]]:
             columns = [self.text, self.label, *([] if self.user is None else [self.user])]
             for where, row in table_rows(path, columns):
-                labels.append(label_of(where, row, self.label))
+                label, user = label_of(where, row, self.label), 0
                 if self.user is not None:
-                    users.append(names[spelling(label_of(where, row, self.user))])
-                yield tokenize(text_of(where, row, self.text))
+                    user = names[spelling(label_of(where, row, self.user))]
+                yield (label, user), tokenize(text_of(where, row, self.text))
 
-        tokens = embedded(texts(), self, data_dir, path)
-        return labelled(path.stem, tokens, labels, users if self.user is not None else None)
-
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return None: such a file tells no split."""
-        return dataset.standard
+        tokens, pairs = self.embed(rows(), data_dir, path)
+        users = None if self.user is None else [user for _, user in pairs]
+        return labelled(path.stem, tokens, [label for label, _ in pairs], users)
 
 
 def labelled(
@@ -86,7 +71,7 @@ def labelled(
 ) -> Dataset:
     """Return a dataset whose classes are the different labels, sorted.
 
-    Raises DataError for texts most of which, or most of whose words, have no vector.
+    Raises DataError if most texts, or most of their words, have no vector.
     """
     if isinstance(x, Tokens):
         x.check_known(name)
@@ -104,8 +89,8 @@ def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict
     """Yield (file and line, row) of a table with a header, or of JSON.
 
     Args:
-        path: the file; JSON by its suffix, else a table.
-        columns: those that are wanted, by which it is seen what separates the cells of a table.
+        path: the file; JSON by its suffix, otherwise a table.
+        columns: the columns to find in the header, which decide the separator of a table.
     """
     if path.suffix.lower() in _JSON:
         yield from json_rows(path)
@@ -131,7 +116,7 @@ def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict
         if len(cells) != len(header):
             raise DataError(
                 f"{path}, line {n}: {len(cells)} cells; expected {len(header)}, as in the header, "
-                f"which has {between} between them. Put cells with {between} or line breaks in "
+                f"which separates them by {between}. Put cells with {between} or line breaks in "
                 "double quotes."
             )
         yield f"{path}, line {n}", dict(zip(header, cells, strict=True))
@@ -140,8 +125,8 @@ def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file and line, row) of JSON lines, or (file and row, row) of one array of rows.
 
-    A row that is an array has positions as its keys, "0", "1" and so on. Blank lines are passed
-    over.
+    The keys of a row that is an array are its positions, "0", "1" and so on. Blank lines are
+    skipped.
     """
     with _readable(path), open_regular(path) as file:
         lines = _lines(path, file)
@@ -151,7 +136,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             value = _parsed(line)
             whole = isinstance(value, list) and all(isinstance(row, dict | list) for row in value)
-        except (ValueError, RecursionError):  # it may go on on the next line
+        except (ValueError, RecursionError):  # it may continue on the next line
             whole = True
         if whole:
             for i, value in enumerate(_document(path, n), start=1):
@@ -167,14 +152,14 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of its first line, cells) of each row; blank lines are passed over."""
+    """Yield (number of its first line, cells) of each row; blank lines are skipped."""
     n, ended = 1, False
 
     def lines(file: io.TextIOWrapper) -> Iterator[str]:
         nonlocal ended
-        while line := file.readline(_LONGEST):
-            if len(line) == _LONGEST:
-                raise DataError(f"{path}: a line has more than {_LONGEST} characters. Cut it.")
+        while line := file.readline(_MAX_LINE):
+            if len(line) == _MAX_LINE:
+                raise DataError(f"{path}: a line has more than {_MAX_LINE} characters. Cut it.")
             yield line
         ended = True
 
@@ -187,7 +172,7 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
             reader = csv.reader(lines(text), delimiter=separator)
             for cells in reader:
                 first, n = n, reader.line_num + 1
-                if ended:  # in the middle of a cell, or no further line had been asked for
+                if ended:  # the file ends within a cell
                     opened = first + sum(map(_breaks, cells[:-1]))
                     raise DataError(
                         f"{path}, line {opened}: a double quote opens a cell here and is never "
@@ -206,22 +191,22 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
                 f"{csv.field_size_limit():,} characters. Close a double quote that is open, or "
                 "cut the text."
             ) from error
-        told = error if isinstance(error, csv.Error) else type(error).__name__
+        reason = error if isinstance(error, csv.Error) else type(error).__name__
         raise DataError(
-            f"{path}, line {n}: not a csv in {encoding} ({told}). Write it again, cells with "
+            f"{path}, line {n}: not a csv in {encoding} ({reason}). Write it again, cells with "
             "commas or quotes in double quotes."
         ) from error
 
 
 def label_of(where: str, row: dict[str, Any], key: str) -> str:
-    """Return a label or a user; its text is not shown in messages, since it may be a name."""
+    """Return a label or a user. Errors do not quote it, since it may be a person's name."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(f"{where}: {_missing(key, row)}")
     try:
         name = str(value)
         name.encode()
-    except ValueError:  # more digits than Python turns into text, or half a character
+    except ValueError:  # too many digits for str, or a lone surrogate
         raise DataError(f"{where}: {key!r} cannot be written as text") from None
     return name
 
@@ -242,7 +227,7 @@ def _missing(key: str, row: dict[str, Any]) -> str:
             f"there is no {key!r} in an array of {len(row)} values. Set `text` and `label` to "
             "their positions, such as '0' and '1'."
         )
-    # What stands in the first line may be a row of a file without a header, names and all.
+    # Do not quote the fields: without a header, they are a row of data.
     return (
         f"there is no {key!r} among its {len(row)} fields. Set `text`, `label` or `user`; a csv "
         "needs a first line that names its columns."
@@ -260,47 +245,44 @@ def _readable(path: Path) -> Iterator[None]:
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) of the lines that are not blank."""
     n = 0
-    while line := file.readline(_LONGEST):
+    while line := file.readline(_MAX_LINE):
         n += 1
-        if len(line) == _LONGEST:
-            raise DataError(f"{path}, line {n}: longer than {_LONGEST} bytes. Cut it.")
+        if len(line) == _MAX_LINE:
+            raise DataError(f"{path}, line {n}: longer than {_MAX_LINE} bytes. Cut it.")
         if line.strip(b"\xef\xbb\xbf \r\n"):
             yield n, line
 
 
 def _parsed(data: bytes) -> Any:
-    return json.loads(data.decode("utf-8-sig"), object_pairs_hook=keys_once)
+    return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique_keys)
 
 
-def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, of which the last of two values of a key would win in silence.
-
-    Raises ValueError for such a key.
-    """
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError for a duplicate key."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise _TwiceError(f"the key {first_twice(key for key, _ in pairs)!r} stands twice")
+        raise _DuplicateKeyError(f"the key {first_twice(key for key, _ in pairs)!r} occurs twice")
     return made
 
 
-class _TwiceError(ValueError):
+class _DuplicateKeyError(ValueError):
     pass
 
 
 def _not_json(error: Exception) -> str:
-    told = f" ({error})" if isinstance(error, _TwiceError) else ""
-    return f"not JSON in UTF-8{told}. Write one object on every line."
+    reason = f" ({error})" if isinstance(error, _DuplicateKeyError) else ""
+    return f"not JSON in UTF-8{reason}. Write one object on every line."
 
 
 def _document(path: Path, n: int) -> list[Any]:
     """Return the rows of a file that is one JSON array; its content begins on line n."""
-    if path.stat().st_size > _LARGEST:
+    if path.stat().st_size > _MAX_DOCUMENT:
         raise DataError(
-            f"{path}, line {n}: no JSON object, and the file is larger than the {_LARGEST} bytes "
-            "of an array that is read as a whole. Write one object on every line."
+            f"{path}, line {n}: not a JSON object, and the file is larger than {_MAX_DOCUMENT} "
+            "bytes, the limit of a single array. Write one object on every line."
         )
     try:
-        data = read_regular(path, _LARGEST)
+        data = read_regular(path, _MAX_DOCUMENT)
         value = _parsed(data)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):

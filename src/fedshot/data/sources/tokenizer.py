@@ -1,7 +1,7 @@
-"""Text to tokens, in one stated way, close to how the words of GloVe 6B were cut.
+"""Tokenise text, close to how the words of GloVe 6B were tokenised.
 
-The text is lower-cased and composed (NFC, curly apostrophes straightened). Then, from left to
-right, the first of these that fits is a token:
+The text is lower-cased and normalised (NFC, curly apostrophes become straight). Then, from left to
+right, the first of these patterns that matches is a token:
 
 | token | examples |
 |---|---|
@@ -15,8 +15,8 @@ right, the first of these that fits is a token:
 | two or more dots, two or more dashes | `...`, `--`, however many there were |
 | a run of one other mark, once | `!` for `!!!`, `-`, `$` |
 
-A joiner within a word stays in it. What else cannot be seen (control marks, other joiners,
-variation selectors) is passed over, so an emoji made of several is several tokens. Words of a
+A joiner within a word stays in it. Other invisible characters (control characters, other joiners,
+variation selectors) are skipped, so an emoji composed of several is several tokens. Words of a
 language written without spaces stay together.
 """
 
@@ -33,8 +33,8 @@ _SPECIAL = {"url": URL, "email": EMAIL, "user": USER, "dots": "...", "dashes": "
 _NEGATION = re.compile(r"(?<=[^\W_])(?=n't(?![^\W_]))")
 _STRAIGHT = str.maketrans({"\u2019": "'", "\u02bc": "'", "`": "'"})
 
-# Possessive repeats (`++`): no text can make the search go back and forth. MARKS is what combines
-# with the letter before it; `re` has no class of these.
+# Possessive quantifiers (`++`) prevent catastrophic backtracking. MARKS stands for the combining
+# marks, for which `re` has no class.
 _TOKEN = r"""
       (?P<url> https?://\S++ | www\.[^\W_]\S*+ )
     | (?P<email> [\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)++ )
@@ -54,14 +54,14 @@ _TOKEN = r"""
 
 @cache
 def _token(ascii_only: bool) -> re.Pattern[str]:
-    """Return the pattern of a token; without marks, for texts that have none, it is faster."""
+    """Return the pattern of a token; a faster one, without combining marks, for ASCII."""
     marks = r"\u0300" if ascii_only else _marks()
     return re.compile(_TOKEN.replace("MARKS", marks), re.VERBOSE)
 
 
 def _marks() -> str:
-    """Return the combining marks of this Python's Unicode, as ranges within a class of `re`."""
-    # Variation selectors, FE00 to FE0F, are marks that are not seen; tags lie above 1F000.
+    """Return the combining marks of Unicode, as ranges of a character class of `re`."""
+    # Without variation selectors, FE00 to FE0F, and tags, above 1F000, which are invisible.
     places = chain(range(0x300, 0xFE00), range(0xFE10, 0x1F000))
     found = [i for i in places if unicodedata.category(chr(i)) in ("Mn", "Mc", "Me")]
     first = [i for i, before in zip(found, [0, *found], strict=False) if i != before + 1]

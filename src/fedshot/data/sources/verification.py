@@ -1,4 +1,4 @@
-"""Whether a dataset on this machine is what its publisher has: hashes, counts, splits."""
+"""Compare a dataset on this machine with its publisher's: hashes, counts, splits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from fedshot.data.files.fingerprints import hash_file, hash_stream
 from fedshot.data.sources.cifar import Cifar100
 from fedshot.data.sources.mnist import Mnist
 from fedshot.data.sources.publishers import PUBLISHERS, Remote
-from fedshot.data.sources.registry import SOURCES, Source
+from fedshot.data.sources.registry import SOURCES
+from fedshot.data.sources.source import Source
 from fedshot.data.sources.tiered_imagenet import class_lists
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `ok` and `note` are fine; `problem` is not."""
+    """The result of one check; `note` is a remark, not a fault."""
 
     level: Literal["ok", "note", "problem"]
     text: str
@@ -36,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Whole:
-    """What the publisher's complete set has."""
+    """Numbers of the publisher's complete dataset."""
 
     images: int
     classes: int
@@ -55,24 +56,25 @@ _WHOLE = {
     "tiered_imagenet": _Whole(779_165, 608, (351, 97, 160)),
 }
 
-_OURS = {"digits": 1797, "glyphs": 4000}  # examples of what comes along
+_OURS = {"digits": 1797, "glyphs": 4000}  # examples of the datasets that need no files
 
 
 def published_size(name: str) -> int | None:
-    """Return how many examples the publisher's complete set has; None when that is not known."""
+    """Return the number of examples of the publisher's complete dataset, or None if unknown."""
     if name in _OURS:
         return _OURS[name]
     return _WHOLE[name].images if name in _WHOLE else None
 
 
 def check(name: str, data_dir: Path) -> list[Finding]:
-    """Look at a dataset's files, images, classes and splits; what is wrong is a finding.
+    """Check a dataset's files, images, classes and splits, and return the findings.
 
-    Every image is read once more, so this takes longer than a load.
+    Every image is read again, so this takes longer than loading. Raises DataError for a dataset
+    that fedshot cannot check.
     """
     if name not in SOURCES or name not in PUBLISHERS:
         both = SOURCES.keys() & PUBLISHERS.keys()
-        raise DataError(f"nothing is known to check {name!r} against. {nearest(name, both)}")
+        raise DataError(f"{name!r} is not a dataset that fedshot can check. {nearest(name, both)}")
     return list(_findings(name, data_dir))
 
 
@@ -115,8 +117,8 @@ def _hash(path: Path, remote: Remote) -> Finding:
     if remote.repacked:
         return Finding(
             "note",
-            f"{path.name}: {kind} differs from the publisher's: packed anew, or damaged; the "
-            f"counts below tell more. {remedy}",
+            f"{path.name}: {kind} differs from the publisher's: repacked, or damaged; compare the "
+            f"counts below. {remedy}",
         )
     return Finding("problem", f"{path}: {kind} differs from the publisher's. {remedy}")
 
@@ -129,8 +131,8 @@ def _hash_inside(path: Path, checksum: str) -> Finding:
     except DAMAGE as error:
         return Finding("problem", f"{path} is damaged ({error}). Fetch it again.")
     if found == wanted:
-        return Finding("ok", f"{path.name}: {kind} of what it holds is the publisher's")
-    return Finding("problem", f"{path}: {kind} of what it holds differs. Fetch it again.")
+        return Finding("ok", f"{path.name}: {kind} of its content is the publisher's")
+    return Finding("problem", f"{path}: {kind} of its content differs. Fetch it again.")
 
 
 def _images(dataset: Dataset) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.text import count
 from fedshot.data.dataset import Dataset, first_twice
-from fedshot.data.episodes.row_split import Rows
+from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.server_folder import make_private_folder
@@ -182,7 +182,7 @@ def pack_tests(
                     f"{dataset.name} has no example of {classes.names[c]!r}, which split.{part} "
                     "names. Add some, or remove the class from the split on all hosts."
                 )
-    rows = Rows(*(dataset.images_of(getattr(classes, part)) for part in _PARTS))
+    rows = RowSplit(*(dataset.images_of(getattr(classes, part)) for part in _PARTS))
     notes = {"dataset": dataset.digest, **notes}
     with TemporaryDirectory() as trial:  # raises if the tests cannot be formed
         write_tests(Path(trial), dataset, rows, classes.base, n, notes)

@@ -21,7 +21,7 @@ from fedshot.config.load import Config
 from fedshot.core import storage
 from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset
-from fedshot.data.episodes.row_split import Rows
+from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import ClientSplit, Partition
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.shards import kind_of, samples_of
@@ -53,7 +53,7 @@ def write_server_tests(folder: Path, federated: FederatedDataset) -> None:
 def write_tests(
     folder: Path,
     dataset: Dataset,
-    rows: Rows,
+    rows: RowSplit,
     base: Sequence[int],
     clients: int,
     notes: Mapping[str, Any],
@@ -105,7 +105,7 @@ class ServerTestRun(PreparedRun):
         try:
             self._base = tuple(int(c) for c in notes["base"])
             self.dataset = _whole(found, notes)
-            self.rows = Rows(_NONE, found["validation"], found["novel"])
+            self.rows = RowSplit(_NONE, found["validation"], found["novel"])
             self.deal = ClientSplit(Partition.of([_NONE] * int(notes["clients"])))
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:

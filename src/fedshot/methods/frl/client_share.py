@@ -59,7 +59,7 @@ def draw_share(
     """
     episode = key.above("step").at("episode")
     whose = key.path[-2:]
-    classes, own = data.hand(spec, episode, whose)
+    classes, own = data.share(spec, episode, whose)
     named = classes if len(classes) else sorted(known)
     dataset = data.dataset
 

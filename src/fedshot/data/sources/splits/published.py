@@ -1,7 +1,7 @@
-"""The published class splits of few-shot image sets, as lists of class names.
+"""The published class splits of few-shot image datasets, as lists of class names.
 
-Facts, not files: a person who has only the publisher's images needs no second download. Lists that
-lie beside the data win over these. Sources of the lists:
+They come with fedshot, so that the publisher's images suffice; lists beside the data replace them.
+Sources of the lists:
 
 - omniglot.json: Vinyals et al. 2016 without rotations, as in renmengye/few-shot-ssl-public.
 - cifar100.json: FC100 (Oreshkin et al. 2018, by superclass) and CIFAR-FS (Bertinetto et al. 2019).
@@ -11,6 +11,7 @@ lie beside the data win over these. Sources of the lists:
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -21,9 +22,9 @@ from fedshot.core.errors import DataError, nearest
 from fedshot.core.regular_files import read_regular
 from fedshot.data.class_split import ClassSplit
 
-_LARGEST = 1 << 26  # bytes of a list; the longest has 3e7
+_LIMIT = 1 << 26  # bytes of a list; the longest has 3e7
 PARTS = ("base", "validation", "novel")
-PUBLISHED = ("train", "val", "test")  # the same three in the words of the published files
+PUBLISHED = ("train", "val", "test")  # the names of the same parts in the published files
 
 
 def packaged(name: str) -> dict[str, Any]:
@@ -33,8 +34,8 @@ def packaged(name: str) -> dict[str, Any]:
     return loaded
 
 
-def beside(paths: Sequence[Path]) -> bool:
-    """Return whether the three split files are there; some without the others is an error."""
+def all_exist(paths: Sequence[Path]) -> bool:
+    """Whether the three split files exist. Raises DataError if only some of them do."""
     there = [path.is_file() for path in paths]
     if any(there) and not all(there):
         missing = paths[there.index(False)]
@@ -46,12 +47,27 @@ def beside(paths: Sequence[Path]) -> bool:
     return all(there)
 
 
+def read_split_files(paths: Sequence[Path]) -> dict[str, list[str]] | None:
+    """Return the class names in the three split files, by part, or None without these files."""
+    if not all_exist(paths):
+        return None
+    return {part: read_text(path).split() for part, path in zip(PARTS, paths, strict=True)}
+
+
 def read_text(path: Path) -> str:
-    """Return a small text file's content, or raise a DataError that names it."""
+    """Return the content of a text file. Raises DataError if it cannot be read."""
     try:
-        return read_regular(path, _LARGEST).decode("utf-8-sig")
+        return read_regular(path, _LIMIT).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({error}). Fetch it again.") from error
+
+
+def csv_rows_of(where: object, text: str) -> list[list[str]]:
+    """Return the rows of a csv text that are not empty; `where` is named in errors."""
+    try:
+        return [row for row in csv.reader(text.splitlines()) if row]
+    except csv.Error as error:
+        raise DataError(f"{where} is not a csv file ({error}). Fetch it again.") from error
 
 
 def to_split(
@@ -60,9 +76,13 @@ def to_split(
     class_names: Sequence[str],
     counts: tuple[int, int, int] | None = None,
 ) -> ClassSplit:
-    """Return the split told by three lists of names; `counts` is how many each must have.
+    """Return the class split given by three lists of names.
 
-    `where` is what an error names: one thing for all, or the three files.
+    Args:
+        where: what errors name: one thing, or a list of the three files.
+        lists: the class names of each part.
+        class_names: those of the dataset.
+        counts: the number of classes that each part must have, if known.
     """
     places = where if isinstance(where, list) else [where] * len(PARTS)
     numbers = {name: c for c, name in enumerate(class_names)}
@@ -77,7 +97,7 @@ def to_split(
         for name in names:
             if name not in numbers:
                 raise DataError(
-                    f"{places[i]} names {name!r}, of which the data hold no image. "
+                    f"{places[i]} names class {name!r}, of which the data has no image. "
                     f"{nearest(name, numbers)} Fetch the split and the data again."
                 )
         parts.append(tuple(sorted(numbers[name] for name in names)))

@@ -1,0 +1,165 @@
+"""Images and labels from an .npz file."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedshot.core.errors import DataError
+from fedshot.data.dataset import Dataset, Ints, first_twice
+from fedshot.data.files.bounded import (
+    DAMAGE,
+    check_member,
+    check_memory,
+    max_unpacked,
+    naming_damage,
+    opened_zip,
+)
+from fedshot.data.sources.source import Source
+
+_ARRAYS = ("x", "y", "class_names", "users", "groups")
+_CLASSES = 1 << 16  # number of classes up to which labels may have gaps
+_GAPS = 10  # beyond it, the most class numbers for each class with an image
+_UNPACKED = 1 << 30  # bytes that an array may always have: drawings compress 600 to one
+
+
+@dataclass(frozen=True)
+class Npz(Source):
+    """Arrays from an .npz file: `x`, `y`, and optionally `class_names`, `users` and `groups`.
+
+    `x` is uint8 [n, H, W] or [n, H, W, C]. Files with Python objects are refused, since reading
+    them could run code. Users are renumbered from 0, in ascending order. Examples of one group are
+    nearly alike, such as frames of one video: an episode has the examples of a group in the
+    support set or in the query set of their class, never in both.
+
+    Args:
+        path: the file.
+    """
+
+    path: str
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read and check the arrays; `path` is relative to the working directory."""
+        del data_dir
+        arrays = _read(Path(self.path).expanduser())
+        x = arrays["x"]
+        if x.dtype != np.uint8:
+            raise DataError(
+                f"{self.path}: images are {x.dtype}, expected uint8. Scale to 0..255 and write "
+                "x.round().astype(np.uint8)."
+            )
+        if x.ndim == 3:
+            x = x[..., None]
+        if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
+            raise DataError(
+                f"{self.path}: images are {list(x.shape)}, channels first; expected [n, height, "
+                "width, channels]. Write x.transpose(0, 2, 3, 1)."
+            )
+        y = self._ints("y", arrays["y"])
+        names = arrays.get("class_names")
+        if names is None:
+            names = np.arange(self._count_classes(y)).astype(str)
+        elif names.ndim != 1 or names.dtype.kind != "U":
+            raise DataError(
+                f"{self.path}: class_names is {names.dtype}{list(names.shape)}; expected a list "
+                "of strings. Write np.array(['cat', 'dog'])."
+            )
+        users = self._ints("users", arrays["users"]) if "users" in arrays else None
+        if users is not None:
+            if users.min(initial=0) < 0:
+                raise DataError(
+                    f"{self.path}: users hold {users.min()}; expected numbers from 0 on. Leave out "
+                    "the examples whose user is unknown, or give each a number of its own."
+                )
+            users = np.unique(users, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        groups = self._ints("groups", arrays["groups"]) if "groups" in arrays else None
+        x = np.ascontiguousarray(x)
+        return Dataset(Path(self.path).stem, x, y, tuple(names.tolist()), users, groups=groups)
+
+    def _count_classes(self, y: Ints) -> int:
+        """Return the number of classes for labels without class names."""
+        n, held = int(y.max(initial=0)) + 1, len(np.unique(y))
+        if n > max(_CLASSES, _GAPS * held):
+            raise DataError(
+                f"{self.path}: y has {held} different labels, and the largest is {n - 1}; expected "
+                "labels that number the classes from 0. Write class_names, y = "
+                "np.unique(y, return_inverse=True), and class_names as strings beside y."
+            )
+        return n
+
+    def _ints(self, name: str, array: np.ndarray) -> Ints:
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.path}: {name} is {array.dtype}{list(array.shape)}; expected one integer "
+                "for each image"
+            )
+        if array.max(initial=0) > np.iinfo(np.int64).max:
+            raise DataError(f"{self.path}: {name} has {array.max()}; expected int64 numbers.")
+        return array.astype(np.int64)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of the file whose names are in _ARRAYS."""
+    if not path.is_file():
+        raise DataError(f"{path} is not a file; expected an .npz file. Check `path`.")
+    with opened_zip(path) as archive:  # np.load would take anything but a zip for a pickle
+        members = archive.infolist()
+        names = [member.filename.removesuffix(".npy") for member in members]
+        twice = first_twice(names)
+        if twice is not None:
+            raise DataError(f"{path} holds {twice!r} twice. Write the file again.")
+        missing = [name for name in ("x", "y") if name not in names]
+        if missing:
+            raise DataError(
+                f"{path} has no array {' and no array '.join(map(repr, missing))}; it has "
+                f"{sorted(names)}. Write it with np.savez(path, x=images, y=labels)."
+            )
+        for name, member in zip(names, members, strict=True):
+            if name in _ARRAYS:
+                limit = max(_UNPACKED, max_unpacked(path))
+                check_member(path, member, limit, "Write it with np.savez, uncompressed.")
+                with naming_damage(path, "npz"):
+                    _check_header(path, archive, member)
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in _ARRAYS if name in stored.files}
+    except DAMAGE as error:
+        if "pickle" in str(error).lower():
+            raise DataError(
+                f"{path} holds Python objects, which could run code when read. Write plain arrays "
+                "(uint8 images, integer labels, strings without dtype=object)."
+            ) from error
+        raise DataError(f"{path} cannot be read as .npz ({error}). Write it again.") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # a member that is not an .npy file
+            raise DataError(f"{path}: {name} is not a numpy array. Write the file with np.savez.")
+    return arrays
+
+
+def _check_header(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Raise DataError if an array declares another size than its member has."""
+    with archive.open(member) as file:
+        if file.read(6) != np.lib.format.MAGIC_PREFIX:
+            return  # not an array: refused by name once it is read
+        version = tuple(file.read(2))
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        if version not in readers:
+            raise DataError(f"{path}: {member.filename} has an unsupported version of .npy.")
+        shape, _, dtype = readers[version](file)
+        held = member.file_size - file.tell()
+    if dtype.hasobject:
+        return  # refused by numpy
+    declared = math.prod(shape) * dtype.itemsize
+    if declared != held:
+        raise DataError(
+            f"{path}: {member.filename} holds {held} bytes, and declares {declared}. Write it "
+            "again."
+        )
+    check_memory(f"{path}: {member.filename}", declared, "Write fewer, or smaller, images.")

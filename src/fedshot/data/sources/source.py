@@ -1,0 +1,60 @@
+"""The interface of a source of data, and where sources find their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from fedshot.core.errors import DataError
+from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import Dataset
+from fedshot.data.files.places import OPTION, default_data_dir
+from fedshot.data.sources.publishers import PUBLISHERS
+
+
+class Source(Protocol):
+    """A source of data; its fields are its options."""
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read the data; `data_dir` is the folder of downloaded datasets."""
+
+    def split(self, dataset: Dataset) -> ClassSplit | None:
+        """Return the standard class split of a loaded dataset, or None if it has none."""
+        return dataset.standard
+
+
+def dataset_folder(data_dir: Path | None, source: str, wanted: str) -> Path:
+    """Return the folder of a dataset below the data folder.
+
+    Raises DataError if there is no data folder; `wanted` names the files that belong there.
+    """
+    folder = PUBLISHERS[source].folder
+    if data_dir is None:
+        raise DataError(
+            f"{source} needs a data folder and none is given. Set $FEDSHOT_DATA, or {OPTION}, to "
+            f"the folder that holds {folder}/ with {wanted}; the default, {default_data_dir()}, "
+            "does not exist. `fedshot data get` downloads the datasets that allow it, and explains "
+            "how to get the others."
+        )
+    return data_dir / folder
+
+
+def find_images(folder: Path, source: str, file: str | None, known: tuple[str, ...]) -> Path | None:
+    """Return the file or folder of images below a dataset's folder, or None.
+
+    That is `file` if it is given, else the first of `known` that exists, else the only .zip.
+    Raises DataError if `file` does not exist, or for several .zip files.
+    """
+    if file is not None:
+        if not (folder / file).exists():
+            raise DataError(f"{source}: {folder / file} does not exist. Correct `file`.")
+        return folder / file
+    for name in known:
+        if (folder / name).exists():
+            return folder / name
+    zips = sorted(folder.glob("*.zip"))
+    if len(zips) > 1:
+        raise DataError(
+            f"{source}: {folder} holds {', '.join(z.name for z in zips)}. Choose one with `file`."
+        )
+    return zips[0] if zips else None
