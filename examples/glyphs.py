@@ -96,7 +96,7 @@ def main() -> int:
     out = parser.parse_args().out
     print_in_any_encoding()
     console = Console()
-    rows, groups, curves, looks = [], {}, [], {}
+    rows, groups, curves, views = [], {}, [], {}
     for label in METHODS:
         made = [train(label, seed, out) for seed in SEEDS]
         seen = [
@@ -106,7 +106,7 @@ def main() -> int:
         rows.append(reports.ComparisonRow.of_runs(label, seen))
         groups[label] = seen
         curves.append(curve(label, seen[0]))
-        looks[label] = reports.data_views(seen[0].folder)
+        views[label] = reports.data_views(seen[0].folder)
         if label == "FL-Proto":
             below = floors(made[0])
     rows += below
@@ -118,7 +118,7 @@ def main() -> int:
         rows,
         groups,
         curves,
-        looks,
+        views,
         [
             "Each of ten clients holds 12 of 120 synthetic characters that fedshot draws itself, "
             "20 by 20 pixels, 20 drawings of each. The test asks for five of 50 other characters, "

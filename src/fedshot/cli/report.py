@@ -27,18 +27,18 @@ def report(options: argparse.Namespace) -> int:
         if all(run.result for run in runs)
     ]
     rows += reports.baselines(groups)
-    looks = {}
+    views = {}
     if not options.without_data:
         for label, runs in groups.items():
             tell(f"{printable(label)}: looking at its data and model")
-            looks[label] = reports.data_views(runs[0].folder, options.data_dir)
+            views[label] = reports.data_views(runs[0].folder, options.data_dir)
     path = options.to or (
         options.folders[0] / "report.html" if len(options.folders) == 1 else Path("report.html")
     )
     names = joined([printable(label) for label in groups])
     title = options.title or (names if len(groups) < 4 else f"{len(options.folders)} runs compared")
-    notes = list(dict.fromkeys(look.note for look in looks.values() if look.note))
-    reports.write_page(path, title, rows, groups, looks=looks, notes=notes)
+    notes = list(dict.fromkeys(view.note for view in views.values() if view.note))
+    reports.write_page(path, title, rows, groups, views=views, notes=notes)
     say(str(path))
     return 0
 

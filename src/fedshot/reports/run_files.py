@@ -183,7 +183,7 @@ class Run:
     def _resumed(self) -> list[dict[str, Any]]:
         return list(self.environment.get("resumed", []))
 
-    def turns(self) -> list[tuple[int, str]]:
+    def changes_on_resume(self) -> list[tuple[int, str]]:
         """Return after which rounds the run went on otherwise, and what is other since."""
         found, before = [], self.begun_with
         for one in self._resumed:
