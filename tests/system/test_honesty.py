@@ -27,7 +27,7 @@ from fedshot.recipes.reading import read
 from fedshot.reports import figures
 from fedshot.reports.curves import Series
 from fedshot.reports.run_files import Run
-from fedshot.reports.significance import ComparisonRow, compare, told
+from fedshot.reports.significance import ComparisonRow, compare, describe
 from fedshot.reports.summary import summary
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
@@ -252,7 +252,7 @@ def test_pages_cards_and_trackers_tell_it(
     row = ComparisonRow.of_runs("a", [read])
     other = replace(row, label="b")
     assert all(summary([row, other], [read]).count(text) >= 2 for text in TOLD)
-    assert all(text in told(row, compare(row, other)) for text in TOLD)
+    assert all(text in describe(row, compare(row, other)) for text in TOLD)
     series = Series.of_runs("a", [read])
     assert series is not None
     assert series.episodes == "peeked"

@@ -89,7 +89,7 @@ def test_compare_tells_when_the_episodes_differ(
 ) -> None:
     assert main(words("compare", runs["proto-0"], runs["other"])) == 0
     out = capsys.readouterr().out
-    assert "They sat different test episodes" in out
+    assert "They were evaluated on different test episodes" in out
     assert "Paired" not in out
 
 

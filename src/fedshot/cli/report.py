@@ -95,7 +95,7 @@ def compare(options: argparse.Namespace) -> int:
     say(reports.as_text(rows, Console().width))
     for verdict, same in verdicts:
         if same:
-            say(reports.told(first, verdict))
+            say(reports.describe(first, verdict))
         else:
             say(f"{first.name} and {verdict.other.name} are not ranked: their data differ.")
     return 0

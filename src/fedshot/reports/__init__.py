@@ -9,7 +9,7 @@ from fedshot.reports.page import write_page
 from fedshot.reports.partition_plots import class_histogram, partition_picture
 from fedshot.reports.run_files import Groups, Run, apart, grouped
 from fedshot.reports.sheet import contact_sheet
-from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, told
+from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, describe
 from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
@@ -34,6 +34,7 @@ __all__ = [
     "comparison",
     "contact_sheet",
     "data_views",
+    "describe",
     "facts",
     "features_picture",
     "grouped",
@@ -42,6 +43,5 @@ __all__ = [
     "pictures",
     "runs_below",
     "summary",
-    "told",
     "write_page",
 ]

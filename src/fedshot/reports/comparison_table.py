@@ -15,7 +15,7 @@ def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
     if not rows:
         return None
     low, high = _scale(rows)
-    baselines = [row.accuracy for row in rows if row.floor]
+    baselines = [row.accuracy for row in rows if row.baseline]
 
     def along(share: float) -> str:
         return f"{100 * (100 * share - low) / (high - low):.2f}%"
@@ -27,7 +27,7 @@ def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
         exact = (row.episodes, row.seeds, row.bytes_down, row.bytes_up, row.seconds)
         return {
             "label": label,
-            "floor": row.floor,
+            "baseline": row.baseline,
             "accuracy": row.accuracy,
             "mean": mean,
             "half": half,

@@ -52,7 +52,7 @@ def curves(
         some = [s for s in curves if s.episodes == kind and len(s.rounds) > 1]
         if not some:
             continue
-        baselines = {r.label: r.accuracy for r in rows if r.floor} if kind == "test" else {}
+        baselines = {r.label: r.accuracy for r in rows if r.baseline} if kind == "test" else {}
         known = [axis for axis in charts.AXES if all(getattr(s, axis) is not None for s in some)]
         names = joined([printable(s.label) for s in some])
         band = any(s.intervals is not None for s in some)
