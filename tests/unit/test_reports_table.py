@@ -295,7 +295,7 @@ def test_an_unfinished_run_is_read_but_has_no_row(tmp_path):
     found = Run.read(folder)
     assert found.result is None
     assert found.rounds == 2
-    with pytest.raises(CheckpointError, match="stands at round 2 of 2"):
+    with pytest.raises(CheckpointError, match="2 of 2 rounds are trained"):
         ComparisonRow.of_runs("a", [found])
 
 

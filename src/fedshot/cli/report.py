@@ -108,7 +108,7 @@ def _rows(
     runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
     if len(groups) == 1:  # seeds of one thing, which their reader wants apart
-        groups = reports.apart(runs)
+        groups = reports.ungrouped(runs)
     rows = [
         (reports.ComparisonRow.of_runs(label, seeds), seeds[0].data)
         for label, seeds in groups.items()

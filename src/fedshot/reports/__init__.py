@@ -7,7 +7,7 @@ from fedshot.reports.inspect import facts, pictures
 from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
 from fedshot.reports.partition_plots import class_histogram, partition_picture
-from fedshot.reports.run_files import Groups, Run, apart, grouped
+from fedshot.reports.run_files import Groups, Run, grouped, ungrouped
 from fedshot.reports.sheet import contact_sheet
 from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, describe
 from fedshot.reports.status import Status, as_table, runs_below
@@ -24,7 +24,6 @@ __all__ = [
     "Status",
     "affinity_groups",
     "affinity_picture",
-    "apart",
     "as_json",
     "as_table",
     "as_text",
@@ -43,5 +42,6 @@ __all__ = [
     "pictures",
     "runs_below",
     "summary",
+    "ungrouped",
     "write_page",
 ]

@@ -112,7 +112,7 @@ def one_client_picture(
                 panel.vlines(at[counts > 0], 0, counts[counts > 0], color=PALETTE[0], lw=0.8)
                 panel.set_xlim(-1, len(counts))
                 panel.set_ylim(bottom=0)
-            panel.set_title(f"{clients} devices: {counts.sum():,}", loc="left")
+            panel.set_title(f"{clients} clients: {counts.sum():,}", loc="left")
             panel.grid(axis="y")
             panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
             if len(class_names) <= _BUBBLES and sum(map(len, class_names)) <= 24:

@@ -121,7 +121,7 @@ class Facts:
 
         Raises CheckpointError when it is damaged.
         """
-        told = _held(folder)
+        told = read_info(folder)
         if told is None:
             return None
         path = folder / FILE
@@ -159,13 +159,13 @@ def held_classes(folder: Path) -> Classes | None:
 
     Raises CheckpointError when `data.json` is damaged.
     """
-    told = _held(folder)
+    told = read_info(folder)
     if told is None:
         return None
     return tuple(told["base"]), tuple(told["validation"]), tuple(told["novel"])
 
 
-def _held(folder: Path) -> _InfoNote | None:
+def read_info(folder: Path) -> _InfoNote | None:
     path = folder / FILE
     if not path.exists():
         return None
