@@ -23,7 +23,7 @@ RETIRED = {
     "heaviest", "shelf", "dealer", "gathering", "arrangement", "complaints", "sights", "roster",
     "cargo",
 }  # fmt: skip
-STAYING = {"common_questions"}  # an option that users type
+STAYING = {"common_questions", "question"}  # an option that users type; a key of step-times.json
 
 
 def named(path: Path) -> str:
@@ -75,6 +75,21 @@ def test_no_method_imports_another() -> None:
         imported = {node.module for node in ast.walk(TREES[path])
                     if isinstance(node, ast.ImportFrom)}  # fmt: skip
         assert not imported & modules, named(path)
+
+
+def test_no_family_of_methods_imports_another() -> None:
+    families = {
+        path.name for path in (PACKAGE / "methods").iterdir() if (path / "__init__.py").exists()
+    }
+    assert len(families) > 4
+    for path, tree in TREES.items():
+        room, _, rest = named(path).partition("/")
+        if room != "methods" or rest.split("/")[0] not in families:
+            continue
+        imported = {node.module.split(".")[2] for node in ast.walk(tree)
+                    if isinstance(node, ast.ImportFrom) and node.module
+                    and node.module.startswith("fedshot.methods.")}  # fmt: skip
+        assert not imported & families - {rest.split("/")[0]}, named(path)
 
 
 @pytest.mark.parametrize("room", sorted(p.name for p in PACKAGE.iterdir() if p.is_dir()
