@@ -146,7 +146,7 @@ def test_groups_are_refused_where_support_and_queries_could_share_them(
     digits = Digits().load(None)
     tracks = replace(digits, groups=np.arange(len(digits)) // 3)
     config = Config.of(merged(SMALL, {"episode": {"shot": 4, "query": 4}}, changes))
-    with pytest.raises(ConfigError, match=f"{re.escape(said)}.*where they cannot be"):
+    with pytest.raises(ConfigError, match=f"{re.escape(said)}.*then cannot be kept"):
         PreparedRun(config.with_data(tracks))
     plain = PreparedRun(Config.of(SMALL).with_data(tracks))
     with pytest.raises(DataError, match="digits has groups, which are kept apart on one machine"):
@@ -356,7 +356,7 @@ def test_tests_of_the_clients_own_are_of_those_that_take_part() -> None:
     found: dict[tuple[int, ...], set[str]] = {}
     for seed in range(8):
         made = PreparedRun(Config.of(merged(SMALL, own, {"seed": seed})))
-        assert any("sits another test" in text for text in made.notices()) == bool(made.left_out)
+        assert any("has another test" in text for text in made.notices()) == bool(made.left_out)
         pools = [
             set(np.concatenate([made.test._tasks.support[u], made.test._tasks.query[u]]).tolist())
             for u in range(24)

@@ -212,7 +212,10 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("adds", r"train changes its inputs in place: down/theta/body/conv1/weight\..*clone the input"),
+        (
+            "adds",
+            r"train changes its inputs in place: down/theta/body/conv1/weight\..*clone the input",
+        ),
         ("replaces", "train changes its inputs in place"),
         ("asks for gradients", "train changes its inputs in place"),
         ("draw", r"Faulty\.draw draws from the global generator of numpy.*key\.numpy"),
