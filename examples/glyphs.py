@@ -3,7 +3,7 @@
     python examples/glyphs.py --out runs/demo
 
 Trains each client alone (FSL-local) and all together (FL-Proto), each with three seeds, on
-characters of 20 x 20 pixels that fedshot draws itself. Prints them beside two floors, raw pixels
+characters of 20 x 20 pixels that fedshot draws itself. Prints them beside two baselines, raw pixels
 and an untrained encoder, and writes OUT/report.html. Started again after an interruption, it
 repeats no finished round.
 
@@ -76,15 +76,15 @@ def curve(label: str, run: reports.Run) -> reports.Series:
     return reports.Series.measured(label, list(points.values()), [run])
 
 
-def floors(experiment: Experiment) -> list[reports.ComparisonRow]:
+def baselines(experiment: Experiment) -> list[reports.ComparisonRow]:
     """Return what no training reaches: raw pixels, and the encoder before round 1."""
     episodic_test = experiment.setting.test
     pixels = score(predict_at_server(pixel_logits, episodic_test.eval_episodes), episodic_test)
     untrained = experiment.evaluate_untrained(episodic_test)
     return [
-        reports.ComparisonRow("raw pixels", pixels, floor=True, note="nearest class mean"),
+        reports.ComparisonRow("raw pixels", pixels, baseline=True, note="nearest class mean"),
         reports.ComparisonRow(
-            "untrained encoder", untrained, floor=True, note="FL-Proto at round 0"
+            "untrained encoder", untrained, baseline=True, note="FL-Proto at round 0"
         ),
     ]
 
@@ -96,7 +96,7 @@ def main() -> int:
     out = parser.parse_args().out
     print_in_any_encoding()
     console = Console()
-    rows, groups, curves, looks = [], {}, [], {}
+    rows, groups, curves, views = [], {}, [], {}
     for label in METHODS:
         made = [train(label, seed, out) for seed in SEEDS]
         seen = [
@@ -106,9 +106,9 @@ def main() -> int:
         rows.append(reports.ComparisonRow.of_runs(label, seen))
         groups[label] = seen
         curves.append(curve(label, seen[0]))
-        looks[label] = reports.data_views(seen[0].folder)
+        views[label] = reports.data_views(seen[0].folder)
         if label == "FL-Proto":
-            below = floors(made[0])
+            below = baselines(made[0])
     rows += below
     console.print(reports.comparison(rows))
     page = out / "report.html"
@@ -118,7 +118,7 @@ def main() -> int:
         rows,
         groups,
         curves,
-        looks,
+        views,
         [
             "Each of ten clients holds 12 of 120 synthetic characters that fedshot draws itself, "
             "20 by 20 pixels, 20 drawings of each. The test asks for five of 50 other characters, "

@@ -28,7 +28,7 @@ def test_the_affinities_recover_the_clusters_and_are_drawn(tmp_path: Path) -> No
     shuffled = np.array([0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11])
     again = affinity_groups(q[np.ix_(shuffled, shuffled)], GROUPS)
     assert adjusted_rand_score([TRUTH[i] for i in shuffled], again) >= 0.9
-    assert "client that is sent it" in affinity_picture(q, again)
+    assert "client that receives it" in affinity_picture(q, again)
 
 
 @pytest.mark.slow
@@ -68,9 +68,8 @@ def test_affinities_are_drawn_with_groups_side_by_side() -> None:
     assert adjusted_rand_score([TRUTH[i] for i in shuffled], groups) == 1
     assert groups[0] == 0
     found = affinity_picture(mixed, groups)
-    assert "client that is sent it" in found
+    assert "client that receives it" in found
     assert "Affinities of 12 clients" in found
-    assert affinity_picture(mixed, format="png").startswith(b"\x89PNG")
     nothing = np.zeros((3, 3))
     np.fill_diagonal(nothing, -np.inf)
     assert "<svg" in affinity_picture(nothing)

@@ -188,7 +188,7 @@ def test_data_show_describes_the_deal_and_draws_it(
     assert "6 clients can form a 5-way 1-shot, 5 queries episode" in out
     assert f"wrote into {tmp_path / 'p'} (--out names another folder):" in out
     assert "digits-classes.png: images of 5 of the 5 base classes" in out
-    assert "digits-devices.svg: what client 0 would hold of 2, 5, 10, 20 and 30 clients, wha" in out
+    assert "digits-devices.svg: what client 0 would have among 2, 5, 10, 20 and 30 clients" in out
     assert {p.name for p in (tmp_path / "p").iterdir()} >= {
         "digits-classes.png", "digits-histogram.svg", "digits-partition.svg", "digits-devices.svg",
     }  # fmt: skip
@@ -208,7 +208,7 @@ def test_data_show_takes_a_name_and_needs_no_model_that_fits(
     assert main(["data", "show", "texts", *map(str, words)]) == 0
     out = capsys.readouterr().out
     assert "80 texts of at most" in out
-    assert "8 users, known by number alone" in out
+    assert "8 users, identified by numbers" in out
     assert "secret" not in out
     drawn = list((tmp_path / "p").iterdir())
     assert {p.name.partition("-")[2] for p in drawn} == {
@@ -216,8 +216,8 @@ def test_data_show_takes_a_name_and_needs_no_model_that_fits(
     }  # fmt: skip
     assert not any(b"secret" in p.read_bytes() for p in drawn)
     devices = (tmp_path / "p" / "words-devices.svg").read_text()
-    assert "2 devices: 20" in devices
-    assert "30 devices: clients is 30, but there are only 2 classes" in devices
+    assert "2 clients: 20" in devices
+    assert "30 clients: clients is 30, but there are only 2 classes" in devices
 
 
 @pytest.mark.parametrize(

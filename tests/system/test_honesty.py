@@ -27,7 +27,7 @@ from fedshot.recipes.reading import read
 from fedshot.reports import figures
 from fedshot.reports.curves import Series
 from fedshot.reports.run_files import Run
-from fedshot.reports.significance import ComparisonRow, compare, told
+from fedshot.reports.significance import ComparisonRow, compare, describe
 from fedshot.reports.summary import summary
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
@@ -146,7 +146,7 @@ def test_groups_are_refused_where_support_and_queries_could_share_them(
     digits = Digits().load(None)
     tracks = replace(digits, groups=np.arange(len(digits)) // 3)
     config = Config.of(merged(SMALL, {"episode": {"shot": 4, "query": 4}}, changes))
-    with pytest.raises(ConfigError, match=f"{re.escape(said)}.*where they cannot be"):
+    with pytest.raises(ConfigError, match=f"{re.escape(said)}.*then cannot be kept"):
         PreparedRun(config.with_data(tracks))
     plain = PreparedRun(Config.of(SMALL).with_data(tracks))
     with pytest.raises(DataError, match="digits has groups, which are kept apart on one machine"):
@@ -252,7 +252,7 @@ def test_pages_cards_and_trackers_tell_it(
     row = ComparisonRow.of_runs("a", [read])
     other = replace(row, label="b")
     assert all(summary([row, other], [read]).count(text) >= 2 for text in TOLD)
-    assert all(text in told(row, compare(row, other)) for text in TOLD)
+    assert all(text in describe(row, compare(row, other)) for text in TOLD)
     series = Series.of_runs("a", [read])
     assert series is not None
     assert series.episodes == "peeked"
@@ -356,7 +356,7 @@ def test_tests_of_the_clients_own_are_of_those_that_take_part() -> None:
     found: dict[tuple[int, ...], set[str]] = {}
     for seed in range(8):
         made = PreparedRun(Config.of(merged(SMALL, own, {"seed": seed})))
-        assert any("sits another test" in text for text in made.notices()) == bool(made.left_out)
+        assert any("has another test" in text for text in made.notices()) == bool(made.left_out)
         pools = [
             set(np.concatenate([made.test._tasks.support[u], made.test._tasks.query[u]]).tolist())
             for u in range(24)

@@ -211,7 +211,10 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("adds", r"train changes its inputs in place: down/theta/body/conv1/weight\..*a clone"),
+        (
+            "adds",
+            r"train changes its inputs in place: down/theta/body/conv1/weight\..*clone the input",
+        ),
         ("replaces", "train changes its inputs in place"),
         ("asks for gradients", "train changes its inputs in place"),
         ("draw", r"Faulty\.draw draws from the global generator of numpy.*key\.numpy"),
@@ -219,9 +222,9 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
         ("random", r"Faulty\.train draws from the global generator of random"),
         ("a tree", r"train returned a dict; expected a Reply\. Return Reply\(up"),
         ("no parts", "train returned a Reply whose up is a Tensor"),
-        ("no tensors", "an up that is no tree: theta is a float"),
+        ("no tensors", "whose up is not a tree: theta is a float"),
         ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
-        ("no private state", "a private state of another form"),
+        ("no private state", "a private state that differs in structure"),
         ("state alone", r"Faulty\.round returned a ModelState; expected the server's new state"),
     ],
 )

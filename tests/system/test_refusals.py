@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_on(
     assert main(["resume", str(tmp_path / "run")]) == 2
     text = capsys.readouterr().err
     assert "round-000004.safetensors is damaged" in text
-    assert "Delete it, and the run resumes from round 3" in text
+    assert "Delete it to resume the run from round 3" in text
     last.unlink()
     assert main(["resume", str(tmp_path / "run")]) == 0
 
@@ -213,7 +213,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
     assert main([command, str(tmp_path / "run")]) == 2
     text = capsys.readouterr().err
     assert "checkpoints holds no checkpoint any more, and records of 4 rounds" in text
-    assert "Put it back from a copy" in text
+    assert "Restore it from a copy" in text
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 
 
@@ -226,7 +226,7 @@ def test_a_config_edited_between_run_and_resume_is_refused(
     assert main(["resume", str(tmp_path / "run")]) == 2
     text = capsys.readouterr().err
     assert "method.local_steps was 2, is 3" in text
-    assert "Put it back" in text
+    assert "Restore it" in text
 
 
 def test_other_data_under_the_same_configuration_is_refused(

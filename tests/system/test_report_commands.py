@@ -15,7 +15,7 @@ from fedshot import reports
 from fedshot.cli.main import main
 from fedshot.evaluation.episodic_test import pixel_logits, score
 from fedshot.protocol.method import predict_at_server
-from fedshot.reports.data_views import Map, PartitionTable, data_views, holdings, novel_map
+from fedshot.reports.data_views import Map, PartitionTable, data_views, holdings
 from fedshot.runs.experiment import Experiment
 
 from .runs import CHOOSING, SMALL, finished, merged
@@ -89,7 +89,7 @@ def test_compare_tells_when_the_episodes_differ(
 ) -> None:
     assert main(words("compare", runs["proto-0"], runs["other"])) == 0
     out = capsys.readouterr().out
-    assert "They sat different test episodes" in out
+    assert "They were evaluated on different test episodes" in out
     assert "Paired" not in out
 
 
@@ -242,12 +242,12 @@ def test_holdings_count_every_training_example_once(runs: dict[str, Path]) -> No
 
 def test_the_map_keeps_the_distances_that_two_axes_can(tmp_path: Path) -> None:
     two = {"model": {"backbone": {"name": "mlp", "hidden": [2]}}}
-    flat = novel_map(made(tmp_path / "two", CHOOSING, PROTO, two))
+    flat = data_views(made(tmp_path / "two", CHOOSING, PROTO, two).folder).map
     assert isinstance(flat, Map)
     assert flat.shares is None
     assert set(flat.points) == {"7", "8", "9"}
     run = made(tmp_path / "wide", CHOOSING, PROTO)
-    wide = novel_map(run)
+    wide = data_views(run.folder).map
     assert isinstance(wide, Map)
     assert wide.shares is not None
     assert 0 < wide.shares[1] <= wide.shares[0] < 1
@@ -256,7 +256,7 @@ def test_the_map_keeps_the_distances_that_two_axes_can(tmp_path: Path) -> None:
     spread = (every**2).sum(axis=0)
     assert spread[1] / spread[0] == pytest.approx(wide.shares[1] / wide.shares[0], rel=1e-2)
     assert np.dot(every[:, 0], every[:, 1]) == pytest.approx(0, abs=1e-2 * spread[1])
-    assert novel_map(run) == wide
+    assert data_views(run.folder).map == wide
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_only_a_trained_encoder_of_the_server_is_drawn(
 ) -> None:
     options = {"name": method} | ({"learned_steps": True} if method == "fedmeta" else {})
     run = finished(tmp_path / "run", {"method": options, "run": {"rounds": 1}})
-    found = novel_map(run)
+    found = data_views(run.folder).map
     assert isinstance(found, Map) == drawn, found
     if not drawn:
         assert "no single encoder" in str(found)
@@ -315,4 +315,4 @@ def test_runs_of_unlike_seeds_stay_apart(runs: dict[str, Path]) -> None:
     assert {label: len(group) for label, group in reports.grouped(read).items()} == {
         "local": 1, "proto": 2, "other": 1,
     }  # fmt: skip
-    assert list(reports.apart(read)) == ["local", "proto-0", "proto-1", "other"]
+    assert list(reports.ungrouped(read)) == ["local", "proto-0", "proto-1", "other"]

@@ -74,7 +74,10 @@ def test_another_version_of_flower_is_refused(
         (["keys", "--clients", "0-3", "--node", "x.key"], "--clients goes with --admit"),
         (["keys", "--admit", "x.pub"], "--clients goes with --admit"),
         (["keys", "--admit", "no.pub", "--clients", "0"], "no.pub is not a public key"),
-        (["run", "--norm-multiple", "0.5"], "norm_multiple is 0.5; expected a number from 1 on"),
+        (
+            ["run", "--norm-multiple", "0.5"],
+            "norm_multiple is 0.5; expected a finite number of at least 1",
+        ),
         (["node", "--server", "here", "--data", "x"], "'here' is not an address"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--ca", "y"], "--ca without --key"),
         (["node", "--server", "127.0.0.1:1", "--data", "nowhere"], "nowhere holds no client"),

@@ -303,7 +303,9 @@ def test_a_node_without_the_states_of_the_checkpoint_is_named(tmp_path: Path) ->
     for path in (tmp_path / "2" / "clients").glob("index-*"):
         path.unlink()
     net.runtimes[2] = net.runtime(2)
-    with pytest.raises(CheckpointError, match="the private states of round 2 are lost"):
+    with pytest.raises(
+        CheckpointError, match="the index of the private states of round 2 cannot be read"
+    ):
         run.go_back(2)
 
 

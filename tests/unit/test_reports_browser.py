@@ -54,7 +54,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ComparisonRow("low", score((0.2, 0.3)), note="n " * 60, bytes_down=9_000_000),
         ComparisonRow(EVIL, score((0.4, 0.5)), bytes_down=30_000_000),
         ComparisonRow(LONG, score((0.3, 0.4)), bytes_down=200),
-        ComparisonRow("raw pixels", score((0.6, 0.5)), floor=True),
+        ComparisonRow("raw pixels", score((0.6, 0.5)), baseline=True),
     ]
     cost = {"megabytes": [0.0, 6.0], "seconds": [0.5, 2.0]}
     curves = [

@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 from reporting import EVIL, run, score
 
 from fedshot.reports import charts
-from fedshot.reports.curves import Series, reported
+from fedshot.reports.curves import Series, metric_lines
 from fedshot.reports.data_views import DataViews, Map, PartitionTable
 from fedshot.reports.page import write_page
 from fedshot.reports.run_files import Run, grouped
@@ -70,7 +70,7 @@ LOOK = DataViews(
 def written(path: Path) -> str:
     rows = [
         ComparisonRow(EVIL, score((0.3, 0.4)), note=EVIL, bytes_down=10, bytes_up=10),
-        ComparisonRow("raw pixels", score((0.6, 0.5)), floor=True),
+        ComparisonRow("raw pixels", score((0.6, 0.5)), baseline=True),
     ]
     curves = [
         Series(EVIL, [0, 5], [0.2, 0.3], [0.1, 0.1]),
@@ -154,7 +154,7 @@ def test_names_from_data_are_escaped_everywhere(walk, page):
 def test_the_page_says_what_happened(walk):
     text = words(walk)
     assert "does not beat raw pixels here" in text
-    assert "is unfinished: it stands at round 3 of 9" in text
+    assert "is unfinished: 3 of 9 rounds are trained" in text
     assert "Every reply counted in all 3 rounds of fine." in text
     assert "1 reply in 1 round did not count: client 7 in 1; 1 round skipped" in text
     assert "abc123" in text
@@ -223,14 +223,14 @@ def test_what_methods_report_is_averaged_over_seeds_and_long_runs_are_thinned():
         "m": [told("a", 4, loss=1.0, mi=2.0), told("b", 3, loss=3.0)],  # one does not report mi
         "long": [told("c", 1000, loss=1.0)],
     }
-    found = reported(groups)
+    found = metric_lines(groups)
     assert found["loss"]["m"] == ([0, 1, 2], [0, 2, 4])
     assert found["mi"] == {"m": ([0, 1, 2, 3], [0, 2, 4, 6])}
     rounds, values = found["loss"]["long"]
     assert len(rounds) == 334
     assert rounds[:2] == [1, 4]
     assert rounds == values
-    tree = charts.reported(found["loss"], "loss", {"m": 0, "long": 1})
+    tree = charts.training_metric(found["loss"], "loss", {"m": 0, "long": 1})
     assert [one["name"] for one in tree["data"]] == ["m", "long"]
 
 

@@ -30,10 +30,6 @@ def test_pictures_repeat_and_carry_no_date():
     assert "dc:date" not in partition_picture(*parts)
 
 
-def test_png_is_a_png():
-    assert partition_picture(*small_partition(5, 4), format="png").startswith(b"\x89PNG")
-
-
 def test_drawing_leaves_matplotlib_as_it_was():
     import matplotlib as mpl
 
@@ -48,11 +44,8 @@ def test_few_classes_are_bubbles_and_many_a_heat_map():
 
 
 def test_a_partition_of_many_clients_says_how_many_are_shown():
-    svg = partition_picture(*small_partition(5, 80), max_clients=20)
-    assert "client, first 20 of 80 shown" in svg
-    some = partition_picture(*small_partition(5, 80), clients=[70, 71])
-    assert ">71</text>" in some
-    assert "shown" not in some
+    assert "client, first 50 of 80 shown" in partition_picture(*small_partition(5, 80))
+    assert "shown" not in partition_picture(*small_partition(5, 20))
 
 
 def test_clients_and_classes_without_images_can_be_drawn():

@@ -17,7 +17,7 @@ from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.text import megabytes, printable, seconds
 from fedshot.evaluation.episodic_test import Score
 from fedshot.reports.run_files import Run, grouped
-from fedshot.reports.significance import ComparisonRow, compare, told
+from fedshot.reports.significance import ComparisonRow, compare, describe
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
 
@@ -117,7 +117,7 @@ def test_a_score_and_its_dict_make_the_same_row():
 
 def test_rows_on_the_same_episodes_are_compared_episode_by_episode():
     better = ComparisonRow("a", score((0.30, 0.61, 0.90)))
-    floor = ComparisonRow("floor", score((0.20, 0.50, 0.80)), floor=True)
+    floor = ComparisonRow("floor", score((0.20, 0.50, 0.80)), baseline=True)
     verdict = compare(better, floor)
     assert verdict.paired
     assert verdict.outcome == "above"
@@ -172,7 +172,7 @@ def test_a_lead_that_other_seeds_would_undo_is_no_lead():
     low, high = exact.confidence_interval(0.95)
     assert verdict.interval == pytest.approx((high - low) / 2)  # Welch's; v is of seeds alone
     assert verdict.interval > 1.96 * math.sqrt(v)
-    assert "The interval covers episodes and seeds, 3 and 3." in told(a, verdict)
+    assert "The interval covers episodes and seeds, 3 and 3." in describe(a, verdict)
     close = compare(a, ComparisonRow.of_runs("c", seeds((0.4, 0.5, 0.6), 0.3)))
     assert close.outcome == "unclear"
 
@@ -184,16 +184,16 @@ def test_a_difference_of_single_seeds_is_one_of_these_training_runs():
     )
     verdict = compare(a, b)
     assert (verdict.outcome, verdict.seeds) == ("above", False)
-    assert "for these training runs; another seed may differ" in told(a, verdict)
+    assert "for these training runs; another seed may differ" in describe(a, verdict)
     assert "points, for these training runs; another seed may differ" in summary([a, b])
-    floor = ComparisonRow("f", score((0.1, 0.2, 0.32)), floor=True)
+    floor = ComparisonRow("f", score((0.1, 0.2, 0.32)), baseline=True)
     assert "beats f, for these training runs; another seed may differ." in summary([a, floor])
     both = [
         ComparisonRow.of_runs(n, seeds(marks))
         for n, marks in (("a", (0.6, 0.61)), ("b", (0.3, 0.31)))
     ]
     assert compare(*both).outcome == "above"
-    assert "another seed may differ" not in told(both[0], compare(*both)) + summary(both)
+    assert "another seed may differ" not in describe(both[0], compare(*both)) + summary(both)
 
 
 def test_a_method_that_does_not_beat_the_best_floor_is_told_so():
@@ -201,8 +201,8 @@ def test_a_method_that_does_not_beat_the_best_floor_is_told_so():
         ComparisonRow("good", score((0.9, 0.92, 0.95)), note="kept"),
         ComparisonRow("even", score((0.3, 0.5, 0.9))),
         ComparisonRow("bad", score((0.1, 0.2, 0.33))),
-        ComparisonRow("raw pixels", score((0.4, 0.5, 0.6)), floor=True),
-        ComparisonRow("chance", score((0.2, 0.2, 0.2)), floor=True),
+        ComparisonRow("raw pixels", score((0.4, 0.5, 0.6)), baseline=True),
+        ComparisonRow("chance", score((0.2, 0.2, 0.2)), baseline=True),
     ]
     text = as_text(rows, 160)
     assert "good: kept." in text
@@ -255,17 +255,17 @@ def test_a_lone_surrogate_can_be_written():
 def test_the_summary_says_plainly_that_the_floor_was_not_beaten():
     rows = [
         ComparisonRow("FL-Proto", score((0.1, 0.2, 0.4))),
-        ComparisonRow("raw pixels", score((0.5, 0.6, 0.7)), floor=True),
+        ComparisonRow("raw pixels", score((0.5, 0.6, 0.7)), baseline=True),
     ]
     text = summary(rows)
     assert f"FL-Proto ({MINUS}36.67 ± 14.34 points) does not beat raw pixels here." in text
-    assert "one seed does not tell" in text
+    assert "a single seed does not show" in text
 
 
 def test_the_summary_does_not_call_a_small_lead_a_lead():
     rows = [ComparisonRow("a", score((0.1, 0.5, 0.9))), ComparisonRow("b", score((0.2, 0.4, 0.8)))]
     assert "The lead of a over b" in summary(rows)
-    assert "too small to tell from chance" in summary(rows)
+    assert "is not statistically significant" in summary(rows)
     assert summary([]) == "No method has a result yet."
 
 
@@ -295,7 +295,7 @@ def test_an_unfinished_run_is_read_but_has_no_row(tmp_path):
     found = Run.read(folder)
     assert found.result is None
     assert found.rounds == 2
-    with pytest.raises(CheckpointError, match="stands at round 2 of 2"):
+    with pytest.raises(CheckpointError, match="2 of 2 rounds are trained"):
         ComparisonRow.of_runs("a", [found])
 
 

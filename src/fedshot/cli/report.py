@@ -27,18 +27,18 @@ def report(options: argparse.Namespace) -> int:
         if all(run.result for run in runs)
     ]
     rows += reports.baselines(groups)
-    looks = {}
+    views = {}
     if not options.without_data:
         for label, runs in groups.items():
             tell(f"{printable(label)}: looking at its data and model")
-            looks[label] = reports.data_views(runs[0].folder, options.data_dir)
+            views[label] = reports.data_views(runs[0].folder, options.data_dir)
     path = options.to or (
         options.folders[0] / "report.html" if len(options.folders) == 1 else Path("report.html")
     )
     names = joined([printable(label) for label in groups])
     title = options.title or (names if len(groups) < 4 else f"{len(options.folders)} runs compared")
-    notes = list(dict.fromkeys(look.note for look in looks.values() if look.note))
-    reports.write_page(path, title, rows, groups, looks=looks, notes=notes)
+    notes = list(dict.fromkeys(view.note for view in views.values() if view.note))
+    reports.write_page(path, title, rows, groups, views=views, notes=notes)
     say(str(path))
     return 0
 
@@ -95,7 +95,7 @@ def compare(options: argparse.Namespace) -> int:
     say(reports.as_text(rows, Console().width))
     for verdict, same in verdicts:
         if same:
-            say(reports.told(first, verdict))
+            say(reports.describe(first, verdict))
         else:
             say(f"{first.name} and {verdict.other.name} are not ranked: their data differ.")
     return 0
@@ -108,7 +108,7 @@ def _rows(
     runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
     if len(groups) == 1:  # seeds of one thing, which their reader wants apart
-        groups = reports.apart(runs)
+        groups = reports.ungrouped(runs)
     rows = [
         (reports.ComparisonRow.of_runs(label, seeds), seeds[0].data)
         for label, seeds in groups.items()

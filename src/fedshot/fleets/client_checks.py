@@ -1,9 +1,9 @@
-"""What client functions are held to while they run, whoever wrote them.
+"""Checks of client functions while they run.
 
-That a call leaves its inputs as they were and returns a `Reply` is checked every time, which takes
-microseconds. Reading the states of the global generators takes longer, and a library's thread may
-use them at any time: that no function draws from them is checked at its first call alone. Writes
-that torch does not count (through `.data` or numpy) are for `fedshot check` to find.
+Every call is checked for unchanged inputs and for returning a `Reply`; this takes microseconds.
+Only the first call of a function is checked for use of global random generators, since reading
+their states takes longer and other threads may use them. In-place writes that torch does not count
+(through `.data` or numpy) are found by `fedshot check`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 
 class WorkChecks:
-    """Runs client functions and checks each call; `seen` names those that have run."""
+    """Runs client functions and checks each call."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def draw(self, work: ClientWork, data: Any, key: Key) -> Tree:
-        """Draw what the work needs. Raises MethodError where a global generator is used."""
+        """Draw the work's random inputs. Raises MethodError if a global generator is used."""
         name = work.draw_name
         if name is None:
             return {}
@@ -43,15 +43,14 @@ class WorkChecks:
     def run(self, work: ClientWork, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Run the work.
 
-        Raises MethodError where it changes its inputs, returns no `Reply`, or uses a global
-        generator.
+        Raises MethodError if it changes its inputs, returns no `Reply`, or uses a global generator.
         """
         name = f"{_owner(work)}.{work.name}"
         given = {"down": down, "private": private, "drawn": drawn}
         try:
             leaves = tree.leaves(given)
         except TypeError as error:
-            raise MethodError(f"{name} is given what is no tree: {error}") from None
+            raise MethodError(f"the input of {name} is not a tree: {error}") from None
         before = [(leaf, _version(leaf), leaf.requires_grad) for leaf in leaves]
         reply = self._first_checked(name, lambda: work(down, private, drawn))
         after = tree.leaves(given)
@@ -59,7 +58,10 @@ class WorkChecks:
             leaf is not was or _version(leaf) != version or leaf.requires_grad != asked
             for leaf, (was, version, asked) in zip(after, before, strict=True)
         ):
-            raise MethodError(f"{name} changes its inputs in place{_place(given, before)}. {_FIX}")
+            raise MethodError(
+                f"{name} changes its inputs in place{_changed(given, before)}. Return new tensors: "
+                "write x = x + d instead of x += d, or clone the input first."
+            )
         check_reply(name, reply)
         return reply
 
@@ -68,23 +70,20 @@ class WorkChecks:
         if name in self._seen:
             return call()
         done, moved = moved_generators(call)
-        if moved:  # again, since another thread may have drawn meanwhile
+        if moved:  # repeated, since another thread may have used a generator meanwhile
             _, moved = moved_generators(call)
         if moved:
             raise MethodError(
-                f"{name} draws from the global generator of {' and '.join(moved)}, so that its "
-                "results depend on whatever else ran. Draw in the function that client_work(draw="
-                "...) names, from its key: key.numpy() or key.torch()."
+                f"{name} draws from the global generator of {' and '.join(moved)}, so its results "
+                "depend on what ran before. Draw in the function named in client_work(draw=...), "
+                "from its key: key.numpy() or key.torch()."
             )
         self._seen.add(name)
         return done
 
 
-_FIX = "Client work returns new tensors: write x = x + d for x += d, or take a clone first."
-
-
 def check_reply(name: str, reply: Any) -> None:
-    """Raise MethodError unless what a client function returned is a reply made of trees."""
+    """Raise MethodError unless a client function returned a reply made of trees."""
     if not isinstance(reply, Reply):
         raise MethodError(
             f"{name} returned a {type(reply).__name__}; expected a Reply. Return Reply(up, "
@@ -98,7 +97,7 @@ def check_reply(name: str, reply: Any) -> None:
     try:
         tree.leaves(dict(reply.up))
     except TypeError as error:
-        raise MethodError(f"{name} returned a Reply with an up that is no tree: {error}") from None
+        raise MethodError(f"{name} returned a Reply whose up is not a tree: {error}") from None
     metrics = reply.metrics if isinstance(reply.metrics, Mapping) else {"metrics": reply.metrics}
     for metric, value in metrics.items():
         if not isinstance(value, Tensor):
@@ -111,9 +110,9 @@ def check_reply(name: str, reply: Any) -> None:
 def checked_round(
     method: Method[Any], server: Tree, clients: Clients, key: Key
 ) -> tuple[Tree, dict[str, float]]:
-    """Return what a round of a method comes to: the server's new state, and its numbers.
+    """Run a round of a method; return the server's new state and the metrics.
 
-    Raises MethodError where it returns anything else, such as the state alone.
+    Raises MethodError if the method returns anything else, such as the state alone.
     """
     found: Any = method.round(server, clients, key)
     if type(found) is tuple and len(found) == 2 and isinstance(found[1], Mapping):
@@ -122,13 +121,13 @@ def checked_round(
         found = found[0]
     raise MethodError(
         f"{type(method).__name__}.round returned a {type(found).__name__}; expected the server's "
-        f"new state, a {type(server).__name__} as init gives, and the numbers of the round: return "
-        "server, got.metrics."
+        f"new state, a {type(server).__name__} as returned by init, and the metrics of the round: "
+        "return server, got.metrics."
     )
 
 
 def moved_generators(call: Callable[[], T]) -> tuple[T, list[str]]:
-    """Return what a call returns, and the libraries whose global generator it moved."""
+    """Return the result of a call, and the libraries whose global generator it advanced."""
     before = generators()
     done = call()
     after = generators()
@@ -136,7 +135,7 @@ def moved_generators(call: Callable[[], T]) -> tuple[T, list[str]]:
 
 
 def generators() -> dict[str, Any]:
-    """Return the states of the global random generators by library."""
+    """Return the states of the global random generators, by library."""
     words = np.random.get_state(legacy=False)
     assert isinstance(words, dict)
     state = words["state"]
@@ -151,7 +150,7 @@ def generators() -> dict[str, Any]:
 
 
 def _version(leaf: Tensor) -> int:
-    """Return how often torch counted a write; it counts none to a tensor of inference mode."""
+    """Return torch's count of in-place writes; inference tensors have none."""
     return -1 if leaf.is_inference() else leaf._version
 
 
@@ -159,8 +158,8 @@ def _owner(work: ClientWork) -> str:
     return type(work.method).__name__
 
 
-def _place(given: Tree, before: list[tuple[Tensor, int, bool]]) -> str:
-    """Return the path of the first input that changed; "" where parts came or went."""
+def _changed(given: Tree, before: list[tuple[Tensor, int, bool]]) -> str:
+    """Return ": " and the path of the first input that changed; "" if leaves came or went."""
     for (path, leaf), (was, version, asked) in zip(tree.items(given), before, strict=False):
         if leaf is not was or _version(leaf) != version or leaf.requires_grad != asked:
             return f": {path}"

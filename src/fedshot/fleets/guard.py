@@ -1,7 +1,7 @@
-"""The guard: a reply that would poison the model is refused, by name and with the reason.
+"""The guard refuses replies that would poison the model, with a reason.
 
-Each reply is judged by itself, so what is refused does not depend
-on the order of arrival. (Of two replies by one client the first stands.)
+Each reply is checked by itself, so the result does not depend on the order of arrival. If a client
+sends two replies, the first counts.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
-_WORDS = 500  # characters of a reason, which may repeat what a client sent
-_METRIC = 2.0**128  # above any float32; with the bound on weights, no mean of them overflows
+_LONGEST = 500  # characters of a reason, which may quote what a client sent
+_METRIC = 2.0**128  # above any float32; with the bound on weights, no weighted mean overflows
 
 
 class Guard(Wrapper):
-    """A fleet that passes sound replies on and turns the others into faults."""
+    """A fleet that passes on valid replies and turns the others into faults."""
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet, at most one for each client that was asked."""
+        """Yield exactly one arrival for each client that was asked."""
         waiting = set(exchange.to)
         for arrival in self.fleet.replies(exchange):
             if arrival.client not in waiting:
-                continue  # a stranger, or a second reply: the first one stands
+                continue  # an unknown client, or a second reply
             waiting.remove(arrival.client)
             reason = arrival.reply and fault(exchange, arrival.client, arrival.reply)
-            refused = Fault("refused", reason[:_WORDS]) if reason else None
+            refused = Fault("refused", reason[:_LONGEST]) if reason else None
             yield Arrival(arrival.client, None, refused) if refused else arrival
         for client in sorted(waiting):
             yield Arrival(client, None, Fault("lost", "no reply"))
 
 
 def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
-    """Say why `reply` cannot be taken in; None when it can."""
+    """Return why a reply cannot be used; None if it can."""
     weight = reply.weight.item() if _is_scalar(reply.weight) else reply.weight
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         return f"the weight is {reply.weight!r}, expected one number"
-    if not 0 < weight < 2.0**1000:  # also without NaN, and without whole numbers beyond float
+    if not 0 < weight < 2.0**1000:  # excludes NaN, and integers too large for a float
         return f"the weight is {weight}, expected a finite number above 0"
     if weight > MAX_WEIGHT:
-        return f"the weight is {weight:.3g}, expected at most {MAX_WEIGHT:.3g}, a count"
+        return f"the weight is {weight:.3g}, expected at most {MAX_WEIGHT:.3g}"
     named = isinstance(reply.up, Mapping)
     sent = sorted(reply.up, key=str) if named else type(reply.up).__name__
     if sent != sorted(exchange.reduce):

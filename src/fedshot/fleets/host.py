@@ -1,6 +1,6 @@
-"""Where clients live: their data, their private states, and the kernel that runs their work.
+"""The host of the clients: their data, their private states, and the function that runs their work.
 
-Every fleet on a CPU calls this same kernel, which is why they agree to the bit.
+All fleets call this function, so their results on a CPU are bitwise equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedshot.protocol.reducers import NOT_FINITE
 
 
 class ClientCall(NamedTuple):
-    """What the work of one client starts from: the message, its own state, what it has drawn."""
+    """The inputs of one client's work: the message, its private state, its random draws."""
 
     client: int
     down: Tree
@@ -37,12 +37,12 @@ class Host:
     """Clients of one partition on one machine.
 
     Args:
-        method: the method whose work they run.
-        dataset: the samples of all of them.
-        partition: which samples each client has.
-        store: their private states.
-        key: root of the keys of their first private states.
-        device: where their work runs; states and replies are on the CPU before and after it.
+        method: the method whose work the clients run.
+        dataset: the examples of all clients.
+        partition: which examples each client has.
+        store: the clients' private states.
+        key: root of the keys for initial private states.
+        device: where the work runs; states and replies are on the CPU before and after it.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Host:
         self.checks = WorkChecks()
 
     def data(self, client: int) -> ClientData:
-        """Return the client's samples."""
+        """Return the client's examples."""
         return self._partition.data(self._dataset, client)
 
     def private(self, client: int, upto: tuple[int, int]) -> Tree:
-        """Return the client's private state as of `upto` (round, exchange), or its first one."""
+        """Return the client's private state as of `upto` (round, exchange), or its initial one."""
         if self._like is None:
             self._like = self._first(client)
         if not tree.leaves(self._like):
@@ -74,16 +74,16 @@ class Host:
         return self._first(client) if held is None else tree.rebuild(self._like, held)
 
     def serve(self, exchange: Exchange, client: int) -> Arrival:
-        """Run the work of one client and keep its private state as a version yet to be settled.
+        """Run the work of one client and store its new private state, until `settle` decides.
 
-        A private state that is not finite is refused here, where it lives; the client goes on from
-        its last sound one.
+        A private state that is not finite is refused; the client continues from its last finite
+        one.
         """
-        visit = self.prepare(exchange, client)
-        return self.finish(exchange, visit, self.checks.run(exchange.work, *visit[1:]))
+        call = self.prepare(exchange, client)
+        return self.finish(exchange, call, self.checks.run(exchange.work, *call[1:]))
 
     def prepare(self, exchange: Exchange, client: int) -> ClientCall:
-        """Return what the work of one client starts from."""
+        """Return the inputs of one client's work."""
         private = self.private(client, exchange.version)
         drawn = self.checks.draw(exchange.work, self.data(client), exchange.client_key(client))
         parts = (exchange.message(client), private, drawn)
@@ -91,10 +91,10 @@ class Host:
             parts = tuple(tree.to(part, self.device) for part in parts)
         return ClientCall(client, *parts)
 
-    def finish(self, exchange: Exchange, visit: ClientCall, reply: Reply) -> Arrival:
-        """Keep what stays with the client; return what goes up."""
-        shutdown.check()  # the folder may be another process's by now
-        client, private = visit.client, visit.private
+    def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
+        """Store the client's private state; return the rest of the reply."""
+        shutdown.check()  # after it, another process may own the folder
+        client, private = call.client, call.private
         if self.device.type != "cpu":
             up, kept, metrics = (
                 tree.to(dict(part) if isinstance(part, Mapping) else part, torch.device("cpu"))
@@ -104,30 +104,21 @@ class Host:
         changed = tree.difference(private, reply.private)
         if changed:
             raise MethodError(
-                f"{exchange.work.name} returned a private state of another form than init_client "
-                f"gives: {changed}."
+                f"{exchange.work.name} returned a private state that differs in structure from "
+                f"that of init_client: {changed}."
             )
         if exchange.phase == "train" and tree.leaves(reply.private):
-            if not _finite(reply.private):
-                reason = f"its private state {NOT_FINITE}"
-                return Arrival(client, None, Fault("refused", reason))
+            leaves = [leaf for leaf in tree.leaves(reply.private) if leaf.is_floating_point()]
+            if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
+                return Arrival(client, None, Fault("refused", f"its private state {NOT_FINITE}"))
             self.store.save(client, exchange.version, tree.detach(reply.private))
         return Arrival(client, reply._replace(up=tree.detach(dict(reply.up)), private={}))
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Forget the new private states of the clients that were not accepted."""
+        """Drop the new private states of the clients whose replies were not accepted."""
         for client in exchange.to:
             if client not in accepted:
                 self.store.drop(client, exchange.version)
 
     def _first(self, client: int) -> Tree:
         return self._method.init_client(client, self._key.at("client", client))
-
-
-def _finite(private: Tree) -> bool:
-    """Whether a state is worth keeping."""
-    return all(
-        bool(torch.isfinite(leaf).all())
-        for leaf in tree.leaves(private)
-        if leaf.is_floating_point()
-    )

@@ -1,8 +1,8 @@
-"""How much each client moves a mean, and a bound on it by what the others of its cohort send.
+"""A bound on the influence of each client on a mean, relative to the rest of its cohort.
 
-The guard judges a reply by itself, so a client may send what is finite and a thousand times as
-large as the others' changes. Here a part that goes into a `Mean` is held against the median norm
-of the cohort's. What is refused or clipped does not depend on the order of arrival.
+The guard checks replies one by one, so a client may send an update a thousand times as large as
+those of the others. This wrapper compares the norm of each part that goes into a `Mean` with the
+median over the cohort. The result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Reply
 from fedshot.protocol.reducers import Mean
 
 NormPolicy = Literal["off", "warn", "clip", "refuse"]
-_FEW = 3  # replies of which a median says nothing, less one
+_FEWEST = 3  # replies for a meaningful median
 
 
 def check_norms(policy: str, multiple: float) -> None:
-    """Raise ConfigError for another policy, and for a multiple below 1."""
+    """Raise ConfigError for an unknown policy or a multiple below 1."""
     check_word("norms", policy, get_args(NormPolicy))
     if not 1 <= multiple < math.inf:
-        raise ConfigError(f"norm_multiple is {multiple}; expected a number from 1 on.")
+        raise ConfigError(f"norm_multiple is {multiple}; expected a finite number of at least 1.")
 
 
 class Influence(Wrapper):
-    """A fleet whose clients' norms are measured, recorded and, on demand, bounded.
+    """A fleet that measures, records and optionally bounds the norms of the clients' updates.
 
     Args:
-        fleet: whose replies are measured.
-        policy: what is done with a part whose norm is above the bound: "off", nothing, and no norm
-            is measured; "warn", it is named; "clip", it is scaled down to the bound; "refuse", the
-            reply does not count. The last two hold all replies of a cohort in memory.
-        multiple: the bound, in medians of the norms of the cohort; from three replies on.
-        record: told the weight, the norms and the share in the sum of weight times norm of every
-            client, once for each exchange of training.
-        tell: told who is above the bound.
+        fleet: the fleet whose replies are measured.
+        policy: what to do with a part whose norm exceeds the bound. "off" measures nothing, "warn"
+            reports the client, "clip" scales the part down to the bound, and "refuse" discards the
+            reply. The last two hold all replies of a cohort in memory.
+        multiple: the bound as a multiple of the cohort's median norm; needs three replies.
+        record: called once for each training exchange with every client's weight, norms, and share
+            in the sum of weight times norm.
+        tell: called with a message for each part above the bound.
 
     Raises ConfigError as `check_norms` does.
     """
@@ -63,7 +63,7 @@ class Influence(Wrapper):
         self._record, self._tell = record, tell
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet; where norms are bounded, all after the last one."""
+        """Yield the arrivals of the fleet; with "clip" or "refuse", after the last has arrived."""
         means = [name for name, reducer in exchange.reduce.items() if isinstance(reducer, Mean)]
         if self._policy == "off" or exchange.phase != "train" or not means:
             yield from self.fleet.replies(exchange)
@@ -86,16 +86,16 @@ class Influence(Wrapper):
         for client, found in sorted(norms.items()):
             for name, most in bounds.items():
                 if found[name] > most:
-                    self._tell(f"client {client}: {self._words(name, found[name])}")
+                    self._tell(f"client {client}: {self._excess(name, found[name])}")
         for client, reply in held:
             yield self._bounded(client, reply, norms[client], bounds)
-        self._note(exchange, norms, weights, bounds)
+        self._write(exchange, norms, weights, bounds)
 
     def _bounds(
         self, norms: Mapping[int, Mapping[str, float]], parts: list[str]
     ) -> dict[str, float]:
-        """Return the largest norm of each part; {} where there is none."""
-        if len(norms) < _FEW:
+        """Return the bound on the norm of each part, where there is one."""
+        if len(norms) < _FEWEST:
             return {}
         medians = {name: statistics.median(found[name] for found in norms.values())
                    for name in parts}  # fmt: skip
@@ -108,17 +108,20 @@ class Influence(Wrapper):
         if not over:
             return Arrival(client, reply)
         if self._policy == "refuse":
-            return Arrival(client, None, Fault("refused", self._words(over[0], norms[over[0]])))
-        clipped = {name: _scaled(reply.up[name], bounds[name] / norms[name]) for name in over}
+            return Arrival(client, None, Fault("refused", self._excess(over[0], norms[over[0]])))
+        clipped = {}
+        for name in over:
+            by = bounds[name] / norms[name]
+            clipped[name] = tree.map(lambda leaf, by=by: leaf * by, reply.up[name])
         return Arrival(client, reply._replace(up={**reply.up, **clipped}))
 
-    def _words(self, part: str, norm: float) -> str:
+    def _excess(self, part: str, norm: float) -> str:
         return (
             f"part {part!r} has norm {norm:.3g}, above {self._multiple:g} times the median of the "
             "cohort"
         )
 
-    def _note(
+    def _write(
         self,
         exchange: Exchange,
         norms: Mapping[int, Mapping[str, float]],
@@ -128,7 +131,7 @@ class Influence(Wrapper):
         pull = {client: weights[client] * math.hypot(*found.values())
                 for client, found in sorted(norms.items())}  # fmt: skip
         total = math.fsum(pull.values())
-        told = {
+        clients = {
             str(client): {
                 "weight": weights[client],
                 "norms": dict(norms[client]),
@@ -139,17 +142,13 @@ class Influence(Wrapper):
         round, number = exchange.version
         self._record({
             "round": round, "exchange": number, "work": exchange.work.name,
-            "policy": self._policy, "bounds": dict(bounds), "clients": told,
+            "policy": self._policy, "bounds": dict(bounds), "clients": clients,
         })  # fmt: skip
 
 
 def _norm(part: Tree) -> float:
-    """Return the Euclidean norm of all leaves together, as they were sent."""
+    """Return the Euclidean norm of all leaves together."""
     return math.hypot(
         *(float(torch.linalg.vector_norm(leaf.detach(), dtype=torch.float64))
           for leaf in tree.leaves(part))
     )  # fmt: skip
-
-
-def _scaled(part: Tree, by: float) -> Tree:
-    return tree.map(lambda leaf: leaf * by, part)

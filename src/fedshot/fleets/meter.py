@@ -1,6 +1,6 @@
-"""The ledger: every part and byte that goes down to clients and up from them.
+"""The ledger: the bytes of every part sent to clients and received from them.
 
-Counted, not declared. Bytes are those of the tensors, before any transport's own framing.
+Bytes are those of the tensors actually sent, without the framing of any transport.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Line = tuple[str, str, str, str]
 
 
 class LedgerLine(TypedDict):
-    """A row of a ledger, as files hold it."""
+    """A row of a ledger in files."""
 
     phase: str
     work: str
@@ -34,12 +34,11 @@ class LedgerLine(TypedDict):
 
 
 class Meter(Wrapper):
-    """A fleet that counts.
+    """A fleet that counts bytes and messages.
 
-    `bytes` and `messages` are keyed by (phase, work, direction, part): phase "train" or
-    "evaluate", direction "down" or "up". A message counts when it is sent, answered or not; a reply
-    that the guard refuses later was sent all the same and counts. What a client sends beside the
-    parts that it was asked for is one part, "unknown", whatever names it gives.
+    `bytes` and `messages` are keyed by (phase, work, direction, part), with phase "train" or
+    "evaluate" and direction "down" or "up". Messages without a reply and replies that the guard
+    refuses count as well. Parts that the client was not asked for are counted as "unknown".
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -62,7 +61,7 @@ class Meter(Wrapper):
             yield arrival
 
     def total(self, phase: str, direction: str) -> int:
-        """Return the bytes of one phase in one direction."""
+        """Return the bytes of a phase in one direction."""
         return sum(n for line, n in self.bytes.items() if line[0] == phase and line[2] == direction)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -74,7 +73,7 @@ class Meter(Wrapper):
         ]
 
     def load_json(self, rows: list[dict[str, Any]]) -> None:
-        """Go on from rows that `to_json` gave."""
+        """Continue from rows that `to_json` returned."""
         self.bytes.clear()
         self.messages.clear()
         for row in rows:
@@ -83,7 +82,7 @@ class Meter(Wrapper):
 
     def _count(self, exchange: Exchange, direction: str, message: Tree) -> None:
         parts = message if isinstance(message, Mapping) else {"message": message}
-        with self._lock:  # messages may be sent by several threads
+        with self._lock:  # several threads may send messages
             for part, content in parts.items():
                 known = direction == "down" or part in exchange.reduce
                 name = str(part) if known else "unknown"
@@ -93,7 +92,7 @@ class Meter(Wrapper):
 
 
 def _nbytes(content: Tree) -> int:
-    """Return the bytes of a tree; none of what is no tree, which the guard refuses after this."""
+    """Return the bytes of a tree; 0 for anything else, which the guard refuses later."""
     try:
         return tree.nbytes(content)
     except TypeError:

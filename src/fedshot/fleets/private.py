@@ -1,13 +1,12 @@
-"""Private states on the disk of the host where the client lives, versioned by round.
+"""Private states of clients on the disk of their host, versioned by round.
 
-One small file for each client and version: `000017/r000042-00.safetensors` is what client 17 kept
-after exchange 0 of round 42. A client that is sampled reads its newest version; nothing is held
-in memory between exchanges, so ten thousand clients cost what ten do.
+Each client and version has one file: `000017/r000042-00.safetensors` is the state of client 17
+after exchange 0 of round 42. A sampled client reads its newest version. No state stays in memory
+between exchanges, so memory does not grow with the number of clients.
 
-When a round is sealed, just before the server's checkpoint of it is written, the new versions are
-flushed, and an index says which version of every client belongs to the round, with its hash. The
-checkpoint holds the hash of the index: after a resume a state that is missing, older, or damaged is
-refused by the client's id.
+A round is sealed just before the server writes its checkpoint: the new versions are flushed, and an
+index stores the version and hash of every client's state. The checkpoint holds the hash of the
+index, so missing, outdated or damaged states are detected on resume.
 """
 
 from __future__ import annotations
@@ -25,26 +24,27 @@ from fedshot.core.errors import CheckpointError
 
 Version = tuple[int, int]  # round, number of the exchange in it
 _NONE = (-1, -1)
+_FIX = "Restore the folder from a copy, or start a new run."
 _STATE = re.compile(r"r(\d{6,})-(\d{2,})\.safetensors")
 _INDEX = re.compile(r"index-(\d{6,})\.safetensors")
 
 
 class Index:
-    """The newest version of every client up to one round: 16 bytes a client."""
+    """The newest version of every client up to one round, 16 bytes per client."""
 
     def __init__(self, versions: Tensor | None = None, shas: Tensor | None = None) -> None:
         self.versions = torch.full((0, 2), -1, dtype=torch.int32) if versions is None else versions
         self.shas = torch.zeros(0, dtype=torch.int64) if shas is None else shas
 
     def version(self, client: int) -> Version:
-        """Return a client's version, (-1, -1) for none."""
+        """Return a client's version; (-1, -1) if none."""
         if client >= len(self.shas):
             return _NONE
         round, step = self.versions[client].tolist()
         return round, step
 
     def put(self, client: int, version: Version, sha: str) -> None:
-        """Note a client's newest version."""
+        """Set a client's newest version."""
         short = client + 1 - len(self.shas)
         if short > 0:
             room = max(short, len(self.shas) // 2)
@@ -54,7 +54,7 @@ class Index:
         self.shas[client] = _short(sha)
 
     def fits(self, client: int, sha: str) -> bool:
-        """Whether a state has the hash that was noted."""
+        """Return whether a state has the recorded hash."""
         return int(self.shas[client]) == _short(sha)
 
     def write(self, path: Path) -> str:
@@ -66,9 +66,9 @@ class Index:
 
 
 class PrivateStore:
-    """Versions of private trees below one folder, which is made when the first one is written.
+    """Versions of private states below a folder, which is created by the first write.
 
-    `holds` is what messages call a tree of a client.
+    `holds` names a state in error messages.
     """
 
     def __init__(self, folder: Path, holds: str = "private state") -> None:
@@ -80,11 +80,11 @@ class PrivateStore:
         self._lock = Lock()  # of `_pending`: clients are served by several threads
 
     def load(self, client: int, upto: Version) -> dict[str, Tensor] | None:
-        """Return the leaves of the newest version that is not after `upto`; None if there is none.
+        """Return the leaves of the newest version up to `upto`; None if there is none.
 
         Raises:
-            CheckpointError: that version is missing, damaged, or not the one that was sealed.
-            KeyError: `upto` lies before the last sealed round and was not opened.
+            CheckpointError: this version is missing, damaged, or not the sealed one.
+            KeyError: `upto` is before the last sealed round and was not opened.
         """
         if upto[0] < 0:  # before training
             return None
@@ -99,13 +99,13 @@ class PrivateStore:
         flat, _, sha = self._read(client, version)
         if not index.fits(client, sha):
             raise CheckpointError(
-                f"the {self.holds} of client {client} at {self._path(client, version)} is not the "
-                "one that this run sealed. Restore the folder from a copy, or start a new run."
+                f"the {self.holds} of client {client} at {self._path(client, version)} does not "
+                f"have the hash that this run recorded. {_FIX}"
             )
         return flat
 
     def save(self, client: int, version: Version, state: object) -> None:
-        """Write a version; it counts from `seal` on."""
+        """Write a version; `seal` makes it permanent."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         sha = storage.write(path, state, sync=False)
@@ -113,22 +113,22 @@ class PrivateStore:
             self._pending[client, version] = sha
 
     def drop(self, client: int, version: Version) -> None:
-        """Forget a version that the server did not accept."""
+        """Delete a version that the server did not accept."""
         if self._pending.pop((client, version), None) is not None:
             self._path(client, version).unlink()
 
     def void(self, round: int) -> None:
-        """Forget every unsealed version of a round that does not count."""
+        """Delete every unsealed version of a round that does not count."""
         for client, version in [key for key in self._pending if key[1][0] == round]:
             self.drop(client, version)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the versions written so far the states of `round`; return the hash of its index.
+        """Make the versions written so far the states of a round; return the hash of its index.
 
         Args:
-            round: the round that is complete.
-            keep: sealed rounds that somebody may still return to; versions that neither they nor
-                this round need are deleted.
+            round: the complete round.
+            keep: sealed rounds that stay readable; versions that neither they nor this round need
+                are deleted.
         """
         written = sorted(self._pending.items())
         for (client, version), sha in written:
@@ -149,13 +149,13 @@ class PrivateStore:
         return sha
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states of a sealed round readable; nothing is changed on the disk.
+        """Make the states of a sealed round readable, without changing anything on the disk.
 
         Args:
-            round: the round; -1 for before the first.
-            sha: what `seal` returned for it.
+            round: the round; -1 for the initial state.
+            sha: the hash that `seal` returned for it.
 
-        Raises CheckpointError when the index of the round is missing or not the one sealed.
+        Raises CheckpointError if the index of the round is missing or is not the sealed one.
         """
         if self.folder.is_symlink():
             raise CheckpointError(f"{self.folder} is a link; expected a folder of this run.")
@@ -164,35 +164,31 @@ class PrivateStore:
             index, found = self._read_index(round)
             if found != sha:
                 raise CheckpointError(
-                    f"{self._index(round)} is not the index that the checkpoint of round {round} "
-                    "belongs to. Restore the folder from a copy, or start a new run."
+                    f"{self._index(round)} does not have the hash in the checkpoint of round "
+                    f"{round}. {_FIX}"
                 )
         self._opened[round] = index
         if round >= self._sealed:
             self._now, self._sealed = index, round
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to a sealed round: delete what came after it, and what was being written.
+        """Return to a sealed round: delete later versions and partial files.
 
         Arguments and errors are those of `open`.
         """
         self._pending.clear()
         self._sealed = -1
         self.open(round, sha)
-        for path in self.folder.glob("*/*"):
-            state = _STATE.fullmatch(path.name)
-            if path.name.endswith(storage.PARTIAL) or (state and int(state[1]) > round):
-                path.unlink()
-        for path in self.folder.glob("index-*"):
-            index = _INDEX.fullmatch(path.name)
-            if path.name.endswith(storage.PARTIAL) or (index and int(index[1]) > round):
-                path.unlink()
+        for pattern, name in (("*/*", _STATE), ("index-*", _INDEX)):
+            for path in self.folder.glob(pattern):
+                found = name.fullmatch(path.name)
+                if path.name.endswith(storage.PARTIAL) or (found and int(found[1]) > round):
+                    path.unlink()
 
     def recover(self) -> None:
-        """Take up the versions that a process wrote after the last sealed round and then died.
+        """Adopt the versions that a killed process wrote after the last sealed round.
 
-        Whether they count is for the server to say, by `drop` and `seal`. What was being written is
-        deleted.
+        The server then accepts them by `seal` or refuses them by `drop`. Partial files are deleted.
         """
         for path in sorted(self.folder.glob("*/*")):
             state = _STATE.fullmatch(path.name)
@@ -202,18 +198,18 @@ class PrivateStore:
                     self._pending[int(path.parent.name), version] = storage.read(path)[2]
                     continue
                 except CheckpointError:
-                    pass  # its last bytes did not reach the disk
+                    pass  # not completely on the disk
             elif not path.name.endswith(storage.PARTIAL):
                 continue
             path.unlink()
 
     def sealed_rounds(self) -> list[int]:
-        """Return the sealed rounds of which there still is an index, in order."""
+        """Return the sealed rounds that still have an index, in order."""
         found = (_INDEX.fullmatch(path.name) for path in self.folder.glob("index-*"))
         return sorted(int(name[1]) for name in found if name)
 
     def _prune(self, clients: Collection[int], keep: Collection[int]) -> None:
-        """Delete indexes that nobody returns to, and the versions of `clients` that none needs."""
+        """Delete indexes of other rounds, and the versions of `clients` that no index needs."""
         for path in self.folder.glob("index-*"):
             found = _INDEX.fullmatch(path.name)
             if found and int(found[1]) not in {*keep, self._sealed}:
@@ -231,8 +227,7 @@ class PrivateStore:
             return storage.read(self._path(client, version))
         except CheckpointError as error:
             raise CheckpointError(
-                f"the {self.holds} of client {client} is lost: {error}. Restore the folder from a "
-                "copy, or start a new run."
+                f"the {self.holds} of client {client} cannot be read: {error}. {_FIX}"
             ) from None
 
     def _read_index(self, round: int) -> tuple[Index, str]:
@@ -240,8 +235,7 @@ class PrivateStore:
             flat, _, sha = storage.read(self._index(round))
         except CheckpointError as error:
             raise CheckpointError(
-                f"the private states of round {round} are lost: {error}. Restore the folder from a "
-                "copy, or start a new run."
+                f"the index of the private states of round {round} cannot be read: {error}. {_FIX}"
             ) from None
         versions, shas = flat.get("versions"), flat.get("shas")
         if (
@@ -250,10 +244,7 @@ class PrivateStore:
             or (versions.dtype, shas.dtype) != (torch.int32, torch.int64)
             or (versions.shape, shas.shape) != ((len(versions), 2), (len(versions),))
         ):
-            raise CheckpointError(
-                f"{self._index(round)} is no index of private states. Restore the folder from a "
-                "copy, or start a new run."
-            )
+            raise CheckpointError(f"{self._index(round)} is no index of private states. {_FIX}")
         return Index(versions, shas), sha
 
     def _folder(self, client: int) -> Path:
@@ -267,5 +258,5 @@ class PrivateStore:
 
 
 def _short(sha: str) -> int:
-    """Return the first 8 bytes of a hash as a signed number."""
+    """Return the first 8 bytes of a hash as a signed integer."""
     return int.from_bytes(bytes.fromhex(sha[:16]), "big", signed=True)

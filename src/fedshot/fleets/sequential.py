@@ -1,4 +1,4 @@
-"""One client after another, in the order asked: the reference that other fleets must equal."""
+"""The sequential fleet, the reference for the results of the others."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ R = TypeVar("R")
 
 
 class Sequential:
-    """A loop over the cohort."""
+    """A fleet that runs one client after another, in the order of the cohort."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self._bank: PrivateStore | None = None
-        self._opening = Lock()  # messages are made by several threads
+        self._opening = Lock()  # several threads may use the bank
 
     @property
     def bank(self) -> PrivateStore:
-        """What the server itself keeps of each client, versioned as private states are.
+        """The server's own state for each client, versioned like the private states.
 
-        For methods whose server holds a model of every client: on its disk, beside the clients'.
+        It serves methods whose server keeps a model for every client.
         """
         with self._opening:
             if self._bank is None:
@@ -40,7 +40,7 @@ class Sequential:
             yield self.host.serve(exchange, client)
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in their order."""
+        """Return `fn` of every item, in order."""
         return [fn(item) for item in items]
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
@@ -48,12 +48,12 @@ class Sequential:
         self.host.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Drop the private states and the bank of a round that does not count."""
+        """Drop the private states and bank entries of a round that does not count."""
         self.host.store.void(round)
         self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make this round's private states and bank last."""
+        """Make the private states and the bank of this round permanent."""
         private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
         return f"{private}/{bank}" if bank else private
 
@@ -64,7 +64,7 @@ class Sequential:
         self.bank.open(round, bank)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states and the bank of a sealed round."""
+        """Return to the private states and the bank of a sealed round."""
         private, _, bank = sha.partition("/")
         self.host.store.rewind(round, private)
         self.bank.rewind(round, bank)

@@ -1,9 +1,8 @@
-"""A worker thread per core, each running one client after another: the default on a CPU.
+"""A pool of threads, each running one client after another; the default on a CPU.
 
-Every worker gives torch the same number of intra-op threads and calls the same kernel as
-`Sequential`, so the bits agree whatever the number of workers and the order in which they finish.
-Operators release Python's lock, so workers share the cores well wherever a step takes longer than
-Python needs to start it; for steps below a few milliseconds one worker is as good as many.
+Every worker uses the same number of intra-op threads and the same code as `Sequential`, so results
+are bitwise equal for any number of workers. Torch's operators release the GIL, so several workers
+are faster than one unless a step takes less than a few milliseconds.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ R = TypeVar("R")
 
 
 class Threads(Sequential):
-    """A pool of workers.
+    """A fleet of worker threads.
 
     Args:
-        host: where the clients live.
-        workers: threads that run clients.
-        intra_op: threads that torch uses inside each of them. Bits depend on it.
+        host: the host of the clients.
+        workers: number of threads that run clients.
+        intra_op: number of torch threads within each of them. Results depend on it bitwise.
     """
 
     def __init__(self, host: Host, workers: int, intra_op: int = 1) -> None:
@@ -47,11 +46,11 @@ class Threads(Sequential):
         self._process = os.getpid()
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the replies as they come in; at most two per worker are held at once."""
+        """Yield the replies as they arrive; at most two per worker are held at once."""
         yield from self.each(partial(self.host.serve, exchange), exchange.to, len(exchange.to))
 
     def each(self, fn: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield `fn` of n items as they come in, at most two per worker held at once."""
+        """Yield `fn` of n items as they are ready; at most two per worker are held at once."""
         if self.workers == 1 or n == 1:
             yield from map(fn, items)
             return
@@ -66,11 +65,11 @@ class Threads(Sequential):
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
-        finally:  # nobody works for a caller that has gone
+        finally:  # also if the caller stops iterating
             _stop(running)
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in their order, computed by all workers."""
+        """Return `fn` of every item, in order, computed by all workers."""
         if self.workers == 1 or len(items) == 1:
             return super().parallel_map(fn, items)
         tasks = [self._workers().submit(fn, item) for item in items]
@@ -78,11 +77,11 @@ class Threads(Sequential):
             wait(tasks, return_when=FIRST_EXCEPTION)
         finally:
             _stop(tasks)
-        # Tasks start in their order: one that failed comes before all that were cancelled for it.
+        # Tasks start in order, so the one that failed comes before those cancelled because of it.
         return [task.result() for task in tasks]
 
     def _workers(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._process != os.getpid():  # a fork has none of its threads
+        if self._pool is None or self._process != os.getpid():  # a forked process has no threads
             self._process = os.getpid()
             self._pool = ThreadPoolExecutor(
                 self.workers,
@@ -94,7 +93,7 @@ class Threads(Sequential):
 
 
 def _stop(tasks: Collection[Future[Any]]) -> None:
-    """Cancel what has not begun, and wait for what has, unless the whole program is to end."""
+    """Cancel tasks that have not begun, and wait for the others unless the program shuts down."""
     for task in tasks:
         task.cancel()
     if not shutdown.asked.is_set():

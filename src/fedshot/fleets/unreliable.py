@@ -1,7 +1,6 @@
-"""A fleet that misbehaves by plan: drops, delays and corrupts replies, the same way each time.
+"""A fleet that drops, delays and corrupts replies by a reproducible plan.
 
-For tests and for rehearsing a deployment: what a method does when one client in ten is lost can be
-seen before it happens.
+It serves tests and rehearsals of a deployment, for example with one client in ten lost.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ CORRUPT: tuple[Trouble, ...] = get_args(Trouble)[2:]
 
 
 def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:
-    """Return a plan that strikes each reply in training with these probabilities.
-
-    The key decides: the same replies meet the same trouble each time.
-    """
+    """Return a plan that disturbs training replies with these probabilities, drawn from `key`."""
 
     def plan(exchange: Exchange, client: int) -> Trouble | None:
         if exchange.phase != "train":
@@ -48,10 +44,10 @@ def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float
 
 
 class Unreliable(Wrapper):
-    """A fleet whose replies meet with `plan(exchange, client)`.
+    """A fleet that applies `plan(exchange, client)` to every reply.
 
-    Delayed replies arrive after all the others, last asked first. A client whose reply is dropped
-    or corrupted has done its work: only what the server sees is changed.
+    Delayed replies arrive after all others, in reverse order. Clients whose replies are dropped or
+    corrupted have done their work; only the server's view changes.
     """
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
@@ -59,7 +55,7 @@ class Unreliable(Wrapper):
         self.plan = plan
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet after trouble."""
+        """Yield the arrivals of the fleet, disturbed by the plan."""
         late: list[Arrival] = []
         for arrival in self.fleet.replies(exchange):
             trouble = self.plan(exchange, arrival.client)
@@ -83,7 +79,7 @@ def _corrupt(reply: Reply, trouble: Trouble) -> Reply:
         return reply._replace(weight=math.nan)
     if trouble == "missing":
         return reply._replace(up=dict(list(reply.up.items())[1:]))
-    # Whole numbers have no NaN; as floats they are refused for their type.
+    # Integers cannot be NaN; converted to floats, they are refused for their type.
     change: dict[str, Callable[[Tensor], Tensor]] = {
         "nan": lambda leaf: torch.full_like(_floating(leaf), math.nan),
         "shape": lambda leaf: leaf.unsqueeze(0),

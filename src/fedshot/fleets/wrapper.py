@@ -1,4 +1,4 @@
-"""A fleet around a fleet."""
+"""The base class of fleets that wrap another fleet."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ R = TypeVar("R")
 
 
 class Wrapper:
-    """Passes everything on; a wrapper defines `replies` and leaves the rest as it is."""
+    """Forwards everything to the wrapped fleet; subclasses define `replies`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
     @property
     def bank(self) -> Bank:
-        """What the server keeps of each client."""
+        """The server's own state for each client."""
         return self.fleet.bank
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in their order."""
+        """Return `fn` of every item, in order."""
         return self.fleet.parallel_map(fn, items)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
@@ -35,7 +35,7 @@ class Wrapper:
         self.fleet.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make this round's private states last."""
+        """Make the private states of this round permanent."""
         return self.fleet.seal(round, keep)
 
     def open(self, round: int, sha: str) -> None:
@@ -43,5 +43,5 @@ class Wrapper:
         self.fleet.open(round, sha)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states of a sealed round."""
+        """Return to the private states of a sealed round."""
         self.fleet.rewind(round, sha)

@@ -80,9 +80,7 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
         handles = [line for _, line in sorted(lines.items())]
         figure.legend(handles=handles, loc="outside lower center", ncols=beside, labelcolor=INK)
 
-    text = drawing(recipe.title_of(state.cell for state in states), (width, height), draw, "svg")
-    assert isinstance(text, str)
-    return text
+    return drawing(recipe.title_of(state.cell for state in states), (width, height), draw)
 
 
 def _panel(

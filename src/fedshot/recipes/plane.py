@@ -98,9 +98,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
             _confusion(right, [one["test"]["confusion"] for one in state.result.seeds.values()])
 
     title = recipe.title_of(state.cell for state in states)
-    text = drawing(title, (_WIDTH, _HEIGHT * len(held)), draw, "svg")
-    assert isinstance(text, str)
-    return text
+    return drawing(title, (_WIDTH, _HEIGHT * len(held)), draw)
 
 
 def _regions(axes: Axes, seen: dict[str, Any]) -> None:

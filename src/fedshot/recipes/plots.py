@@ -46,9 +46,7 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
         _scale(axes, [column.x for column in recipe.columns.values() if column.x is not None])
         axes.legend(labelcolor=INK)
 
-    text = picture(recipe.title_of(state.cell for state in states), _SIZE, draw, "svg")
-    assert isinstance(text, str)
-    return text
+    return picture(recipe.title_of(state.cell for state in states), _SIZE, draw)
 
 
 def sweep(recipe: Recipe, states: Sequence[State]) -> str:
@@ -92,9 +90,7 @@ def _sweep(recipe: Recipe, states: Sequence[State], title: str) -> str:
         figure.legend(list(shown.values()), list(shown), labelcolor=INK, ncols=min(2, len(panels)),
                       loc="outside lower center")  # fmt: skip
 
-    text = drawing(title, (_PANEL * len(panels), _SIZE[1]), draw, "svg")
-    assert isinstance(text, str)
-    return text
+    return drawing(title, (_PANEL * len(panels), _SIZE[1]), draw)
 
 
 def _line(axes: Axes, i: int, label: str, points: Sequence[tuple[float, State]]) -> None:

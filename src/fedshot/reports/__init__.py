@@ -7,9 +7,9 @@ from fedshot.reports.inspect import facts, pictures
 from fedshot.reports.own_features import features_picture, own_features
 from fedshot.reports.page import write_page
 from fedshot.reports.partition_plots import class_histogram, partition_picture
-from fedshot.reports.run_files import Groups, Run, apart, grouped
+from fedshot.reports.run_files import Groups, Run, grouped, ungrouped
 from fedshot.reports.sheet import contact_sheet
-from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, told
+from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, describe
 from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
 from fedshot.reports.table import as_json, as_text, comparison
@@ -24,7 +24,6 @@ __all__ = [
     "Status",
     "affinity_groups",
     "affinity_picture",
-    "apart",
     "as_json",
     "as_table",
     "as_text",
@@ -34,6 +33,7 @@ __all__ = [
     "comparison",
     "contact_sheet",
     "data_views",
+    "describe",
     "facts",
     "features_picture",
     "grouped",
@@ -42,6 +42,6 @@ __all__ = [
     "pictures",
     "runs_below",
     "summary",
-    "told",
+    "ungrouped",
     "write_page",
 ]

@@ -1,9 +1,8 @@
-"""Whose models did whom good: an affinity matrix as a heat map, and the groups that it holds."""
+"""Affinity matrices of clients as heat maps, and groups of clients found in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,15 +11,15 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedshot.core.text import count
-from fedshot.reports.figure_export import INK, Format, picture
+from fedshot.reports.figure_export import INK, picture
 
-_NUMBERED = 30  # clients above which only some numbers fit beside an axis
+_NUMBERED = 30  # most clients whose numbers all fit beside an axis
 
 
 def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
-    """Return the group of each client: average linkage on the mean of Q_ij and Q_ji.
+    """Return the group of each client by average linkage on the mean of Q_ij and Q_ji.
 
-    The diagonal, minus infinity, plays no part. Groups are numbered as their first clients are.
+    The diagonal, which is minus infinity, is ignored. Groups are numbered by their first clients.
     """
     from sklearn.cluster import AgglomerativeClustering
 
@@ -33,23 +32,12 @@ def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
     return [number.setdefault(int(label), len(number)) for label in found.labels_]
 
 
-@overload
-def affinity_picture(
-    q: NDArray[np.float64], groups: Sequence[int] | None = ..., *, format: Literal["svg"] = ...
-) -> str: ...
-@overload
-def affinity_picture(
-    q: NDArray[np.float64], groups: Sequence[int] | None = ..., *, format: Literal["png"]
-) -> bytes: ...
-def affinity_picture(
-    q: NDArray[np.float64], groups: Sequence[int] | None = None, *, format: Format = "svg"
-) -> str | bytes:
-    """Draw an affinity matrix: row i, how much the models of the others did for client i.
+def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None) -> str:
+    """Return the SVG of an affinity matrix: row i is how much each model helped client i.
 
     Args:
-        q: [clients, clients]; its diagonal plays no part.
-        groups: the group of each client; clients of one stand together, and lines part the groups.
-        format: "svg" or "png".
+        q: [clients, clients]; the diagonal is ignored.
+        groups: the group of each client; clients are sorted by group, with lines between groups.
     """
     n = len(q)
     order = list(range(n)) if groups is None else sorted(range(n), key=lambda i: (groups[i], i))
@@ -60,7 +48,11 @@ def affinity_picture(
         norm = TwoSlopeNorm(0.0, -most, most)
         image = ax.imshow(shown, cmap="PuOr", norm=norm, interpolation="nearest")
         ax.figure.colorbar(
-            image, ax=ax, label="affinity (blank: oneself)", shrink=0.8, ticks=MaxNLocator(5)
+            image,
+            ax=ax,
+            label="affinity (blank: the client itself)",
+            shrink=0.8,
+            ticks=MaxNLocator(5),
         ).outline.set_visible(False)
         if groups is not None:
             ends = [i for i in range(1, n) if groups[order[i]] != groups[order[i - 1]]]
@@ -72,10 +64,10 @@ def affinity_picture(
         ax.set_xticks(at, [str(order[i]) for i in at], fontsize=6.5)
         ax.set_yticks(at, [str(order[i]) for i in at], fontsize=6.5)
         ax.set_xlabel("model of client")
-        ax.set_ylabel("client that is sent it")
+        ax.set_ylabel("client that receives it")
 
     title = f"Affinities of {count(n, 'client')}"
-    return picture(title, (4.9, 4.0), draw, format)
+    return picture(title, (4.9, 4.0), draw)
 
 
 def _finite(q: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,8 +1,7 @@
-"""The figures of the page, by plotly: curves, spread of clients, who holds what, new classes.
+"""The page's figures as plotly JSON: curves, client accuracies, partitions, confusions, maps.
 
-Each is a plain tree for plotly's JavaScript, checked by its Python half. Colours of text, axes and
-heat maps are left out: the page gives them, in light and in dark. Names come from data, and plotly
-reads a little HTML in text, so each passes `_text`.
+The page's script sets the colours of text, axes and heat maps, for light and dark schemes. Plotly
+interprets some HTML tags in text, so every name from data goes through `_text`.
 """
 
 from __future__ import annotations
@@ -24,30 +23,33 @@ Figure: TypeAlias = dict[str, Any]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 _LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
-_WRITTEN = 12  # rows and columns up to which the cells of a heat map carry their numbers
-_POINTS = 300  # clients up to which each is a point
+_WRITTEN = 12  # most columns of a heat map whose cells show their values
+_POINTS = 300  # most clients drawn as points; of more, only outliers
 
 AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
         "seconds": "seconds of training"}  # fmt: skip
 KINDS = {"peeked": "the test's (NOT HONEST)"}
-"""What kinds of episodes are called, where not by their name."""
+"""Names of kinds of episodes that the page shows differently."""
 
 
 def curves(
-    series: Sequence[Series], floors: Mapping[str, float], axis: str, places: Mapping[str, int]
+    series: Sequence[Series], baselines: Mapping[str, float], axis: str, colours: Mapping[str, int]
 ) -> Figure:
-    """Draw accuracy against rounds, megabytes or seconds, its 95 % interval shaded.
+    """Return accuracy against rounds, megabytes or seconds, with 95 % intervals shaded.
 
-    `floors` are dashed lines; they belong here only if they sat the same episodes. `places` gives
-    each label its colour, the same in every figure.
+    Args:
+        series: the curves.
+        baselines: accuracies on the same episodes, drawn as dashed lines.
+        axis: a key of `AXES`.
+        colours: index of each label's colour, the same in all figures.
     """
     figure = go.Figure()
     for s in series:
         x = getattr(s, axis)
         if x is not None:
-            _curve(figure, places[s.label], s, [_number(value) for value in x], axis)
+            _curve(figure, colours[s.label], s, [_number(value) for value in x], axis)
     ends = [x for trace in figure.data for x in trace.x if x is not None] or [0, 1]
-    for i, (name, accuracy) in enumerate(floors.items()):
+    for i, (name, accuracy) in enumerate(baselines.items()):
         line = {"color": INK, "width": 1.3, "dash": _DASHES[1 + i % 3]}
         figure.add_scatter(x=[min(ends), max(ends)], y=[100 * accuracy] * 2, name=_text(name),
                            mode="lines", line=line, hovertemplate="%{y:.2f} %")  # fmt: skip
@@ -73,7 +75,7 @@ def _curve(figure: Any, i: int, s: Series, x: Sequence[float | None], axis: str)
             fillcolor=_clear(colour, 0.17), mode="lines", line={"width": 0}, hoverinfo="skip",
             showlegend=False, name=name,
         )  # fmt: skip
-    # Dashes and marks tell curves apart in grey print, or where two are nearly of a colour.
+    # Dashes and markers distinguish curves that are printed in grey or have similar colours.
     figure.add_scatter(
         x=x, y=y, name=name, legendgroup=name,
         mode="lines+markers" if len(x) <= 40 else "lines",
@@ -84,11 +86,11 @@ def _curve(figure: Any, i: int, s: Series, x: Sequence[float | None], axis: str)
     )  # fmt: skip
 
 
-def reported(lines: Mapping[str, Line], metric: str, places: Mapping[str, int]) -> Figure:
-    """Draw what methods report of their training, by round."""
+def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str, int]) -> Figure:
+    """Return a training metric of each method, by round."""
     figure = go.Figure()
     for label, (rounds, values) in lines.items():
-        i = places[label]
+        i = colours[label]
         figure.add_scatter(
             x=rounds, y=[_number(value) for value in values], name=_text(label), mode="lines",
             line={"color": PALETTE[i % len(PALETTE)], "width": 2,
@@ -104,13 +106,13 @@ def reported(lines: Mapping[str, Line], metric: str, places: Mapping[str, int]) 
 
 
 def spread(
-    clients: Mapping[str, Sequence[float]], worst: Mapping[str, float], places: Mapping[str, int]
+    clients: Mapping[str, Sequence[float]], worst: Mapping[str, float], colours: Mapping[str, int]
 ) -> Figure:
-    """Draw the accuracy of each client, in a row for each method; diamonds are the worst tenth."""
+    """Return the accuracy of each client in a row for each method; diamonds mark `worst`."""
     figure = go.Figure()
     shown = dict(zip(clients, _distinct(list(clients), 24), strict=True))
     for label, accuracies in clients.items():
-        colour, few = PALETTE[places[label] % len(PALETTE)], len(accuracies) <= _POINTS
+        colour, few = PALETTE[colours[label] % len(PALETTE)], len(accuracies) <= _POINTS
         figure.add_box(
             x=[_number(100 * a) for a in accuracies], y=[shown[label]] * len(accuracies),
             orientation="h", boxpoints="all" if few else "outliers", jitter=0.6, pointpos=0,
@@ -132,8 +134,8 @@ def spread(
     return _done(figure, height, height)
 
 
-def who_holds(held: PartitionTable) -> Figure:
-    """Draw how many examples of each class each client holds."""
+def partition(held: PartitionTable) -> Figure:
+    """Return how many examples of each class each client has."""
     figure = _heat(
         [[n or None for n in row] for row in held.table],
         _distinct(held.classes, 20),
@@ -150,22 +152,24 @@ def who_holds(held: PartitionTable) -> Figure:
 
 
 def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Draw which share of each class's queries was taken for which class."""
-    names = sorted({*counts, *(said for row in counts.values() for said in row)}, key=_natural)
-    table = [[counts.get(y, {}).get(said, 0) for said in names] for y in names]
+    """Return the share of each true class's queries that was predicted as each class."""
+    names = sorted({*counts, *(guess for row in counts.values() for guess in row)}, key=_natural)
+    table = [[counts.get(y, {}).get(guess, 0) for guess in names] for y in names]
     shares = [[100 * n / max(sum(row), 1) for n in row] for row in table]
     shown = _distinct(names, 14)
     figure = _heat(
-        shares, shown, shown, "%{z:.0f}", "%{y} taken for %{x}: %{z:.1f} %<extra></extra>"
+        shares, shown, shown, "%{z:.0f}", "%{y} predicted as %{x}: %{z:.1f} %<extra></extra>"
     )
     figure.data[0].update(colorbar={"ticksuffix": " %"})
-    figure.update_layout(xaxis={"title": {"text": "taken for"}}, yaxis={"title": {"text": "class"}})
+    figure.update_layout(
+        xaxis={"title": {"text": "predicted class"}}, yaxis={"title": {"text": "true class"}}
+    )
     height = min(150 + 44 * max(len(names), 4), 680)
     return _done(figure, height, min(height, 420))
 
 
-def new_classes(found: Map) -> Figure:
-    """Draw novel examples in two dimensions, a colour and a mark for each class."""
+def novel_classes(found: Map) -> Figure:
+    """Return novel examples in two dimensions, with a colour and a marker for each class."""
     figure = go.Figure()
     for i, (name, points) in enumerate(found.points.items()):
         figure.add_scatter(
@@ -195,7 +199,7 @@ def _heat(
     text: str,
     hover: str,
 ) -> Any:
-    """Return a heat map; class names are categories, also where they look like numbers."""
+    """Return a heat map whose axes are categories, even if the names look like numbers."""
     figure = go.Figure()
     written = len(columns) <= _WRITTEN and len(rows) <= 2 * _WRITTEN
     gap = 2 if max(len(columns), len(rows)) <= 3 * _WRITTEN else 1
@@ -213,7 +217,7 @@ def _heat(
 
 
 def _done(figure: Any, height: int, narrow: int) -> Figure:
-    """Return the tree; `narrow` is the height on a phone."""
+    """Return the figure as JSON; `narrow` is its height on a phone."""
     figure.update_layout(
         height=height, meta={"narrow": narrow}, template="none",
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
@@ -224,15 +228,12 @@ def _done(figure: Any, height: int, narrow: int) -> Figure:
 
 
 def _text(name: object, length: int = 40) -> str:
-    """Return a name that plotly shows as it is: no tags, no entities."""
+    """Return a name escaped so that plotly shows it literally."""
     return html.escape(shortened(name, length), quote=False)
 
 
 def _distinct(names: Sequence[str], length: int) -> list[str]:
-    """Return the names as they are shown, with a number where two would look alike.
-
-    On an axis of categories two of one name would be one.
-    """
+    """Return the names as shown; equal ones get numbers, since plotly merges equal categories."""
     shown: list[str] = []
     for name in names:
         text, n = _text(name, length), 2
@@ -247,7 +248,7 @@ def _natural(name: str) -> tuple[bool, float, str]:
 
 
 def _number(value: float) -> float | None:
-    """Return what JSON can hold."""
+    """Return None for NaN and infinity, which JSON cannot hold."""
     return float(value) if math.isfinite(value) else None
 
 

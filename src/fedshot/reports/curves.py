@@ -1,4 +1,4 @@
-"""Accuracy measured on the way, and what it had cost by then."""
+"""Accuracy and metrics during training, and their cost so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from fedshot.reports.run_files import Groups, Run
 from fedshot.runs.test_protocol import chose_by_test
 
-_POINTS = 400  # of a line
+_POINTS = 400  # most points of a line
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Series:
     """One curve.
 
     Args:
-        label: the method's name for people.
-        rounds: where accuracy was measured.
-        accuracies: in [0, 1], one for each round.
-        intervals: half-widths of 95 % intervals, or None when they are not known.
-        episodes: which episodes were answered: "test", "validation" or "training"; "peeked" for
-            looks at the test that chose the round.
-        megabytes: sent and received by then, all clients together; None when unknown.
-        seconds: of training by then; None when unknown.
+        label: display name of the method.
+        rounds: rounds in which accuracy was measured.
+        accuracies: accuracy in [0, 1] for each round.
+        intervals: half-widths of 95 % intervals; None if unknown.
+        episodes: "test", "validation", "training", or "peeked" for evaluations on the test that
+            chose the round.
+        megabytes: MB sent and received so far, all clients together; None if unknown.
+        seconds: seconds of training so far; None if unknown.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Series:
         others = (self.accuracies, self.intervals, self.megabytes, self.seconds)
         if any(other is not None and len(other) != n for other in others):
             raise ValueError(
-                f"{self.label!r}: one accuracy (interval, cost) for each of {n} rounds"
+                f"{self.label!r}: expected one accuracy (interval, cost) for each of {n} rounds"
             )
 
     @classmethod
@@ -53,7 +53,7 @@ class Series:
         runs: Sequence[Run],
         episodes: str = "test",
     ) -> Series:
-        """Return the curve of (round, accuracy, interval), with the mean cost of the runs."""
+        """Return the curve through points (round, accuracy, interval), at the runs' mean cost."""
         rounds = [round for round, _, _ in points]
         halves = [half for _, _, half in points if half is not None]
         costs = [_costs(run) for run in runs]
@@ -71,10 +71,9 @@ class Series:
     def of_runs(cls, label: str, runs: Sequence[Run]) -> Series | None:
         """Return the accuracy on validation episodes, else on the clients' training episodes.
 
-        A run whose round was chosen by the test has looks at the test in the place of validation.
-
-        Several seeds are averaged over the rounds that all of them have; the interval is then the
-        mean of theirs, which no mean of correlated values exceeds. None when nothing was recorded.
+        For runs whose round was chosen on the test, these are accuracies on the test. Seeds are
+        averaged over the rounds that all of them have. The interval is then the mean of theirs,
+        an upper bound for that of the mean. None if nothing was recorded.
         """
         seen = [
             {r["round"]: (r["validation"]["accuracy"], r["validation"]["interval"])
@@ -86,39 +85,28 @@ class Series:
             peeked = any(chose_by_test(run.settings) for run in runs)
             kind = "peeked" if peeked else "validation"
             return cls.measured(label, points, runs, kind)  # type: ignore[arg-type]
-        told = [
-            {
-                r["round"]: r["metrics"]["accuracy"]
-                for r in run.records
-                if "accuracy" in r["metrics"]
-            }
-            for run in runs
-        ]
-        rounds = _common(told)
-        if not rounds:
+        means = _means("accuracy", runs)
+        if not means:
             return None
-        means = [(r, fmean(one[r] for one in told), None) for r in rounds]
-        return cls.measured(label, means, runs, "training")
+        return cls.measured(label, [(*point, None) for point in means], runs, "training")
 
 
 Line: TypeAlias = tuple[list[float], list[float]]
 """Rounds and values."""
 
 
-def reported(groups: Groups) -> dict[str, dict[str, Line]]:
-    """Return what the methods report of their training: by metric, by label, a line.
+def metric_lines(groups: Groups) -> dict[str, dict[str, Line]]:
+    """Return a line for each metric and label, averaged over the seeds that report the metric.
 
-    Seeds that report a metric are averaged over the rounds that all of them have; of many rounds
-    each point is the mean of some neighbours, at their mean round.
+    In long runs each point is the mean of several neighbouring rounds.
     """
     found: dict[str, dict[str, Line]] = {}
     for label, runs in groups.items():
         names = dict.fromkeys(name for run in runs for r in run.records for name in r["metrics"])
         for name in names:
-            told = [{r["round"]: r["metrics"][name] for r in run.records if name in r["metrics"]}
-                    for run in runs]  # fmt: skip
-            told = [one for one in told if one]
-            points = [(r, fmean(one[r] for one in told)) for r in _common(told)]
+            points = _means(
+                name, [one for one in runs if any(name in r["metrics"] for r in one.records)]
+            )
             some = -(-len(points) // _POINTS) or 1
             blocks = [points[i : i + some] for i in range(0, len(points), some)]
             if len(blocks) > 1:
@@ -127,13 +115,22 @@ def reported(groups: Groups) -> dict[str, dict[str, Line]]:
     return found
 
 
+def _means(metric: str, runs: Sequence[Run]) -> list[tuple[int, float]]:
+    """Return (round, mean of the metric over the runs) for the rounds that all runs have."""
+    every = [
+        {r["round"]: r["metrics"][metric] for r in run.records if metric in r["metrics"]}
+        for run in runs
+    ]
+    return [(r, fmean(one[r] for one in every)) for r in _common(every)]
+
+
 def _common(seen: Sequence[Mapping[int, Any]]) -> list[int]:
-    """Return the rounds that are in all of them, in order."""
+    """Return the rounds that all runs have, in order."""
     return sorted(set(seen[0]).intersection(*seen[1:])) if seen else []
 
 
 def _costs(run: Run) -> dict[int, tuple[float, float]]:
-    """Return, by round, the megabytes both ways and the seconds since the start."""
+    """Return the megabytes sent and received and the seconds of training up to each round."""
     spent = accumulate(float(r.get("seconds", 0)) for r in run.records)
     return {
         r["round"]: ((r.get("bytes_down", 0) + r.get("bytes_up", 0)) / 1e6, seconds)

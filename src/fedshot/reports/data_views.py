@@ -1,6 +1,6 @@
-"""What a run's folder alone does not tell: who holds what, and where its model puts new classes.
+"""Views of a run that need its data or model: client data, and a map of the novel classes.
 
-Needs the data, and for the map a checkpoint; without them the page says what is missing.
+The map also needs a checkpoint. Where something is missing, the views hold the reason.
 """
 
 from __future__ import annotations
@@ -23,42 +23,48 @@ from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import examples
 from fedshot.nn.models.mode import Mode
 from fedshot.runs import run_folder
-from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from fedshot.runs.relocate import check_here, on_this_machine
 
-_CLIENTS = 40  # rows of the picture of who holds what
-_CLASSES, _EACH = 7, 40  # of the map: as many classes as there are colours, examples of each
-_DIGITS = 4  # of a coordinate
+_CLIENTS = 40  # most clients in a partition table
+_CLASSES, _EACH = 7, 40  # most classes of a map, which has 7 colours, and most examples of each
+_DIGITS = 4  # decimals of a coordinate
 
 
 @dataclass(frozen=True)
 class PartitionTable:
-    """How many examples of each base class each client has: `table` [clients, classes]."""
+    """How many examples of each base class each client has: `table` [clients, classes].
+
+    `total` counts all clients; `clients` are those shown.
+    """
 
     clients: tuple[int, ...]
     classes: tuple[str, ...]
     table: tuple[tuple[int, ...], ...]
-    total: int  # clients, those that are not shown included
+    total: int
 
 
 @dataclass(frozen=True)
 class Map:
-    """Novel examples by class in two dimensions.
+    """Examples of novel classes in two dimensions, by class.
 
-    `shares` are the parts of the variance that the two principal axes have; None where the axes are
-    the model's two features. Where `users` were split, clients may train on the classes, too.
+    Args:
+        points: coordinates of the shown examples by class.
+        classes: number of novel classes, including those not shown.
+        shares: fraction of the variance along each principal axis; None if the axes are the
+            model's only two features.
+        users: whether users were split instead of classes; clients may then train on the classes.
     """
 
     points: Mapping[str, tuple[tuple[float, float], ...]]
-    classes: int  # novel classes, those that are not shown included
+    classes: int
     shares: tuple[float, float] | None
     users: bool = False
 
 
 @dataclass(frozen=True)
 class DataViews:
-    """Holdings and map of a run, or why there is none, and what is to be said of its data."""
+    """Partition table and map of a run, or the reason why one is missing; a note on its data."""
 
     holdings: PartitionTable | str
     map: Map | str
@@ -66,7 +72,7 @@ class DataViews:
 
 
 def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
-    """Load a run's data and chosen model and look at them; nothing of the run is changed."""
+    """Load a run's data and chosen model, without changing the run, and return views of them."""
     try:
         config = Config.of(on_this_machine(run_folder.written(folder)))
         setting = PreparedRun(config, data_dir)
@@ -81,7 +87,7 @@ def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
 
 
 def holdings(federated: FederatedDataset) -> PartitionTable:
-    """Count each client's examples of each base class that anybody holds."""
+    """Count each client's examples of each base class that at least one client has."""
     data, parts = federated.dataset, federated.deal.train
     held = np.unique(data.y[parts.indices]).tolist()
     shown = range(min(len(parts), _CLIENTS))
@@ -94,19 +100,10 @@ def holdings(federated: FederatedDataset) -> PartitionTable:
     )
 
 
-def novel_map(run: Experiment) -> Map | str:
-    """Return where the chosen round's features put novel examples, or why there is no such place.
-
-    Principal axes are those of the examples shown. A method whose models stay with the clients has
-    no features of its own.
-    """
-    return _mapped(run.setting, run.chosen())
-
-
 def _chosen(setting: PreparedRun, folder: Path) -> Tree:
-    """Return the server's state after the chosen round, which another kind of device may have made.
+    """Return the server's state after the chosen round, possibly trained on another device.
 
-    Raises CheckpointError when there is none, or one of another run or of other data.
+    Raises CheckpointError if there is none, or if it belongs to another run or other data.
     """
     checkpoints = run_folder.checkpoints(folder)
     rounds = checkpoints.rounds()
@@ -117,13 +114,14 @@ def _chosen(setting: PreparedRun, folder: Path) -> Tree:
     if notes["dataset"] != setting.dataset.digest:
         raise CheckpointError(
             f"{folder} was trained on other data: the hash of dataset {setting.dataset.name!r} "
-            "differs. Put the data back."
+            "differs. Restore the data."
         )
     first = setting.method.init(setting.key.at("init"))
     return checkpoints.read(notes["best"][0], first)[0]
 
 
 def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
+    """Return novel examples by the server's features, or the reason why there are none."""
     if setting.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
     model = setting.method.model
@@ -153,21 +151,21 @@ def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
 
 
 def _body(server: Any) -> Tree | None:
-    """Return the server's encoder, where its state has one."""
+    """Return the encoder in a server's state, if there is one."""
     fields = server._asdict() if hasattr(server, "_asdict") else server
     if not isinstance(fields, Mapping):
         return None
     if "body" in fields:
         found: Tree = fields["body"]
         return found
-    # With learned steps the model lies beside them; a start alone is what clients began with.
+    # "start" is a trained model only beside learned step sizes; else it is the untrained one.
     names = ("theta", "w", "phi", *(("start",) if "alpha" in fields else ()))
     inner = next((name for name in names if name in fields), None)
     return None if inner is None else _body(fields[inner])
 
 
 def _some(y: Ints, novel: Ints) -> dict[int, Ints]:
-    """Return rows of novel classes, spread over classes and over each class's examples."""
+    """Return rows of novel classes by class, evenly spaced over classes and their examples."""
     classes = np.unique(y[novel])
     chosen = classes[_spread(len(classes), _CLASSES)]
     every = {int(c): novel[y[novel] == c] for c in chosen}
@@ -181,14 +179,14 @@ def _spread(n: int, most: int) -> Ints:
 def _flat(
     h: np.ndarray[Any, np.dtype[np.float64]],
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], tuple[float, float] | None]:
-    """Return points [n, 2] on the principal axes of h [n, d], and the axes' shares of variance."""
+    """Return h [n, d] on its two principal axes, [n, 2], and their fractions of the variance."""
     if h.shape[1] == 2:
         return h, None
     h = h - h.mean(axis=0)
     u, s, v = np.linalg.svd(h, full_matrices=False)
     if len(s) < 2:
         return np.pad(u * s, ((0, 0), (0, 2 - len(s)))), (1.0, 0.0)
-    # The sign of an axis is free; fixed so that one run has one picture.
+    # The sign of an axis is arbitrary; this choice makes the figure reproducible.
     signs = np.sign(v[np.arange(2), np.abs(v[:2]).argmax(axis=1)])
     total = float((s**2).sum()) or 1.0
     return u[:, :2] * (s[:2] * signs), (float(s[0] ** 2) / total, float(s[1] ** 2) / total)

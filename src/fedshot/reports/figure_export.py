@@ -1,6 +1,6 @@
-"""From a drawing to SVG or PNG: no global state of matplotlib is read or left changed.
+"""Matplotlib figures as SVG text, without reading or changing matplotlib's global settings.
 
-Text, axes and grid have one mid-tone, `INK`, which is legible on white and on black.
+Text, axes and grid are drawn in `INK`, a grey that is legible on white and on black.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
-from typing import Literal, TypeAlias
 
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -16,16 +15,15 @@ from matplotlib.figure import Figure
 
 from fedshot.core.text import printable
 
-Format: TypeAlias = Literal["svg", "png"]
-
 INK = "#767b85"
-# After Okabe and Ito's palette for colour-blind readers, each at least 3:1 on white and on #15181d.
+# Based on Okabe and Ito's palette for colour-blind readers; the contrast of each colour is at least
+# 3:1 on white and on #15181d.
 PALETTE = ("#2b7cc0", "#d55e00", "#0a9471", "#b8609a", "#a07a0c", "#6f7fd0", "#8a6d5a")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 _STYLE = {
     "svg.hashsalt": "fedshot",
-    "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and restyled
+    "svg.fonttype": "none",  # text stays text, for search, screen readers and styles
     "text.parse_math": False,  # a "$" in a name is a dollar
     "font.size": 9,
     "axes.titlesize": 9,
@@ -54,26 +52,19 @@ _STYLE = {
 }
 
 
-def picture(
-    title: str, size: tuple[float, float], draw: Callable[[Axes], None], format: Format
-) -> str | bytes:
-    """Return what `draw` puts on one pair of axes of `size` inches, as SVG text or PNG bytes."""
-    return drawing(title, size, lambda figure: draw(figure.add_subplot()), format)
+def picture(title: str, size: tuple[float, float], draw: Callable[[Axes], None]) -> str:
+    """Return the SVG of a figure of `size` inches with one pair of axes, filled by `draw`."""
+    return drawing(title, size, lambda figure: draw(figure.add_subplot()))
 
 
-def drawing(
-    title: str, size: tuple[float, float], draw: Callable[[Figure], None], format: Format
-) -> str | bytes:
-    """Return what `draw` puts on a figure of `size` inches, as SVG text or PNG bytes."""
-    out = io.BytesIO()
+def drawing(title: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
+    """Return the SVG of a figure of `size` inches, filled by `draw`."""
+    out = io.StringIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        # SVG names its characters and the reader's machine has the font.
+        # The SVG holds the characters; the reader's machine has the font.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
-        if format == "svg":
-            metadata = {"Title": printable(title), "Date": None, "Creator": None}
-            figure.savefig(out, format="svg", metadata=metadata)
-        else:
-            figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": ""})
-    return out.getvalue().decode("utf-8") if format == "svg" else out.getvalue()
+        metadata = {"Title": printable(title), "Date": None, "Creator": None}
+        figure.savefig(out, format="svg", metadata=metadata)
+    return out.getvalue()

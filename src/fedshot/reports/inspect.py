@@ -1,4 +1,4 @@
-"""An arrangement before any training: what the data is and how it is dealt."""
+"""Descriptions and pictures of a federated dataset before training, for `fedshot data show`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from fedshot.core import storage
 from fedshot.core.errors import DataError
 from fedshot.core.text import count, joined
 from fedshot.data.dataset import Ints
-from fedshot.data.partitions.partition import ClientSplit
 from fedshot.reports.partition_plots import class_histogram, one_client_picture, partition_picture
 from fedshot.reports.sheet import contact_sheet
 from fedshot.runs.prepare import FederatedDataset
 
-_ROWS = 20  # classes on the contact sheet
-DEVICES = (2, 5, 10, 20, 30)
+_ROWS = 20  # most classes on the contact sheet
+_CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients that the last picture compares
 
 
 def facts(federated: FederatedDataset) -> list[str]:
-    """Return lines that describe the data, the split and the partition; users are only counted."""
+    """Return lines that describe the data, the split and the partition, without names of users."""
     data, sizes = federated.dataset, federated.deal.train.sizes
     noun = "texts" if data.is_text else "images"
     if data.is_text:
@@ -39,7 +38,7 @@ def facts(federated: FederatedDataset) -> list[str]:
         f"{len(federated.clients)} clients can form a {federated.config.episode} episode",
     ]
     if data.users is not None:
-        lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, known by number alone")
+        lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, identified by numbers")
     lines[1:1] = data.remarks
     if federated.copies.identical:
         lines.insert(1, str(federated.copies))
@@ -49,10 +48,10 @@ def facts(federated: FederatedDataset) -> list[str]:
 
 
 def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
-    """Draw the data and who holds what; return the files, and what each shows.
+    """Write pictures of the data and its partition; return their files and what each shows.
 
-    They are a contact sheet (of images), images per class, images per client and class, and how one
-    client's share changes with the number of clients.
+    The pictures are a contact sheet of the images, examples per class, examples per client and
+    class, and one client's data for several numbers of clients.
     """
     data = federated.dataset
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,8 +76,7 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
         ),
         "devices": (
             one_client_picture(held, [data.class_names[c] for c in trained], notes),
-            f"what client 0 would hold of {joined([str(n) for n in DEVICES])} clients, whatever "
-            "partition.clients is",
+            f"what client 0 would have among {joined([str(n) for n in _CLIENTS])} clients",
         ),
     }
     for name, (svg, shows) in figures.items():
@@ -89,35 +87,27 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
 
 
 def shares_of_client_0(federated: FederatedDataset) -> tuple[dict[int, Ints], list[str]]:
-    """Return what client 0 holds of each base class for 2, 5, 10, 20 and 30 clients.
+    """Return client 0's examples of each base class by number of clients, and notes.
 
-    The partition's other options stay as they are. Second, notes on the numbers of clients that it
-    cannot deal to.
+    The partition's other options are unchanged. The notes say which numbers of clients fail.
     """
     data, rows = federated.dataset, federated.rows.base
     trained = np.unique(data.y[rows])
     held, notes = {}, []
-    for n in DEVICES:
+    partitioner: Any = federated.config.partition
+    for n in _CLIENTS:
         try:
-            deal = _dealt(federated, n)
+            if "clients" not in {field.name for field in fields(partitioner)}:
+                raise DataError(f"{type(partitioner).__name__} has no option for their number.")
+            split = replace(partitioner, clients=n).assign(
+                data, rows, federated.deal_key, federated.config.episode
+            )
         except DataError as error:
-            notes.append(f"{n} devices: {error}")
+            notes.append(f"{n} clients: {error}")
             continue
-        counts = np.bincount(data.y[deal.train[0]], minlength=data.n_classes)
+        counts = np.bincount(data.y[split.train[0]], minlength=data.n_classes)
         held[n] = counts[trained].astype(np.int64)
     return held, notes
-
-
-def _dealt(federated: FederatedDataset, clients: int) -> ClientSplit:
-    partitioner: Any = federated.config.partition
-    if "clients" not in {field.name for field in fields(partitioner)}:
-        raise DataError(f"{type(partitioner).__name__} does not take a number of clients.")
-    return replace(partitioner, clients=clients).assign(  # type: ignore[no-any-return]
-        federated.dataset,
-        federated.rows.base,
-        federated.deal_key,
-        federated.config.episode,
-    )
 
 
 def _split(federated: FederatedDataset) -> str:
@@ -128,6 +118,6 @@ def _split(federated: FederatedDataset) -> str:
     }
     if split is not None:
         return ", ".join(f"{len(found)} {part}" for part, found in parts.items()) + " classes"
-    assert data.users is not None  # only users can be split in the place of classes
+    assert data.users is not None  # rows are split by classes or by users
     counts = {part: len(np.unique(data.users[found])) for part, found in parts.items()}
     return ", ".join(f"{n} {part}" for part, n in counts.items()) + " users"

@@ -1,172 +1,133 @@
-"""What a comparison rests on, as HTML: refusals, bytes, episodes, settings, machines."""
+"""Values of the page's last sections: faults, bytes, test episodes, settings and machines."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedshot.config.settings import flat
 from fedshot.core.text import count, joined, megabytes, printable
-from fedshot.reports.markup import e, folded, pairs, plain, table
+from fedshot.reports.markup import plain
 from fedshot.reports.run_files import Groups, Run
 from fedshot.reports.significance import ComparisonRow
 
-_FAULTS = 100  # lines of faults shown of one run; the others are counted
-_CLIENTS = 5  # named of those whose replies did not count, the most frequent first
-_NAMED = 4  # runs without a fault up to which they are named
+_FAULTS = 100  # faults listed for one run; the others are counted
+_CLIENTS = 5  # clients named in the summary of a run's faults, the most frequent first
+_NAMED = 4  # most runs without a fault that are named
 _UNSET = "\N{EN DASH}"
 
 
-def faults(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what the guard refused and what was lost."""
+def faults(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the replies that the guard refused or that were lost, by run."""
     clean = [run for run in runs if not any(r["faults"] or r["skipped"] for r in run.records)]
-    if clean:
-        rounds = sum(run.rounds for run in clean)
-        names = joined([printable(run.label) for run in clean])
-        if len(clean) > _NAMED:
-            names = f"{'all' if len(clean) == len(runs) else 'the other'} {len(clean)} runs"
-        yield f"<p>Every reply counted in all {count(rounds, 'round')} of {e(names)}.</p>"
-    yield from (_faults_of(run) for run in runs if run not in clean)
-
-
-def _faults_of(run: Run) -> str:
-    lines = [(r["round"], *_fault(f)) for r in run.records for f in r["faults"]]
-    skipped = [(r["round"], "", "round skipped", r["skipped"]) for r in run.records if r["skipped"]]
-    rounds = len({line[0] for line in lines})
-    found = sorted([*lines, *skipped], key=lambda line: line[0])
-    inside = table(
-        ("round", "client", "what", "reason"),
-        ([e(cell) for cell in line] for line in found[:_FAULTS]),
-        kind="words",
-        name=f"Replies of {run.label} that did not count",
-    )
-    if len(found) > _FAULTS:
-        inside += f'<p class="small">And {len(found) - _FAULTS:,} more, in metrics.jsonl.</p>'
-    told = (
-        f"{count(len(lines), 'reply', 'replies')} in {count(rounds, 'round')} did not count"
-        f"{_of_whom(lines)}; {count(len(skipped), 'round')} skipped"
-    )
-    return folded(run.label, told, inside)
-
-
-def _of_whom(lines: Sequence[tuple[Any, ...]]) -> str:
-    """Return in how many rounds which clients are on lines that begin with (round, client)."""
-    rounds = Counter(client for _, client in sorted({(r, str(client)) for r, client, *_ in lines}))
-    named = [f"client {client} in {n:,}" for client, n in rounds.most_common(_CLIENTS)]
-    if rest := len(rounds) - len(named):
-        named.append(count(rest, "other client"))
-    return f": {joined(named)}" if named else ""
-
-
-def _fault(fault: Mapping[str, Any]) -> tuple[Any, ...]:
-    return fault.get("client", ""), fault.get("kind", ""), fault.get("reason", "")
-
-
-def ledger(groups: Groups) -> Iterator[str]:
-    """Yield the bytes of every part, by phase and direction, of one run of each method."""
-    for label, (run, *others) in groups.items():
-        if not run.ledger:
-            yield f"<p>{e(label)} sent nothing.</p>" if run.records else ""
-            continue
-        total = sum(int(line["bytes"]) for line in run.ledger)
-        rows = (
-            [e(line["part"]), e(line["direction"]), megabytes(int(line["bytes"])),
-             f"{int(line['messages']):,}", e(line["phase"]), e(line["work"])]
-            for line in run.ledger
-        )  # fmt: skip
-        inside = table(
-            ("part", "direction", "MB", "messages", "phase", "work"),
-            rows,
-            kind="ledger",
-            name=f"Ledger of {label}",
-        )
-        one = f" in one run, seed {run.seed}" if others else ""
-        asked = any(line["phase"] == "test" for line in run.ledger)
-        looks = "looks and the test included" if asked else "looks included, the test not"
-        yield folded(label, f"{megabytes(total)} MB{one}, {looks}", inside)
-
-
-def episodes(rows: Sequence[ComparisonRow]) -> Iterator[str]:
-    """Yield the hashes of the test episodes."""
-    by_tasks: dict[str, list[str]] = {}
-    for row in rows:
-        by_tasks.setdefault(row.tasks, []).append(printable(row.label))
-    by_tasks.pop("", None)
-    if not by_tasks:
-        return
-    lines = (
-        f"<dt>{e(joined(labels))}</dt><dd><code>{e(tasks)}</code></dd>"
-        for tasks, labels in by_tasks.items()
-    )
-    yield (
-        "<p>Drawn once and named by a hash of the data and of the rows of every episode. The same "
-        f"hash means the same test.</p><dl>{''.join(lines)}</dl>"
-    )
-
-
-def settings(groups: Groups) -> Iterator[str]:
-    """Yield where the methods' settings differ, then all settings, then the machines."""
-    every = {label: _settings(runs) for label, runs in groups.items()}
-    keys = list(dict.fromkeys(key for tree in every.values() for key in tree))
-    differ = [key for key in keys if len({tree.get(key, _UNSET) for tree in every.values()}) > 1]
-    head = ["setting", *(e(label) for label in every)]
-    if differ:
-        rows = (_line(key, every, marked=False) for key in differ)
-        yield "<h3>Where they differ</h3>"
-        yield table(head, rows, kind="settings", name="Settings that differ")
-    elif len(every) > 1:
-        yield "<p>All have the same settings, names and seeds aside.</p>"
-    rows = (_line(key, every, marked=key in differ) for key in keys)
-    told = f"{len(keys)} settings, defaults included" + (
-        f"; {len(differ)} differ and are marked" if differ else ""
-    )
-    yield folded("All settings", told, table(head, rows, kind="settings", name="All settings"))
-    yield _stories([run for runs in groups.values() for run in runs])
-
-
-def _stories(runs: Sequence[Run]) -> str:
-    """Return what became of each run, and the machines; those alike are told once."""
-    head = ("run", "folder", "seed", "rounds", "tested at round", "chosen by")
-    lines = (
-        [e(run.label), e(run.folder.name), str(run.seed), f"{run.rounds:,} of {run.planned:,}",
-         *(e((run.result or {}).get(key, _UNSET)) for key in ("round", "chosen_by"))]
-        for run in runs
-    )  # fmt: skip
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        alike.setdefault(plain(run.begun_with), []).append(run)
-    machines = [
-        pairs(
-            "All runs" if len(alike) == 1 else joined([printable(run.label) for run in same]),
-            dict(flat(same[0].begun_with)),
-        )
-        for same in alike.values()
-    ]
-    turns = [
-        [e(run.label), e(run.folder.name), f"{round:,}", e(told)]
-        for run in runs
-        for round, told in run.turns()
-    ]
-    told = f"{count(len(runs), 'run')}, {count(len(alike), 'machine')}"
-    inside = table(head, lines, kind="settings", name="Runs")
-    if turns:
-        told += f"; {count(len(turns), 'change')} on the way"
-        names = ("run", "folder", "after round", "what changed")
-        inside += table(names, turns, kind="settings", name="Changes on the way")
-    inside += "".join(machines)
-    return folded("Runs and machines", told, inside)
-
-
-def _settings(runs: Sequence[Run]) -> dict[str, str]:
-    """Return what seeds of one thing were asked for, seeds gathered; names are told elsewhere."""
-    shared = {key: value for key, value in runs[0].settings.items() if key not in ("name", "seed")}
+    names = joined([printable(run.label) for run in clean])
+    if len(clean) > _NAMED:
+        names = f"{'all' if len(clean) == len(runs) else 'the other'} {len(clean)} runs"
+    rounds = count(sum(run.rounds for run in clean), "round")
     return {
-        "seed": ", ".join(str(run.seed) for run in runs),
-        **{key: plain(value) for key, value in flat(shared)},
+        "clean": f"Every reply counted in all {rounds} of {names}." if clean else "",
+        "runs": [_faults_of(run) for run in runs if run not in clean],
     }
 
 
-def _line(key: str, every: Mapping[str, Mapping[str, str]], *, marked: bool) -> list[str]:
-    values = [f"<code>{e(tree.get(key, _UNSET))}</code>" for tree in every.values()]
-    return [e(key), *(f"<mark>{value}</mark>" if marked else value for value in values)]
+def _faults_of(run: Run) -> dict[str, Any]:
+    replies = [
+        (r["round"], f.get("client", ""), f.get("kind", ""), f.get("reason", ""))
+        for r in run.records
+        for f in r["faults"]
+    ]
+    skipped = [(r["round"], "", "round skipped", r["skipped"]) for r in run.records if r["skipped"]]
+    rows = sorted([*replies, *skipped], key=lambda row: row[0])
+    by_client = Counter(client for _, client in sorted({(row[0], str(row[1])) for row in replies}))
+    named = [f"client {client} in {n:,}" for client, n in by_client.most_common(_CLIENTS)]
+    if others := len(by_client) - len(named):
+        named.append(count(others, "other client"))
+    return {
+        "label": run.label,
+        "summary": f"{count(len(replies), 'reply', 'replies')} in "
+        f"{count(len({row[0] for row in replies}), 'round')} did not count"
+        f"{f': {joined(named)}' if named else ''}; {count(len(skipped), 'round')} skipped",
+        "rows": rows[:_FAULTS],
+        "more": f"{len(rows) - _FAULTS:,}" if len(rows) > _FAULTS else "",
+    }
+
+
+def ledgers(groups: Groups) -> list[dict[str, Any]]:
+    """Return the bytes of every part, by phase and direction, of the first run of each method."""
+    found = []
+    for label, (run, *others) in groups.items():
+        if not run.ledger and not run.records:
+            continue
+        total = megabytes(sum(int(line["bytes"]) for line in run.ledger))
+        one = f" in one run, seed {run.seed}" if others else ""
+        tested = any(line["phase"] == "test" for line in run.ledger)
+        scope = "including validation and test" if tested else "including validation, not the test"
+        rows = [
+            (line["part"], line["direction"], megabytes(int(line["bytes"])),
+             f"{int(line['messages']):,}", line["phase"], line["work"])
+            for line in run.ledger
+        ]  # fmt: skip
+        found.append({"label": label, "summary": f"{total} MB{one}, {scope}", "rows": rows})
+    return found
+
+
+def episodes(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
+    """Return the labels of the rows that share their test episodes, and the hash of these."""
+    by_hash: dict[str, list[str]] = {}
+    for row in rows:
+        if row.tasks:
+            by_hash.setdefault(row.tasks, []).append(printable(row.label))
+    return [(joined(labels), tasks) for tasks, labels in by_hash.items()]
+
+
+def settings(groups: Groups) -> dict[str, Any]:
+    """Return (setting, value for each method, whether the values differ) for every setting."""
+    every = {label: _settings(runs) for label, runs in groups.items()}
+    keys = dict.fromkeys(key for tree in every.values() for key in tree)
+    rows = []
+    for key in keys:
+        values = [tree.get(key, _UNSET) for tree in every.values()]
+        rows.append((key, values, len(set(values)) > 1))
+    differ = [(key, values, False) for key, values, marked in rows if marked]
+    marks = f"; {len(differ)} differ and are marked" if differ else ""
+    return {
+        "labels": list(every),
+        "all": rows,
+        "differ": differ,
+        "summary": f"{len(rows)} settings, including defaults{marks}",
+    }
+
+
+def machines(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the state of each run, changes made on resuming, and the software and machines."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(plain(run.begun_with), []).append(run)
+    changes = [
+        (run.label, run.folder.name, f"{round:,}", change)
+        for run in runs
+        for round, change in run.changes_on_resume()
+    ]
+    summary = f"{count(len(runs), 'run')}, {count(len(alike), 'machine')}"
+    return {
+        "summary": summary + (f"; {count(len(changes), 'change')} on resume" if changes else ""),
+        "runs": [
+            (run.label, run.folder.name, run.seed, f"{run.rounds:,} of {run.planned:,}",
+             *((run.result or {}).get(key, _UNSET) for key in ("round", "chosen_by")))
+            for run in runs
+        ],
+        "changes": changes,
+        "environments": [
+            ("All runs" if len(alike) == 1 else joined([printable(run.label) for run in same]),
+             [(name, plain(value)) for name, value in flat(same[0].begun_with)])
+            for same in alike.values()
+        ],
+    }  # fmt: skip
+
+
+def _settings(runs: Sequence[Run]) -> Mapping[str, str]:
+    """Return the settings that the runs of one method share, and their seeds."""
+    shared = {key: value for key, value in runs[0].settings.items() if key not in ("name", "seed")}
+    seeds = ", ".join(str(run.seed) for run in runs)
+    return {"seed": seeds, **{key: plain(value) for key, value in flat(shared)}}

@@ -1,9 +1,9 @@
-"""One client's images in a plane, by t-SNE: as they are, and as its model sees them."""
+"""The features of one client's images under its own model, and a t-SNE plot of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,36 +15,40 @@ from fedshot.core.text import shortened
 from fedshot.learners.learner import episode_features
 from fedshot.methods.personal.pfedfsl import PFedFSL
 from fedshot.protocol.clients import Clients
-from fedshot.reports.figure_export import PALETTE, Format, drawing
+from fedshot.reports.figure_export import PALETTE, drawing
 from fedshot.runs.experiment import Experiment
-
-Floats = NDArray[np.float64]
 
 
 class Space(NamedTuple):
-    """A client's images as points: those that it trains on first, then those of its test."""
+    """A client's images as points: its training images, then its test images.
 
-    points: Floats  # [images, d]
-    names: list[str]  # of their classes
-    tested: NDArray[np.bool_]  # [images]: whether an image is of the test
+    `points` is [images, d], `names` the class of each image, and `tested` [images] tells whether an
+    image belongs to the test.
+    """
+
+    points: NDArray[np.float64]
+    names: list[str]
+    tested: NDArray[np.bool_]
 
 
 def own_features(run: Experiment, client: int, *, original: bool = False) -> Space:
-    """Return a client's training and test images as its own model's features.
+    """Return the features of a client's training and test images by its model of the chosen round.
 
-    The model is that after the chosen round; `original` gives the pixels, from 0 to 1, instead.
+    With `original`, the points are pixels in [0, 1] instead.
 
-    Raises ConfigError for a client that is not tested, another method than pFedFSL, or the original
-    space of texts, which is none.
+    Raises ConfigError for a client that is not tested, for methods other than pFedFSL, and for
+    `original` with texts.
     """
     episodic_test, method = run.setting.test, run.method
     if not isinstance(method, PFedFSL):
-        raise ConfigError(f"features of a client are drawn for pfedfsl, not for {method.name}.")
+        raise ConfigError(
+            f"the method is {method.name}; features of one client are available for pfedfsl only."
+        )
     owners = episodic_test.owners or ()
     if client not in owners:
-        raise ConfigError(f"client {client} is not tested; those who are: {list(owners)}.")
+        raise ConfigError(f"client {client} is not tested; the tested clients are {list(owners)}.")
     if original and run.setting.dataset.is_text:
-        raise ConfigError("original is true, and texts have no pixels; leave it out.")
+        raise ConfigError("original is true, but texts have no pixels; leave it out.")
     u = owners.index(client)
     eval_episode = episodic_test.eval_episodes[u]
     if original:
@@ -62,18 +66,13 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     return Space(points.numpy(), names, np.arange(len(points)) >= len(eval_episode.support_y))
 
 
-@overload
-def features_picture(spaces: Mapping[str, Space], *, format: Literal["svg"] = ...) -> str: ...
-@overload
-def features_picture(spaces: Mapping[str, Space], *, format: Literal["png"]) -> bytes: ...
-def features_picture(spaces: Mapping[str, Space], *, format: Format = "svg") -> str | bytes:
-    """Draw each space, by its title, in a plane of its own by t-SNE, a colour for each class.
+def features_picture(spaces: Mapping[str, Space]) -> str:
+    """Return the SVG of a t-SNE plot of each space, by title, with a colour for each class.
 
-    Training images are filled, test images hollow.
+    Markers of training images are filled, those of test images hollow. t-SNE preserves
+    neighbourhoods only: distances between clusters have no meaning.
 
     Source: van der Maaten & Hinton 2008.
-
-    Distances in it are those of neighbours alone; how far apart two clouds are says nothing.
     """
     from sklearn.manifold import TSNE
 
@@ -93,5 +92,5 @@ def features_picture(spaces: Mapping[str, Space], *, format: Format = "svg") -> 
             ax.set(title=title, xticks=[], yticks=[])
         figure.legend(loc="outside right center")
 
-    title = "One client's images; hollow, those of its test"
-    return drawing(title, (1.4 + 3.6 * len(spaces), 3.6), draw, format)
+    title = "One client's images; hollow markers: test images"
+    return drawing(title, (1.4 + 3.6 * len(spaces), 3.6), draw)

@@ -1,9 +1,9 @@
-"""What clients and classes hold: who has how many images of what."""
+"""Plots of a partition: how many examples of each class there are, and how many each client has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,68 +14,37 @@ from fedshot.core.text import count, joined, shortened
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Ints
 from fedshot.data.partitions.partition import Partition
-from fedshot.reports.figure_export import INK, PALETTE, Format, picture
+from fedshot.reports.figure_export import INK, PALETTE, picture
 
-_BUBBLES = 12  # classes above which a heat map is easier to read
-_NAMED = 40  # classes above which only some names fit beside an axis
+_BUBBLES = 12  # most classes drawn as bubbles; a heat map of more is easier to read
+_NAMED = 40  # most classes whose names all fit beside an axis
+_CLIENTS = 50  # most clients shown
 
 
-@overload
-def partition_picture(
-    partition: Partition,
-    labels: Ints,
-    class_names: Sequence[str],
-    clients: Sequence[int] | None = ...,
-    max_clients: int = ...,
-    *,
-    format: Literal["svg"] = ...,
-) -> str: ...
-@overload
-def partition_picture(
-    partition: Partition,
-    labels: Ints,
-    class_names: Sequence[str],
-    clients: Sequence[int] | None = ...,
-    max_clients: int = ...,
-    *,
-    format: Literal["png"],
-) -> bytes: ...
-def partition_picture(
-    partition: Partition,
-    labels: Ints,
-    class_names: Sequence[str],
-    clients: Sequence[int] | None = None,
-    max_clients: int = 50,
-    *,
-    format: Format = "svg",
-) -> str | bytes:
-    """Draw how many images of each class each client holds.
+def partition_picture(partition: Partition, labels: Ints, class_names: Sequence[str]) -> str:
+    """Return the SVG of how many images of each class each client has.
 
-    Up to twelve classes as bubbles, more as a heat map. Classes of which nobody holds an image are
-    left out.
+    Up to 12 classes are drawn as bubbles, more as a heat map. Classes that no client has are left
+    out, and of many clients only the first 50 are shown.
 
     Args:
         partition: row numbers of each client.
-        labels: the class number of every row of the dataset, `dataset.y`.
-        class_names: by class number.
-        clients: which to show; all of them by default.
-        max_clients: show the first of them only.
-        format: "svg" or "png".
+        labels: class number of every row of the dataset, `dataset.y`.
+        class_names: names by class number.
     """
-    asked = list(range(len(partition)) if clients is None else clients)
-    shown = asked[:max_clients]
+    shown = range(min(len(partition), _CLIENTS))
     held = np.unique(labels[partition.indices]).tolist()
     table = np.array(
         [np.bincount(labels[partition[k]], minlength=len(class_names))[held] for k in shown],
         dtype=np.int64,
     ).reshape(len(shown), len(held))
     names = [class_names[c] for c in held]
-    cut = f", first {len(shown)} of {len(asked):,} shown" if len(shown) < len(asked) else ""
+    cut = f", first {_CLIENTS} of {len(partition):,} shown" if len(partition) > _CLIENTS else ""
     few = len(held) <= _BUBBLES
 
     def draw(ax: Axes) -> None:
         (_bubbles if few else _heat_map)(ax, table)
-        _client_ticks(ax, shown)
+        ax.set_yticks(shown[:: 1 if len(shown) <= 25 else 5])
         ax.set_ylabel(f"client{cut}")
         _class_ticks(ax, names, "x")
         ax.set_xlabel("class" if few else f"class ({count(len(held), 'class', 'classes')})")
@@ -84,33 +53,15 @@ def partition_picture(
 
     height = 1.1 + (0.22 if few else 0.115) * max(len(shown), 4)
     title = f"Images of each class at each client{cut}"
-    return picture(title, (4.2 if few else 5.0, min(max(height, 2.4), 9.0)), draw, format)
+    return picture(title, (4.2 if few else 5.0, min(max(height, 2.4), 9.0)), draw)
 
 
-@overload
-def class_histogram(
-    labels: Ints,
-    class_names: Sequence[str],
-    split: ClassSplit | None = ...,
-    *,
-    format: Literal["svg"] = ...,
-) -> str: ...
-@overload
-def class_histogram(
-    labels: Ints,
-    class_names: Sequence[str],
-    split: ClassSplit | None = ...,
-    *,
-    format: Literal["png"],
-) -> bytes: ...
 def class_histogram(
     labels: Ints,
     class_names: Sequence[str],
     split: ClassSplit | None = None,
-    *,
-    format: Format = "svg",
-) -> str | bytes:
-    """Draw how many images each class has; with a split, what each class is for."""
+) -> str:
+    """Return the SVG of how many images each class has, coloured by its part of the split."""
     counts = np.bincount(labels, minlength=len(class_names))
     parts = {"images": tuple(range(len(counts)))}
     if split is not None:
@@ -135,18 +86,18 @@ def class_histogram(
             ax.figure.legend(loc="outside lower right", ncols=len(parts))
 
     height = 1.0 + max(0.2 * len(order) if len(order) <= _NAMED else 0.06 * len(order), 1.2)
-    return picture("Images of each class", (5.0, min(height, 9.0)), draw, format)
+    return picture("Images of each class", (5.0, min(height, 9.0)), draw)
 
 
 def one_client_picture(
     held: Mapping[int, Ints], class_names: Sequence[str], notes: Sequence[str] = ()
 ) -> str:
-    """Draw what one client holds when the same data is dealt to few or to many, as SVG.
+    """Return the SVG of one client's class counts for several numbers of clients.
 
     Args:
-        held: by number of clients, how many examples of each class the client has.
-        class_names: in the order of those counts.
-        notes: what to say below, such as which numbers of clients are left out, and why.
+        held: how many examples of each class the client has, by number of clients.
+        class_names: names in the order of these counts.
+        notes: lines below the plot, such as why a number of clients is left out.
     """
 
     def draw(ax: Axes) -> None:
@@ -157,32 +108,27 @@ def one_client_picture(
             at = np.arange(len(counts))
             if len(counts) <= _NAMED:
                 panel.bar(at, counts, width=0.8, color=PALETTE[0])
-            else:  # bars thinner than a pixel would fade away
+            else:  # bars thinner than a pixel would be invisible
                 panel.vlines(at[counts > 0], 0, counts[counts > 0], color=PALETTE[0], lw=0.8)
                 panel.set_xlim(-1, len(counts))
                 panel.set_ylim(bottom=0)
-            panel.set_title(f"{clients} devices: {counts.sum():,}", loc="left")
+            panel.set_title(f"{clients} clients: {counts.sum():,}", loc="left")
             panel.grid(axis="y")
             panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-            _few_classes(panel, class_names)
+            if len(class_names) <= _BUBBLES and sum(map(len, class_names)) <= 24:
+                panel.set_xticks(
+                    range(len(class_names)), [shortened(name, 16) for name in class_names]
+                )
+            else:
+                panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         if not held:
             panels[0].set_axis_off()
         panels[0].set_ylabel("examples of client 0")
         text = "\n".join(shortened(note, 150) for note in notes)
         figure.supxlabel(f"class\n{text}" if held and text else text or "class", fontsize=8.5)
 
-    title = f"Examples of one client, dealt to {joined([str(n) for n in held]) or 'nobody'}"
-    svg = picture(title, (9.0, 2.6 + 0.16 * len(notes)), draw, "svg")
-    assert isinstance(svg, str)
-    return svg
-
-
-def _few_classes(ax: Axes, names: Sequence[str]) -> None:
-    """Name the classes in a small panel where they are few and short, else number them."""
-    if len(names) <= _BUBBLES and sum(map(len, names)) <= 24:
-        ax.set_xticks(range(len(names)), [shortened(name, 16) for name in names])
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    title = f"Examples of one client among {joined([str(n) for n in held]) or 'no clients'}"
+    return picture(title, (9.0, 2.6 + 0.16 * len(notes)), draw)
 
 
 def _bubbles(ax: Axes, table: Ints) -> None:
@@ -208,12 +154,12 @@ def _totals(ax: Axes, table: Ints) -> None:
 
 
 def _heat_map(ax: Axes, table: Ints) -> None:
-    most = max(int(table.max()), 1)
-    colours = _fade(PALETTE[0])
+    # Shades of one colour from nearly transparent to opaque are legible on white and on black.
+    shades = ListedColormap([(*to_rgb(PALETTE[0]), a) for a in np.linspace(0.25, 1, 256)])
     image = ax.imshow(
         np.ma.masked_equal(table, 0),
-        cmap=colours,
-        norm=Normalize(0, most),
+        cmap=shades,
+        norm=Normalize(0, max(int(table.max()), 1)),
         aspect="auto",
         interpolation="nearest",
     )
@@ -227,18 +173,6 @@ def _heat_map(ax: Axes, table: Ints) -> None:
     ).outline.set_visible(False)
     for side in ax.spines.values():
         side.set_visible(True)
-
-
-def _fade(colour: str) -> ListedColormap:
-    """Return one colour from nearly clear to full, so that it works on light and on dark."""
-    alphas = np.linspace(0.25, 1, 256)
-    return ListedColormap([(*to_rgb(colour), a) for a in alphas])
-
-
-def _client_ticks(ax: Axes, clients: Sequence[int]) -> None:
-    step = 1 if len(clients) <= 25 else 5
-    at = range(0, len(clients), step)
-    ax.set_yticks(list(at), [str(clients[i]) for i in at])
 
 
 def _class_ticks(ax: Axes, names: Sequence[str], axis: Literal["x", "y"]) -> None:

@@ -1,4 +1,4 @@
-"""A run as it lies on disk: what was asked for, what happened each round, and what came of it."""
+"""Reading a run from its folder: settings, records of the rounds, and result."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Test(TypedDict):
 
 
 class _Settings(TypedDict):
-    """What a report relies on in a configuration, whose names may be of another version."""
+    """The settings that reports read; other versions of fedshot may have other settings."""
 
     name: NotRequired[str]
     seed: NotRequired[int]
@@ -64,17 +64,17 @@ class _Settings(TypedDict):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, read whole; nothing here can start or change it.
+    """The files of one run, read-only.
 
     Args:
-        label: what tables and figures call it.
-        folder: where it lives.
-        settings: the whole configuration, defaults included.
-        records: one for each round, as in metrics.jsonl.
-        result: as in result.json; None while the run is unfinished.
-        environment: the versions and the machine, and below "resumed" how it went on otherwise.
-        ledger: bytes and messages by phase, work, direction and part, as in ledger.json; those of
-            the test, which result.json has, are of phase "test".
+        label: display name in tables and figures.
+        folder: folder of the run.
+        settings: the whole configuration, including defaults.
+        records: one record for each round, as in metrics.jsonl.
+        result: content of result.json; None while the run is unfinished.
+        environment: versions and machine, with changes on resuming under "resumed".
+        ledger: bytes and messages by phase, work, direction and part, from ledger.json, and those
+            of the test from result.json with phase "test".
     """
 
     label: str
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """The seed of training."""
+        """The training seed."""
         return int(self.settings.get("seed", 0))
 
     @property
@@ -119,12 +119,12 @@ class Run:
 
     @property
     def planned(self) -> int:
-        """The rounds that were asked for."""
+        """The number of rounds in the configuration."""
         return int(self.settings.get("run", {}).get("rounds", 0))
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, evaluation not counted."""
+        """Seconds of training, without evaluation."""
         return sum(float(record["seconds"]) for record in self.records)
 
     @property
@@ -132,34 +132,34 @@ class Run:
         """The test score. Raises CheckpointError when the run is unfinished."""
         if self.result is None:
             raise CheckpointError(
-                f"{self.folder} has no result: it stands at round {self.rounds} of "
-                f"{self.planned}. Resume it, or leave it out of the comparison."
+                f"{self.folder} has no result: {self.rounds} of {self.planned} rounds are trained. "
+                "Resume it, or leave it out of the comparison."
             )
         return dict(self.result["test"])
 
     def bytes(self, direction: str) -> int:
-        """Bytes sent ("down") or received ("up") for training, all clients together."""
+        """Bytes sent ("down") or received ("up") in training, all clients together."""
         last = self.result or (self.records[-1] if self.records else {})
         return int(last.get(f"bytes_{direction}", 0))
 
     @property
     def data(self) -> tuple[str, str]:
-        """The name of its data set, and the hash of the content; "" for a run that kept none."""
+        """The name of the dataset and the hash of its content; "" if the run did not store it."""
         path = self.folder / dataset_info.FILE
         if not path.exists():
             return str(self.settings.get("data", {}).get("name", "")), ""
-        told = records.read(path, _DataNote)
-        return told["name"], told["digest"]
+        info = records.read(path, _DataNote)
+        return info["name"], info["digest"]
 
     @property
     def tested(self) -> TestProtocol:
-        """What the test asks, as far as settings and result tell."""
+        """What the test asks, as far as settings and result show."""
         return TestProtocol.of(self.settings, self.result)
 
     def differs(self, other: Run) -> str | None:
-        """Say in what two runs differ, names and seeds aside; None in nothing.
+        """Return the first difference between two runs other than name and seed; None if none.
 
-        That is a setting, or the file of a method of one's own: another file is another method.
+        Runs differ if a setting does, or the file of a user-defined method.
         """
         found = difference(_shared(self.settings), _shared(other.settings))
         if found is None and self._method_files != other._method_files:
@@ -169,22 +169,22 @@ class Run:
 
     @property
     def _method_files(self) -> list[str]:
-        """The names and hashes of the method's files that trained the run, each once."""
+        """Names and hashes of the user-defined method's files that trained the run."""
         later = [one["environment"] for one in self._resumed]
         every = [one.get("method_file", "") for one in (self.begun_with, *later)]
         return list(dict.fromkeys(filter(None, every)))
 
     @property
     def begun_with(self) -> dict[str, Any]:
-        """The versions and the machine before round 1."""
+        """Versions and machine at the start."""
         return {key: value for key, value in self.environment.items() if key != "resumed"}
 
     @property
     def _resumed(self) -> list[dict[str, Any]]:
         return list(self.environment.get("resumed", []))
 
-    def turns(self) -> list[tuple[int, str]]:
-        """Return after which rounds the run went on otherwise, and what is other since."""
+    def changes_on_resume(self) -> list[tuple[int, str]]:
+        """Return (round after which the run was resumed, what changed) for every change."""
         found, before = [], self.begun_with
         for one in self._resumed:
             now = {**before, **one["environment"]}
@@ -197,13 +197,13 @@ class Run:
 
 
 Groups: TypeAlias = Mapping[str, Sequence[Run]]
-"""Runs by the label of their method; those of one label are seeds of one thing."""
+"""Runs by the label of their method; those under one label differ in the seed only."""
 
 
 def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Return runs that differ in nothing but name and seed, under a label of their own.
+    """Group runs that differ only in name and seed.
 
-    A run alone keeps its label; seeds have what their labels begin with in common.
+    A single run keeps its label; a group is labelled with the common prefix of its labels.
     """
     found: list[list[Run]] = []
     for run in runs:
@@ -215,8 +215,8 @@ def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return _labelled(found)
 
 
-def apart(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Return every run under a label of its own."""
+def ungrouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return every run under its own label, made unique."""
     return _labelled([[run] for run in runs])
 
 
@@ -253,22 +253,22 @@ def _shared(settings: Settings) -> Settings:
 
 
 def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
-    """Return what result.json holds; None where there is none, or of fewer rounds than planned."""
+    """Return the content of result.json; None if missing, or of fewer rounds than planned."""
     if not path.exists():
         return None
-    fix = f"`fedshot resume {path.parent}` writes it anew"
+    fix = f"Resume the run with `fedshot resume {path.parent}`, which rewrites the file"
     found: dict[str, Any] = records.read(path, ResultJson, fix)
     planned = settings.get("run", {}).get("rounds", 0)
     return found if found.get("rounds", planned) >= planned else None
 
 
 def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the lines of a ledger and those of the test, in order; none when there is no file."""
+    """Return the lines of the ledger and those of the test; [] without a file."""
     if not path.exists():
         return []
     fix = (
-        f"`fedshot resume {path.parent}` writes it anew where rounds are left; else remove it, and "
-        "the report does without"
+        f"If the run is unfinished, `fedshot resume {path.parent}` rewrites the file; otherwise "
+        "delete it, and the report leaves it out"
     )
     lines: list[dict[str, Any]] = records.read(path, list[LedgerLine], fix)
     asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]

@@ -1,4 +1,4 @@
-"""A contact sheet: what the images look like, a row for each class."""
+"""A contact sheet of a dataset: some images of each class in a row."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 def contact_sheet(
     dataset: Dataset, classes: Sequence[int], per_class: int = 10, scale: int = 4
 ) -> Image.Image:
-    """Draw the first images of each class, its name to the left.
+    """Return the first images of each class, with the class name to the left.
 
     Args:
-        dataset: where the images are.
+        dataset: the dataset.
         classes: class numbers, from top to bottom.
-        per_class: images in a row; fewer where a class has fewer.
-        scale: a pixel of an image becomes scale by scale pixels, not smoothed.
+        per_class: most images in a row.
+        scale: factor by which images are enlarged, without smoothing.
 
     Raises:
-        DataError: nothing to draw, or images with 2 or more than 4 channels.
+        DataError: there is nothing to draw, or images have 2 or more than 4 channels.
     """
     pixels = dataset.pixels
     h, w, channels = dataset.shape
     if channels not in _MODES:
-        raise DataError(f"{dataset.name}: images have {channels} channels; a sheet shows 1, 3 or 4")
+        raise DataError(
+            f"{dataset.name}: images have {channels} channels; a contact sheet shows 1, 3 or 4"
+        )
     if not classes or per_class < 1 or scale < 1:
         raise DataError(
-            f"a sheet of {len(classes)} classes, {per_class} images of each, at scale {scale} is "
-            "empty; expected at least 1 of each"
+            f"a contact sheet of {len(classes)} classes, {per_class} images each, at scale {scale} "
+            "is empty; expected at least 1 of each"
         )
     font = ImageFont.truetype(_font(), _TEXT)
     names = [shortened(dataset.class_names[c], 24) for c in classes]
@@ -68,5 +70,5 @@ def _image(x: Pixels, scale: int) -> Image.Image:
 
 
 def _font() -> str:
-    """Return a font that matplotlib brings along, so that a sheet looks alike everywhere."""
+    """Return the font that comes with matplotlib, so that sheets look the same everywhere."""
     return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")

@@ -1,4 +1,4 @@
-"""Rows of a comparison, and whether one of them is really above another."""
+"""Rows of a comparison, and the significance of differences between them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fedshot.runs.test_protocol import TestProtocol, alike
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """What one method, or one floor, came to.
+    """The result of a method or a baseline.
 
     Args:
-        label: the method's name for people.
-        score: a `Score` or its dict; accuracy, interval and episodes must be there.
-        seeds: how many runs the figures are the mean of.
-        bytes_down: sent to all clients in training, of one run.
-        bytes_up: received from all clients in training, of one run.
-        seconds: of training, of one run.
-        note: what a reader must know beside the figures.
-        floor: whether this is a control that learns nothing from other clients, such as raw
-            pixels; a method that does not beat the best floor is told so.
-        tested: what the test asked, and what makes its result no honest one.
-        by_seed: the accuracy of each seed, where there are several.
+        label: display name.
+        score: a `Score` or its dict, with accuracy, interval and episodes at least.
+        seeds: number of runs over which the values are averaged.
+        bytes_down: bytes sent to all clients in training, per run.
+        bytes_up: bytes received from all clients in training, per run.
+        seconds: seconds of training, per run.
+        note: remark shown beside the values.
+        baseline: whether this is a control without federated learning, such as raw pixels. Methods
+            are compared with the best baseline.
+        tested: what the test asked, and why its result is not honest, if so.
+        by_seed: accuracy of each seed, if there are several.
     """
 
     label: str
@@ -40,25 +40,25 @@ class ComparisonRow:
     bytes_up: int = 0
     seconds: float = 0.0
     note: str = ""
-    floor: bool = False
+    baseline: bool = False
     tested: TestProtocol = field(default_factory=TestProtocol)
     by_seed: tuple[float, ...] = ()
 
     @classmethod
-    def of_runs(cls, label: str, runs: Sequence[Run], *, floor: bool = False) -> ComparisonRow:
-        """Return the row of one method's runs, one for each seed.
+    def of_runs(cls, label: str, runs: Sequence[Run]) -> ComparisonRow:
+        """Return the row of a method's runs, one run for each seed.
 
-        With several seeds the accuracy is the mean over seeds, and the interval is over episodes
-        of each episode's mean over seeds: the episodes are the same for all of them.
+        All seeds are evaluated on the same episodes. The accuracy is the mean over seeds, and the
+        interval is over episodes, of each episode's mean over seeds.
 
         Raises:
             CheckpointError: a run is unfinished.
-            ConfigError: the runs are not seeds of one thing.
+            ConfigError: the runs differ in more than the seed.
         """
         _check_seeds(label, runs)
         spent = [(run.bytes("down"), run.bytes("up"), run.seconds) for run in runs]
         tested = alike([run.tested for run in runs])
-        return cls.of_tests(label, [run.test for run in runs], spent, tested, floor=floor)
+        return cls.of_tests(label, [run.test for run in runs], spent, tested)
 
     @classmethod
     def of_tests(
@@ -67,17 +67,14 @@ class ComparisonRow:
         tests: Sequence[Mapping[str, Any]],
         spent: Sequence[tuple[int, int, float]],
         tested: TestProtocol,
-        *,
-        floor: bool = False,
     ) -> ComparisonRow:
         """Return the row of several seeds' scores on one test.
 
         Args:
-            label: the method's name for people.
-            tests: their scores, as `Score.to_json` has them.
-            spent: of each the bytes down and up, and the seconds, of its training.
+            label: display name.
+            tests: the scores, as returned by `Score.to_json`.
+            spent: bytes down, bytes up and seconds of each training run.
             tested: what the test asked.
-            floor: as for `ComparisonRow`.
         """
         notes = list(tested.marks)
         notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
@@ -95,14 +92,13 @@ class ComparisonRow:
             bytes_up=round(statistics.fmean(up for _, up, _ in spent)),
             seconds=statistics.fmean(seconds for _, _, seconds in spent),
             note="; ".join(notes),
-            floor=floor,
             tested=tested,
             by_seed=tuple(t["accuracy"] for t in tests) if len(tests) > 1 else (),
         )
 
     @property
     def name(self) -> str:
-        """The label, and beside it what makes the result no honest one."""
+        """The label, followed by the reasons why the result is not honest, if any."""
         return " ".join([printable(self.label), *(f"({mark})" for mark in self.tested.marks)])
 
     @property
@@ -117,17 +113,17 @@ class ComparisonRow:
 
     @property
     def episodes(self) -> int:
-        """How many episodes were answered."""
+        """Number of test episodes."""
         return int(self._get("episodes"))
 
     @property
     def tasks(self) -> str:
-        """The hash of the test episodes; empty when unknown."""
+        """Hash of the test episodes; empty if unknown."""
         return str(self._get("tasks", ""))
 
     @property
     def per_episode(self) -> tuple[float, ...]:
-        """The accuracy of every episode in order; empty when unknown or when some are missing."""
+        """Accuracy of every episode in order; empty if any is unknown."""
         return () if self._get("unanswered", 0) else tuple(self._get("per_episode", ()))
 
     def _get(self, name: str, *default: Any) -> Any:
@@ -138,11 +134,12 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """One row against another: a difference of accuracies and its 95 % interval.
+    """The difference between the accuracies of a row and another, with its 95 % interval.
 
-    `paired` tells that both sat the same episodes and the interval is of the differences, which is
-    tighter than what the two intervals say by themselves. `seeds` tells that it also covers how
-    much training seeds differ; else it is one for these training runs alone.
+    If `paired`, both were evaluated on the same episodes, and the interval is that of the
+    differences by episode, which is tighter than that of two independent accuracies. If `seeds`,
+    the interval covers the variance between training seeds; else it holds for these training runs
+    only.
     """
 
     other: ComparisonRow
@@ -153,7 +150,7 @@ class Difference:
 
     @property
     def outcome(self) -> Literal["above", "below", "unclear"]:
-        """What can be said at 95 %; nothing where all differences are equal."""
+        """Whether the row is above or below at 95 %; equal differences are "unclear"."""
         if abs(self.difference) <= self.interval or not self.interval:
             return "unclear"
         return "above" if self.difference > 0 else "below"
@@ -163,14 +160,14 @@ class Difference:
 
 
 def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
-    """Compare two rows, episode by episode where both know theirs.
+    """Compare two rows, by episode if both have the same episodes.
 
-    The interval is +- t(0.975, f) sqrt(v). Over n common episodes v = s_d^2 / n, s_d the standard
-    deviation of the differences; without them it is the sum of what both intervals say. Where both
-    rows have several seeds, m_a and m_b of them, what another training run would change is added:
-    v += s_a^2 / m_a + s_b^2 / m_b, s the standard deviations of the seeds' accuracies. The degrees
-    of freedom f are those of the parts, joined as by Welch and Satterthwaite,
-    f = v^2 / sum(v_i^2 / f_i); with few clients or seeds t is much above 1.96.
+    The interval is +- t(0.975, f) sqrt(v). Over n common episodes v = s_d^2 / n, where s_d is the
+    standard deviation of the differences; otherwise v is the sum of the variances that the two
+    intervals imply. If both rows have several seeds, m_a and m_b, the variance between training
+    seeds is added: v += s_a^2 / m_a + s_b^2 / m_b, where s are the standard deviations of the
+    seeds' accuracies. The degrees of freedom f of the parts are combined by Welch-Satterthwaite,
+    f = v^2 / sum(v_i^2 / f_i).
     """
     mine, theirs = row.per_episode, other.per_episode
     known = bool(row.tasks) and row.tasks == other.tasks
@@ -188,18 +185,18 @@ def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
 
 
 def _part(values: Sequence[float]) -> tuple[float, int]:
-    """Return the variance of a mean, and its degrees of freedom."""
+    """Return the variance of the mean of the values, and its degrees of freedom."""
     return statistics.variance(values) / len(values), len(values) - 1
 
 
 def _part_of(row: ComparisonRow) -> tuple[float, int]:
-    """Return what a row's interval says of the variance of its accuracy, and its freedom."""
+    """Return the variance that a row's interval implies, and its degrees of freedom."""
     freedom = max(1, row.episodes - 1)
     return (row.interval / quantile(freedom)) ** 2, freedom
 
 
 def _joint(parts: Sequence[tuple[float, int]]) -> float:
-    """Return the half-width of the 95 % interval of a sum of independent (variance, freedom)."""
+    """Return the half-width of the 95 % interval of a sum of independent parts."""
     v = sum(variance for variance, _ in parts)
     if not 0 < v < math.inf:
         return 0.0 if v == 0 else v
@@ -207,49 +204,49 @@ def _joint(parts: Sequence[tuple[float, int]]) -> float:
     return quantile(freedom) * math.sqrt(v)
 
 
-def told(row: ComparisonRow, verdict: Difference) -> str:
-    """Say in a sentence what a verdict allows to say, and what it rests on."""
-    one, other = row.name, verdict.other.name
-    if not verdict.interval:
-        said = (
+def describe(row: ComparisonRow, found: Difference) -> str:
+    """Return sentences that state a difference and what its interval covers."""
+    one, other = row.name, found.other.name
+    if not found.interval:
+        text = (
             f"No difference shown between {one} and {other}: it is "
-            f"{str(verdict).partition(' ±')[0]} points in every {row.tested.unit}, "
+            f"{str(found).partition(' ±')[0]} points in every {row.tested.unit}, "
             "and equal values have no interval."
         )
-    elif verdict.outcome == "unclear":
-        said = f"No difference shown between {one} and {other}: {verdict}, which holds zero."
+    elif found.outcome == "unclear":
+        text = f"No difference shown between {one} and {other}: {found}, which includes zero."
     else:
-        size = str(verdict).lstrip("+\N{MINUS SIGN}")
-        said = f"{one} is {verdict.outcome} {other} by {size}{reach(verdict)}."
-    if verdict.seeds:
-        said += f" The interval covers episodes and seeds, {row.seeds} and {verdict.other.seeds}."
-    if verdict.paired:
-        return f"{said} Paired over the same {row.episodes:,} {row.tested.unit}s."
-    if row.tasks != verdict.other.tasks:
+        size = str(found).lstrip("+\N{MINUS SIGN}")
+        text = f"{one} is {found.outcome} {other} by {size}{seed_caveat(found)}."
+    if found.seeds:
+        text += f" The interval covers episodes and seeds, {row.seeds} and {found.other.seeds}."
+    if found.paired:
+        return f"{text} Paired over the same {row.episodes:,} {row.tested.unit}s."
+    if row.tasks != found.other.tasks:
         return (
-            f"{said} They sat different test episodes ({row.tasks[:12] or 'unknown'} and "
-            f"{verdict.other.tasks[:12] or 'unknown'}), so nothing is paired and the difference "
-            "may be one of tests."
+            f"{text} They were evaluated on different test episodes "
+            f"({row.tasks[:12] or 'unknown'} and {found.other.tasks[:12] or 'unknown'}), so the "
+            "comparison is not paired and the tests themselves may differ in difficulty."
         )
-    return f"{said} Some episodes are missing, so nothing is paired."
+    return f"{text} Some episodes are missing, so the comparison is not paired."
 
 
-def reach(verdict: Difference) -> str:
-    """Return what must follow a difference that was found, where seeds are not in its interval."""
-    found = verdict.outcome != "unclear" and not verdict.seeds
-    return ", for these training runs; another seed may differ" if found else ""
+def seed_caveat(found: Difference) -> str:
+    """Return the caveat of a clear difference whose interval does not cover seeds, else ""."""
+    clear = found.outcome != "unclear" and not found.seeds
+    return ", for these training runs; another seed may differ" if clear else ""
 
 
-def against_floor(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Difference | None:
-    """Compare a method with the best floor of its own test; None for a floor, or without one."""
-    floors = [other for other in rows if other.floor and other.tasks in ("", row.tasks)]
-    if row.floor or not floors:
+def against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Difference | None:
+    """Compare a method with the best baseline on the same test; None if there is none."""
+    others = [other for other in rows if other.baseline and other.tasks in ("", row.tasks)]
+    if row.baseline or not others:
         return None
-    return compare(row, max(floors, key=lambda floor: floor.accuracy))
+    return compare(row, max(others, key=lambda other: other.accuracy))
 
 
 def baselines(groups: Mapping[str, Sequence[Run]]) -> list[ComparisonRow]:
-    """Return a floor for each raw baseline that the runs' results hold, one for each test."""
+    """Return a row for each raw baseline in the runs' results, one for each test."""
     found: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}
     for label, runs in groups.items():
         for run in runs:
@@ -257,7 +254,7 @@ def baselines(groups: Mapping[str, Sequence[Run]]) -> list[ComparisonRow]:
                 found.setdefault((name, score["tasks"]), (label, score))
     names = [name for name, _ in found]
     return [
-        ComparisonRow(name if names.count(name) == 1 else f"{name} ({label})", score, floor=True)
+        ComparisonRow(name if names.count(name) == 1 else f"{name} ({label})", score, baseline=True)
         for (name, _), (label, score) in found.items()
     ]
 
@@ -269,7 +266,7 @@ def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         return {**tests[0], "interval": half_width(marks)} if len(marks) > 1 else tests[0]
     score: dict[str, Any] = {
         "accuracy": statistics.fmean(t["accuracy"] for t in tests),
-        # Where episodes cannot be matched: no mean of correlated values spreads wider than this.
+        # An upper bound for the mean's interval, used if episodes cannot be matched.
         "interval": statistics.fmean(t["interval"] for t in tests),
         "episodes": min(t["episodes"] for t in tests),
         "tasks": tests[0].get("tasks", ""),
@@ -277,13 +274,13 @@ def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         "transductive": any(t.get("transductive") for t in tests),
     }
     for name in ("worst_tenth", "spread"):
-        told = [t.get(name) for t in tests]
-        if all(value is not None for value in told):
-            score[name] = statistics.fmean(float(value or 0) for value in told)
-    marks = [t.get("per_episode", ()) for t in tests]
+        values = [t[name] for t in tests if t.get(name) is not None]
+        if len(values) == len(tests):
+            score[name] = statistics.fmean(values)
+    by_episode = [t.get("per_episode", ()) for t in tests]
     n = score["episodes"]
-    if n > 1 and not score["unanswered"] and all(len(m) == n for m in marks):
-        means = [statistics.fmean(episode) for episode in zip(*marks, strict=True)]
+    if n > 1 and not score["unanswered"] and all(len(one) == n for one in by_episode):
+        means = [statistics.fmean(episode) for episode in zip(*by_episode, strict=True)]
         score |= {"per_episode": means, "interval": half_width(means)}
     return score
 
@@ -296,19 +293,19 @@ def _check_seeds(label: str, runs: Sequence[Run]) -> None:
     twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"seed {twice} occurs twice among the runs of {label!r}; a run counted twice makes no "
-            "second seed. Leave one out."
+            f"seed {twice} occurs twice among the runs of {label!r}; each seed counts once. Leave "
+            "one of the runs out."
         )
     for run in runs[1:]:
         changed = first.differs(run)
         if changed:
             raise ConfigError(
-                f"{first.folder} and {run.folder} are not seeds of one thing: {changed}. Give them "
-                "rows of their own."
+                f"{first.folder} and {run.folder} differ in more than the seed: {changed}. Put "
+                "them in separate rows."
             )
         if run.test.get("tasks") != first.test.get("tasks"):
             raise ConfigError(
-                f"{first.folder} and {run.folder} sat different test episodes, so their accuracies "
-                "cannot be averaged episode by episode. Name the classes of the split instead of "
-                "drawing them by the training seed, or give the runs rows of their own."
+                f"{first.folder} and {run.folder} were evaluated on different test episodes, so "
+                "their accuracies cannot be averaged by episode. Name the classes of the split "
+                "instead of drawing them by the training seed, or put the runs in separate rows."
             )

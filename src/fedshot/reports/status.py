@@ -1,4 +1,4 @@
-"""How runs are getting on: for whoever has many of them, or one that takes weeks."""
+"""The progress of runs, as `fedshot status` prints it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from fedshot.runs.recorder import RECORDS
 from fedshot.runs.run_folder import begun, in_training
 from fedshot.runs.test_protocol import chose_by_test
 
-_DEEP = 6  # folders below the one that is named
-_RECENT = 20  # rounds whose pace is told
+_DEEP = 6  # levels of folders searched for runs
+_RECENT = 20  # rounds over which the pace is measured
 _COLUMNS = ("state", "round", "ago", "a round", "left", "validation", "faults", "run")
 
 
 @dataclass(frozen=True)
 class Status:
-    """One run.
+    """The progress of one run.
 
     Args:
         run: its folder.
-        state: "training", "stopped" before its end, "untested" after the last round, "ended", or
-            "unreadable"; "not ended" where folders have no locks, by which training is known.
-        round: the last complete one; -1 before any.
-        rounds: how many are asked for.
-        ago: seconds since it was complete, 0 where the clock was set back since.
-        pace: seconds from one round to the next, the median of the last; None before there are two.
-        left: seconds that the rounds to come take at that pace, in training or not.
+        state: "training", "stopped" before the last round, "untested" after it, "ended", or
+            "unreadable"; "not ended" if the file system has no locks, which show training.
+        round: last complete round; -1 if none.
+        rounds: number of rounds in the configuration.
+        ago: seconds since the last complete round; 0 if the clock was set back.
+        pace: median seconds per round over the last rounds; None if unknown.
+        left: seconds that the remaining rounds take at this pace.
         validation: accuracy on the validation classes at the chosen round, if known.
-        chosen: that round.
-        faults: replies that did not count, of all rounds.
-        skipped: rounds that did not count.
-        why: what is wrong with one that is unreadable.
+        chosen: the chosen round.
+        faults: number of replies that did not count.
+        skipped: number of rounds that did not count.
+        why: why the run is unreadable.
     """
 
     run: str
@@ -59,12 +59,12 @@ class Status:
 
     @classmethod
     def of(cls, folder: Path, now: float | None = None) -> Status:
-        """Look at a run, which may be under way; `now` is in seconds since 1970.
+        """Return the status of a run, which may be training; `now` is in seconds since 1970.
 
-        Whatever lies in the folder, this returns: it may be of another program, or damaged.
+        A damaged folder, or one of another program, is "unreadable"; this never raises.
         """
         try:
-            held = in_training(folder)  # before its result is looked for, which comes later
+            held = in_training(folder)  # first, since a training run may write its result meanwhile
             run = Run.read(folder)
             if "rounds" not in run.settings.get("run", {}):
                 raise ValueError("run.rounds is not set")
@@ -72,7 +72,7 @@ class Status:
         except CheckpointError as error:
             return cls(str(folder), "unreadable", why=printable(error))
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-            why = printable(f"{folder} cannot be read as a run of fedshot: {error}")
+            why = printable(f"{folder} is not a readable fedshot run: {error}")
             return cls(str(folder), "unreadable", why=why)
 
     @classmethod
@@ -88,14 +88,14 @@ class Status:
             None if not records else max(0.0, now - _ended(run.folder, last)),
             pace,
             None if pace is None else left * pace,
-            *_looked(run),
+            *_validated(run),
             faults=sum(len(record["faults"]) for record in records),
             skipped=sum(record["skipped"] is not None for record in records),
         )
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the runs that a folder is or holds, in order."""
+    """Yield the folder if it is a run, else the runs below it, in order."""
     top = len(folder.parts)
     for place, names, _ in os.walk(folder):
         here = Path(place)
@@ -110,7 +110,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
 def _is_run(folder: Path) -> bool:
     try:
         return begun(folder)
-    except OSError:  # what may not be looked into is not known to be one
+    except OSError:  # no permission
         return False
 
 
@@ -125,17 +125,16 @@ def _state(run: Run, held: bool | None) -> str:
 
 
 def _ended(folder: Path, record: Mapping[str, Any]) -> float:
-    """Return when a round was complete; older records do not tell, but their file's age does."""
+    """Return when a round ended; for old records without it, when their file was written."""
     if text := record.get("ended"):
         return datetime.fromisoformat(text).timestamp()
     return (folder / RECORDS).stat().st_mtime
 
 
 def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the median time between the last rounds.
+    """Return the median seconds per round over the last rounds.
 
-    Older records do not tell it: of them, the time between the ends of rounds, which the machine's
-    clock told, or the time of training alone.
+    Old records have no elapsed time; the time between their ends is used, or that of training.
     """
     recent = records[-_RECENT - 1 :]
     times = [datetime.fromisoformat(r["ended"]).timestamp() for r in recent if r.get("ended")]
@@ -147,17 +146,17 @@ def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
     return statistics.median(spent) if spent else None
 
 
-def _looked(run: Run) -> tuple[float | None, int | None]:
+def _validated(run: Run) -> tuple[float | None, int | None]:
     """Return the accuracy on validation classes at the chosen round, and that round."""
     if not run.records:
         return None, None
     chosen = int(run.records[-1]["best_round"])
-    looks = {r["round"]: r["validation"]["accuracy"] for r in run.records if r["validation"]}
-    return (None if chose_by_test(run.settings) else looks.get(chosen)), chosen
+    scores = {r["round"]: r["validation"]["accuracy"] for r in run.records if r["validation"]}
+    return (None if chose_by_test(run.settings) else scores.get(chosen)), chosen
 
 
 def as_table(all_of: Sequence[Status]) -> str:
-    """Return the runs as plain text, one line each, paths last; what is wrong stands below."""
+    """Return the runs as plain text, one line each, followed by what is wrong with them."""
     rows = [_COLUMNS, *(_cells(one) for one in all_of)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

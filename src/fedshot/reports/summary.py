@@ -1,4 +1,4 @@
-"""What a comparison shows, in a few sentences that follow from the numbers."""
+"""A summary of a comparison in a few sentences, derived from its numbers."""
 
 from __future__ import annotations
 
@@ -6,62 +6,58 @@ from collections.abc import Sequence
 
 from fedshot.core.text import count, joined, megabytes, percent, printable
 from fedshot.reports.run_files import Run
-from fedshot.reports.significance import ComparisonRow, Difference, against_floor, compare, reach
+from fedshot.reports.significance import ComparisonRow, against_baseline, compare, seed_caveat
 from fedshot.runs.test_protocol import TestProtocol, alike
 
 
 def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
-    """Return one paragraph: who is ahead, whether the floor was beaten, and what it cost."""
-    methods = sorted((r for r in rows if not r.floor), key=lambda r: -r.accuracy)
-    floors = sorted((r for r in rows if r.floor), key=lambda r: -r.accuracy)
-    said = [_best(methods, runs)] if methods else ["No method has a result yet."]
-    if floors:
-        floor = floors[0]
-        least = "The floor" if len(floors) == 1 else "The highest floor"
-        said.append(
-            f"{least}, {floor.name}, stands at {percent(floor.accuracy, floor.interval)} %."
-        )
-        verdicts = [(row, verdict) for row in methods if (verdict := against_floor(row, rows))]
-        said += _against(floor, verdicts)
+    """Return the best method, its comparison with baseline and runner-up, and its bytes."""
+    methods = sorted((r for r in rows if not r.baseline), key=lambda r: -r.accuracy)
+    baselines = sorted((r for r in rows if r.baseline), key=lambda r: -r.accuracy)
+    found = [_best(methods, runs)] if methods else ["No method has a result yet."]
+    if baselines:
+        best = "The baseline" if len(baselines) == 1 else "The best baseline"
+        first = baselines[0]
+        found.append(f"{best}, {first.name}, reaches {percent(first.accuracy, first.interval)} %.")
+        found += _against(first.name, methods, rows)
     if len(methods) > 1:
-        said.append(_lead(methods[0], methods[1]))
+        found.append(_lead(methods[0], methods[1]))
     if methods and (methods[0].bytes_down or methods[0].bytes_up):
-        best = methods[0]
-        said.append(
-            f"Training {printable(best.label)} sent {megabytes(best.bytes_down)} MB to the clients "
-            f"and {megabytes(best.bytes_up)} MB back, all clients together."
+        found.append(
+            f"Training {printable(methods[0].label)} sent {megabytes(methods[0].bytes_down)} MB to "
+            f"the clients and {megabytes(methods[0].bytes_up)} MB back, all clients together."
         )
     if len({row.tasks for row in rows if row.tasks}) > 1:
-        said.append(
-            "Not all rows sat the same test episodes, so differences between those that did not "
-            "say less."
+        found.append(
+            "Not all rows were evaluated on the same test episodes; differences between rows with "
+            "different episodes are less reliable."
         )
     if methods:
-        said.append(_seeds(methods))
-    return " ".join(said)
+        found.append(_intervals(methods))
+    return " ".join(found)
 
 
-def _seeds(methods: Sequence[ComparisonRow]) -> str:
-    """Say what the intervals do not cover."""
+def _intervals(methods: Sequence[ComparisonRow]) -> str:
+    """Return what the intervals cover and what not."""
     units = " and ".join(sorted({f"{row.tested.unit}s" for row in methods}))
     if all(row.seeds == 1 for row in methods):
         return (
-            f"Intervals are over {units}; one seed does not tell how much another training run "
-            "would differ."
+            f"Intervals are over {units}; a single seed does not show how much another training "
+            "run would differ."
         )
     return (
-        f"Intervals are over {units}, those of differences between methods of several seeds also "
-        "over seeds; how much seeds differ stands in the notes of the table."
+        f"Intervals are over {units}; those of differences between methods with several seeds also "
+        "cover the variance between seeds, which the notes of the table state."
     )
 
 
 def _best(methods: Sequence[ComparisonRow], runs: Sequence[Run]) -> str:
     best = methods[0]
-    # Rows made by hand know nothing of their tests; the runs beside them do.
+    # Rows made by hand have no test protocol; their runs may.
     tested = best.tested if best.tested != TestProtocol() else alike([run.tested for run in runs])
     start = best.name
     if len(methods) > 1:
-        start = f"Of {len(methods)} compared, {best.name} has the highest accuracy; it"
+        start = f"Of {len(methods)} methods, {best.name} has the highest accuracy; it"
     return (
         f"{start} reaches {percent(best.accuracy, best.interval)} % on {tested.on(best.episodes)}, "
         f"with {count(best.seeds, 'seed')}."
@@ -69,30 +65,26 @@ def _best(methods: Sequence[ComparisonRow], runs: Sequence[Run]) -> str:
 
 
 def _lead(best: ComparisonRow, second: ComparisonRow) -> str:
-    verdict = compare(best, second)
-    if verdict.outcome == "above":
-        return f"{best.name} leads {second.name} by {_size(verdict)}{reach(verdict)}."
-    return (
-        f"The lead of {best.name} over {second.name}, {verdict}, is too small to tell from chance."
-    )
+    found = compare(best, second)
+    if found.outcome == "above":
+        size = str(found).removeprefix("+")
+        return f"{best.name} leads {second.name} by {size}{seed_caveat(found)}."
+    return f"The lead of {best.name} over {second.name}, {found}, is not statistically significant."
 
 
 def _against(
-    floor: ComparisonRow, verdicts: Sequence[tuple[ComparisonRow, Difference]]
+    baseline: str, methods: Sequence[ComparisonRow], rows: Sequence[ComparisonRow]
 ) -> list[str]:
-    """Say who beats the floor and who does not, the difference where it is one method's."""
-    name, said = floor.name, []
-    beats = [(row, v) for row, v in verdicts if v.outcome == "above"]
-    fails = [(row, v) for row, v in verdicts if v.outcome != "above"]
+    """Return which methods beat the best baseline and which do not."""
+    compared = [(row, v) for row in methods if (v := against_baseline(row, rows))]
+    beats = [(row, v) for row, v in compared if v.outcome == "above"]
+    fails = [(row, v) for row, v in compared if v.outcome != "above"]
+    found = []
     if beats:
         who = joined([f"{row.name} ({v})" for row, v in beats])
-        some = next((reach(v) for _, v in beats if not v.seeds), "")
-        said.append(f"{who} {'beats' if len(beats) == 1 else 'beat'} {name}{some}.")
+        caveat = next((seed_caveat(v) for _, v in beats if not v.seeds), "")
+        found.append(f"{who} {'beats' if len(beats) == 1 else 'beat'} {baseline}{caveat}.")
     if fails:
         who = joined([f"{row.name} ({v})" for row, v in fails])
-        said.append(f"{who} {'does' if len(fails) == 1 else 'do'} not beat {name} here.")
-    return said
-
-
-def _size(verdict: Difference) -> str:
-    return str(verdict).removeprefix("+")
+        found.append(f"{who} {'does' if len(fails) == 1 else 'do'} not beat {baseline} here.")
+    return found

@@ -1,4 +1,4 @@
-"""The comparison: one row for each method, the floors in a section of their own."""
+"""The comparison table for the terminal, as text and as JSON; baselines are in a last section."""
 
 from __future__ import annotations
 
@@ -12,18 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshot.core.text import megabytes, percent, printable, seconds
-from fedshot.reports.significance import ComparisonRow, against_floor
-
-__all__ = [
-    "COLUMNS",
-    "ComparisonRow",
-    "as_json",
-    "as_text",
-    "caption",
-    "cells",
-    "comparison",
-    "remark",
-]
+from fedshot.reports.significance import ComparisonRow, against_baseline
 
 COLUMNS = (
     "method",
@@ -38,7 +27,7 @@ COLUMNS = (
 
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
-    """Return the table for a terminal; the notes stand below it, so that it fits 80 columns."""
+    """Return the table for a terminal, with the notes below it so that it fits 80 columns."""
     shown = [(row, cells(row, rows)) for row in rows]
     notes = [f"{printable(row.label)}: {note}." for row, (*_, note) in shown if note]
     text = Text("\n".join([*notes, caption(rows)]))
@@ -54,7 +43,7 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
         table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=True)
     for section in sections(rows):
         for row in section:
-            # Text, not str: rich would read "[red]" in a label as markup.
+            # Text, not str: rich would interpret "[red]" in a label as markup.
             table.add_row(*(Text(cell) for cell in cells(row, rows)[:-1]))
         table.add_section()
     return table
@@ -69,18 +58,18 @@ def as_text(rows: Sequence[ComparisonRow], width: int = 110) -> str:
 
 
 def as_json(rows: Sequence[ComparisonRow]) -> str:
-    """Return the table for programs: shares in [0, 1], bytes, seconds."""
+    """Return the table for programs: accuracies in [0, 1], bytes, seconds."""
     return json.dumps([_values(row, rows) for row in rows], indent=1)
 
 
 def sections(rows: Sequence[ComparisonRow]) -> list[list[ComparisonRow]]:
-    """Return the methods and then the floors, without empty sections."""
-    parts = ([r for r in rows if not r.floor], [r for r in rows if r.floor])
+    """Return the methods and then the baselines, without empty sections."""
+    parts = ([r for r in rows if not r.baseline], [r for r in rows if r.baseline])
     return [part for part in parts if part]
 
 
 def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
-    """Return what stands in each column."""
+    """Return the text of each column."""
     return (
         printable(row.label),
         percent(row.accuracy, row.interval),
@@ -94,51 +83,47 @@ def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
 
 
 def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
-    """Say when a method does not beat the best floor, or sat other episodes than the first row."""
+    """Return a warning if a row does not beat the best baseline or has other episodes, else ""."""
     found = []
-    verdict = against_floor(row, rows)
-    if verdict and verdict.outcome != "above":
-        name = printable(verdict.other.label)
-        found.append(
-            f"below {name} ({verdict})"
-            if verdict.outcome == "below"
-            else f"does not beat {name} ({verdict})"
-        )
+    difference = against_baseline(row, rows)
+    if difference and difference.outcome != "above":
+        verb = "below" if difference.outcome == "below" else "does not beat"
+        found.append(f"{verb} {printable(difference.other.label)} ({difference})")
     if row.tasks and rows[0].tasks and row.tasks != rows[0].tasks:
         found.append(f"other test episodes than {printable(rows[0].label)}")
     return "; ".join(found)
 
 
 def caption(rows: Sequence[ComparisonRow]) -> str:
-    """Say what the figures are."""
-    said = [
+    """Return an explanation of the columns."""
+    parts = [
         "Accuracy in percent: mean over test episodes, ± the half-width of its 95 % interval over "
         "episodes."
     ]
     if any(row.tested.own for row in rows):
-        said.append(
-            "Where clients are tested on images of their own classes, episodes are clients."
+        parts.append(
+            "Where clients are tested on images of their own classes, each client is one episode."
         )
     if any(row.seeds > 1 for row in rows):
-        said.append(
-            "Several seeds sit the same episodes: accuracies are averaged over seeds episode by "
-            "episode, and the interval is over episodes of that mean. How much seeds differ stands "
-            "in the notes. MB and seconds are the mean of one run."
+        parts.append(
+            "Several seeds are evaluated on the same episodes: accuracies are averaged over seeds "
+            "for each episode, and the interval is over episodes of that mean. The notes state the "
+            "standard deviation over seeds. MB and seconds are means per run."
         )
-    if any(row.floor for row in rows) and any(not row.floor for row in rows):
-        said.append(
-            "The last section holds the floors. A method beats them only if the 95 % interval of "
-            "the difference to the best one, episode by episode, lies above 0."
+    if len(sections(rows)) > 1:
+        parts.append(
+            "The last section holds the baselines. A method beats them only if the 95 % interval "
+            "of its difference to the best one, paired by episode, lies above 0."
         )
-    said.append("1 MB is 1,000,000 bytes, all clients together.")
-    return " ".join(said)
+    parts.append("1 MB is 1,000,000 bytes, all clients together.")
+    return " ".join(parts)
 
 
 def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, object]:
-    verdict = against_floor(row, rows)
+    found = against_baseline(row, rows)
     return {
         "label": row.label,
-        "floor": row.floor,
+        "floor": row.baseline,
         "accuracy": row.accuracy,
         "interval": row.interval,
         "episodes": row.episodes,
@@ -148,12 +133,12 @@ def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, obje
         "seconds": row.seconds,
         "tasks": row.tasks,
         "note": row.note,
-        "against_floor": verdict
+        "against_floor": found
         and {
-            "floor": verdict.other.label,
-            "difference": verdict.difference,
-            "interval": verdict.interval,
-            "paired": verdict.paired,
-            "outcome": verdict.outcome,
+            "floor": found.other.label,
+            "difference": found.difference,
+            "interval": found.interval,
+            "paired": found.paired,
+            "outcome": found.outcome,
         },
     }

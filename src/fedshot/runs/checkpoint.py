@@ -1,4 +1,4 @@
-"""The server's side of a run on disk, one file a round, and which of them to keep."""
+"""Checkpoints of the server, one file per round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
 
 def _checked_best(best: list[Any]) -> list[Any]:
-    """Return a chosen round and its accuracy. Raises ValueError for anything else."""
+    """Return [round, accuracy] of the chosen round. Raises ValueError for anything else."""
     kinds = [type(value) for value in best]
     if kinds not in ([int, float], [int, int]) or best[0] < 0:
         raise ValueError("expected a round and its accuracy")
@@ -29,7 +29,7 @@ def _checked_best(best: list[Any]) -> list[Any]:
 
 
 class Notes(TypedDict):
-    """What is relied on in the notes of a checkpoint."""
+    """The required notes of a checkpoint."""
 
     round: Whole
     config: dict[str, Any]
@@ -40,7 +40,7 @@ class Notes(TypedDict):
 
 
 class Checkpoints:
-    """The checkpoints of one run: `round-000010.safetensors`, each whole or absent."""
+    """The checkpoints of one run, such as `round-000010.safetensors`; writes are atomic."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Checkpoints:
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in order."""
         try:
-            names = [path.name for path in self.folder.iterdir()]  # a glob hides what is forbidden
+            names = [path.name for path in self.folder.iterdir()]  # glob would hide access errors
         except (FileNotFoundError, NotADirectoryError):
             return []
         found = map(_NAME.fullmatch, names)
@@ -68,7 +68,7 @@ class Checkpoints:
     def read(self, round: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
         """Return the server's state and the notes.
 
-        Raises CheckpointError when the file is missing, damaged, or not of this method.
+        Raises CheckpointError if the file is missing, damaged, or of another method.
         """
         flat, notes, _ = self._read(round)
         try:
@@ -76,7 +76,7 @@ class Checkpoints:
         except ValueError as error:
             raise CheckpointError(
                 f"{self.path(round)} does not fit the method of this run: {error}. Another version "
-                "of fedshot may have begun it; start the run again under another name."
+                "of fedshot may have written it; start the run again under another name."
             ) from None
 
     def notes(self, round: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Checkpoints:
         return self._read(round)[2]
 
     def prune(self, keep: Collection[int]) -> None:
-        """Delete the other checkpoints, and what was left half-written."""
+        """Delete all other checkpoints and partial files."""
         for round in set(self.rounds()) - set(keep):
             self.path(round).unlink()
         for path in self.folder.glob(f"*{storage.PARTIAL}"):
@@ -109,9 +109,9 @@ class Checkpoints:
             return "The run was stopped before its first checkpoint; resume it first."
         if rounds[-1] > round:
             return (
-                "It is the round that validation chose: restore the file from a copy, or run again "
-                "under another name."
+                "It belongs to the round that validation chose. Restore the file from a copy, or "
+                "start the run again under another name."
             )
         if earlier and rounds[-1] == round:
-            return f"Delete it, and the run resumes from round {earlier[-1]}."
-        return "No earlier checkpoint is left; start the run again under another name."
+            return f"Delete it to resume the run from round {earlier[-1]}."
+        return "There is no earlier checkpoint; start the run again under another name."

@@ -1,7 +1,7 @@
-"""What a run must know of its data to be used where the data are not: `data.json` in its folder.
+"""Facts about a run's dataset, stored in `data.json` so that the run can be used without the data.
 
-For texts also `words.safetensors`, the words that have a vector and the vectors. Both are written
-when a run starts, and tell classes by name but hold no example.
+For texts, `words.safetensors` stores the vocabulary and its vectors. Both files are written when a
+run starts; they hold the names of classes but no examples.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fedshot.data.tokens import Tokens
 FILE, WORDS = "data.json", "words.safetensors"
 
 Classes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Numbers of the classes that train, choose the round, and test."""
+"""Numbers of the base, validation and novel classes."""
 
-_ANEW = "Delete data.json and resume the run with its data at hand, which writes it anew"
+_FIX = "Delete data.json and resume the run where its data is available, which rewrites the file"
 
 
 class _InfoNote(TypedDict):
-    """What data.json holds."""
+    """The content of data.json."""
 
     name: str
     digest: str
@@ -51,21 +51,21 @@ class _InfoNote(TypedDict):
 
 @dataclass(frozen=True)
 class Facts:
-    """Of the data that a run was trained on.
+    """Facts about the dataset of a run.
 
     Args:
-        name: of the dataset.
-        digest: of its content.
-        shape: (height, width, channels) of its images, or (longest length, d) of its texts.
-        class_names: of all its classes; the next three are numbers of them.
-        base: classes that trained.
-        validation: classes that chose the round.
-        novel: classes that tested.
-        examples: how many there are in training.
-        dealt: how many clients the examples were dealt to.
-        clients: those of them that took part.
-        words: with a vector, from row 2 on; empty for images.
-        table: the vectors, float32 [V, d]; None for images.
+        name: name of the dataset.
+        digest: hash of its content.
+        shape: (height, width, channels) of images, or (maximum length, d) of texts.
+        class_names: names of all classes, by number.
+        base: numbers of the training classes.
+        validation: numbers of the validation classes.
+        novel: numbers of the test classes.
+        examples: number of training examples.
+        dealt: number of clients in the partition.
+        clients: numbers of the clients that take part.
+        words: words with a vector, from row 2 on; empty for images.
+        table: word vectors, float32 [V, d]; None for images.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Facts:
 
     @classmethod
     def of(cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int]) -> Facts:
-        """Return the facts of a dataset, its rows to train, choose and test on, and the clients."""
+        """Return the facts of a dataset, with its rows by part and the clients that take part."""
         base, validation, novel = classes_of(dataset, rows)
         x = dataset.x
         return cls(
@@ -102,51 +102,51 @@ class Facts:
 
     @property
     def is_text(self) -> bool:
-        """Whether the examples are texts; else they are images."""
+        """Whether the examples are texts rather than images."""
         return self.table is not None
 
     def write(self, folder: Path) -> None:
-        """Write the facts into a run's folder; `data.json` last, so that it stands for both."""
+        """Write the facts into a run's folder; `data.json` last, so that it implies both files."""
         if self.table is not None:
             text = "\n".join(self.words).encode("utf-8", "surrogateescape")
             words = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             storage.write(folder / WORDS, {"table": self.table, "words": words}, sync=False)
-        told = {name: getattr(self, name) for name in _TOLD} | {"kind": _kind(self.is_text)}
-        data = json.dumps(told, indent=1, sort_keys=True) + "\n"
+        stored = {name: getattr(self, name) for name in _InfoNote.__annotations__ if name != "kind"}
+        stored["kind"] = "text" if self.is_text else "images"
+        data = json.dumps(stored, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(folder / FILE, data.encode(), sync=False)
 
     @classmethod
     def read(cls, folder: Path) -> Facts | None:
-        """Read what `write` wrote; None where a run does not have it.
+        """Read what `write` wrote; None if the files do not exist.
 
-        Raises CheckpointError when it is damaged.
+        Raises CheckpointError if they are damaged.
         """
-        told = _held(folder)
-        if told is None:
+        info = _read(folder)
+        if info is None:
             return None
-        path = folder / FILE
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in told.items()
-            if name in _TOLD
+            for name, value in info.items()
+            if name in _InfoNote.__annotations__ and name != "kind"
         }
-        classes = range(len(told["class_names"]))
-        if not {*told["base"], *told["validation"], *told["novel"]} <= {*classes}:
-            raise CheckpointError(f"{path} is damaged: a class without a name. {_ANEW}.")
-        if told["kind"] == "text":
+        classes = range(len(info["class_names"]))
+        if not {*info["base"], *info["validation"], *info["novel"]} <= {*classes}:
+            raise CheckpointError(f"{folder / FILE} is damaged: a class without a name. {_FIX}.")
+        if info["kind"] == "text":
             flat, _, _ = storage.read(folder / WORDS)
             try:
                 text = flat["words"].numpy().tobytes().decode("utf-8", "surrogateescape")
                 known |= {"table": flat["table"], "words": tuple(text.split("\n"))}
                 if flat["table"].dtype != torch.float32 or flat["table"].ndim != 2:
-                    raise ValueError("the vectors are no table of float32")
+                    raise ValueError("the vectors are not a float32 matrix")
             except (ValueError, LookupError, TypeError) as error:
-                raise CheckpointError(f"{folder / WORDS} is damaged: {error}. {_ANEW}.") from None
+                raise CheckpointError(f"{folder / WORDS} is damaged: {error}. {_FIX}.") from None
         return cls(**known)
 
 
 def classes_of(dataset: Dataset, rows: RowSplit) -> Classes:
-    """Return the class numbers of the rows to train, choose and test on."""
+    """Return the numbers of the base, validation and novel classes."""
     base, validation, novel = (
         tuple(np.unique(dataset.y[part]).tolist())
         for part in (rows.base, rows.validation, rows.novel)
@@ -155,29 +155,19 @@ def classes_of(dataset: Dataset, rows: RowSplit) -> Classes:
 
 
 def held_classes(folder: Path) -> Classes | None:
-    """Return what `classes_of` was when a run started; None where its folder does not tell.
+    """Return the classes with which a run started; None if its folder has no `data.json`.
 
-    Raises CheckpointError when `data.json` is damaged.
+    Raises CheckpointError if the file is damaged.
     """
-    told = _held(folder)
-    if told is None:
+    info = _read(folder)
+    if info is None:
         return None
-    return tuple(told["base"]), tuple(told["validation"]), tuple(told["novel"])
+    return tuple(info["base"]), tuple(info["validation"]), tuple(info["novel"])
 
 
-def _held(folder: Path) -> _InfoNote | None:
+def _read(folder: Path) -> _InfoNote | None:
     path = folder / FILE
     if not path.exists():
         return None
-    told: _InfoNote = records.read(path, _InfoNote, _ANEW)
-    return told
-
-
-def _kind(is_text: bool) -> str:
-    return "text" if is_text else "images"
-
-
-_TOLD = (
-    "name", "digest", "shape", "class_names", "base", "validation", "novel", "examples", "dealt",
-    "clients",
-)  # fmt: skip
+    info: _InfoNote = records.read(path, _InfoNote, _FIX)
+    return info

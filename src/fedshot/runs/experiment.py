@@ -1,9 +1,9 @@
-"""A run: from a setting to records, checkpoints and a result.
+"""A run: training with records, checkpoints and a result.
 
-`Experiment.run()` yields one record per round. Stopping is not calling `next`; there are no
-callbacks. Whatever instant a process dies at, `run()` of a new `Experiment` on the same folder goes
-on from the last complete round and ends in the same bits. Opening an experiment changes nothing on
-the disk: a run can be tested while it is under way.
+`Experiment.run()` yields one record per round; to stop, do not ask for the next one. If the process
+is killed at any time, `run()` of a new `Experiment` on the same folder continues from the last
+complete round, with bitwise equal results. Opening an experiment changes nothing on the disk, so a
+run can be evaluated while it trains.
 """
 
 from __future__ import annotations
@@ -46,30 +46,29 @@ from fedshot.runs import dataset_info, run_folder
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.recorder import Record, Recorder
 
-# What may differ between a run and its resumption: how long and how strict, not what is learnt.
+# Settings that may change on resuming, since they do not affect what a round computes.
 MAY_CHANGE = (
     "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
     "run.workers", "run.allocator",
 )  # fmt: skip
 
-# Partitions of another law before checkpoints held the hash of who holds what.
-_DEALT_ANEW = ("dirichlet", "clusters")
+# Partitions that changed before checkpoints held the hash of the partition.
+_CHANGED_PARTITIONS = ("dirichlet", "clusters")
 
 
 class Experiment:
     """A run in a folder.
 
     Args:
-        setting: what is fixed before round 1.
-        folder: where the run lives; made when the run starts.
-        elsewhere: makes of the fleet on this machine the one that clients are asked by, where they
-            do not live here.
-        keep_looks: keep the checkpoints of all rounds with a look at the validation classes, not
-            of the chosen and the last rounds alone.
+        setting: the prepared run.
+        folder: folder of the run; created when the run starts.
+        elsewhere: replaces this machine's fleet if the clients live elsewhere.
+        keep_looks: keep the checkpoints of all validated rounds, not only those of the chosen and
+            the last rounds.
 
     Raises:
-        CheckpointError: the folder holds a run of another configuration or other data, a damaged
-            checkpoint, or records of rounds whose checkpoints are gone.
+        CheckpointError: the folder holds a run with another configuration or other data, a damaged
+            checkpoint, or records without checkpoints.
     """
 
     def __init__(
@@ -97,17 +96,17 @@ class Experiment:
             self.config.run.device,
         )
         threads = self.config.run.threads
-        assert threads is not None, "the setting has said how many"
+        assert threads is not None, "PreparedRun sets it"
         self._threads = threads
         self.meter = Meter(elsewhere(fleet_for(host, self.config.run, setting.workers)))
-        self.fleet: Fleet = Guard(self._rehearsed(self.meter))
+        self.fleet: Fleet = Guard(self._disturbed(self.meter))
         self.server: Tree = self.method.init(setting.key.at("init"))
         self.round, self.best_round = 0, 0
-        self.baselines: dict[str, Score] = {}  # of the test, once there is a result
+        self.baselines: dict[str, Score] = {}  # on the test; set by `result`
         self._best: ValidationResult | None = None
         self._private = ""
         self._lock: Lock | None = None
-        self._last_end: float | None = None  # of a round, by the monotonic clock
+        self._last_end: float | None = None  # of the previous round, by the monotonic clock
         self._started = bool(self.checkpoints.rounds())
         if self._started:
             self._read()
@@ -115,10 +114,10 @@ class Experiment:
             raise self._lost(f", and records of {count(trained, 'round')}")
 
     def run(self) -> Iterator[Record]:
-        """Train the rounds that are left, yielding a record for each.
+        """Train the remaining rounds and yield a record for each.
 
-        Raises BusyError when another process trains in the same folder, or when the folder is
-        deleted on the way, and CheckpointError when more rounds are trained than are asked for.
+        Raises BusyError if another process trains in the same folder or the folder is deleted, and
+        CheckpointError if more rounds are trained than run.rounds.
         """
         if self.config.run.allocator == "keep":
             keep_freed_memory()
@@ -126,7 +125,7 @@ class Experiment:
             self.refresh()
             if self.round > self.config.run.rounds:
                 raise CheckpointError(
-                    f"{self.folder} has trained {count(self.round, 'round')}, and run.rounds is "
+                    f"{self.folder} has trained {count(self.round, 'round')}, but run.rounds is "
                     f"{self.config.run.rounds}. Set it to {self.round} or more."
                 )
             self._begin()
@@ -143,28 +142,28 @@ class Experiment:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a round to go on from, be it the untrained one."""
+        """Whether there is a checkpoint to continue from, possibly that of round 0."""
         return self._started
 
     def alone(self) -> AbstractContextManager[Lock]:
-        """Be the one process that trains in the folder, as `run_folder.alone` has it."""
+        """Hold the lock of the folder, as `run_folder.alone` does."""
         return run_folder.alone(self.folder)
 
     def notices(self) -> list[str]:
-        """Return what a person should know before a run begins or is gone on with."""
+        """Return messages for the user before a run starts or resumes."""
         found = self.setting.notices()
-        goes_on = self._started and self.round < self.config.run.rounds
-        if goes_on and (changes := self.recorder.changes(self.round, self._environment)):
+        resumes = self._started and self.round < self.config.run.rounds
+        if resumes and (changes := self.recorder.changes(self.round, self._environment)):
             found.append(
-                f"computed in another way than before round {self.round + 1}: "
-                f"{'; '.join(changes)}. The bits may be others from here on."
+                f"from round {self.round + 1} on, results may differ bitwise from an uninterrupted "
+                f"run: {'; '.join(changes)}."
             )
         return found
 
     def refresh(self) -> None:
-        """Read the last checkpoint if it is not this state: another process may have trained since.
+        """Read the last checkpoint if another process has trained since.
 
-        Raises CheckpointError where what was begun is gone.
+        Raises CheckpointError if the run's checkpoints are gone.
         """
         held = self.checkpoints.rounds()
         if self._started and not held:
@@ -174,13 +173,10 @@ class Experiment:
             self._started = True
 
     def result(self) -> Score:
-        """Test the chosen round, and write result.json: the score, its bytes, the raw baselines.
-
-        It is written before the baselines are computed, and again with them.
-        """
+        """Test the chosen round and write result.json, first without the raw baselines."""
         found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
-        told = {
+        result = {
             "test": found.to_json(),
             "rounds": self.round,
             "round": self.best_round,
@@ -192,20 +188,20 @@ class Experiment:
             "seed": self.config.seed,
             **({"not_honest": marks} if marks else {}),
         }
-        self.recorder.write(run_folder.RESULT, told, sync=True)
+        self.recorder.write(run_folder.RESULT, result, sync=True)
         self.baselines = self.raw_baselines(self.setting.test)
-        told["baselines"] = {name: one.to_json() for name, one in self.baselines.items()}
-        self.recorder.write(run_folder.RESULT, told, sync=True)
+        result["baselines"] = {name: one.to_json() for name, one in self.baselines.items()}
+        self.recorder.write(run_folder.RESULT, result, sync=True)
         return found
 
     def raw_baselines(self, episodic_test: EpisodicTest) -> dict[str, Score]:
-        """Return the score of each raw baseline on an exam, by name."""
+        """Return the score of each raw baseline on a test, by name."""
         with arithmetic(self._threads):
             return raw_baselines(self.setting.dataset, episodic_test)
 
     @property
     def _tested(self) -> dict[str, Any]:
-        """What the test asked: of whose classes, in which shape; own tests have no shot."""
+        """The shape of the test and the origin of its classes; clients' own tests have no shot."""
         own, episodic_test = self.setting.own_tests, self.setting.test
         ways = [len(episodic_test.classes(u)) for u in range(len(episodic_test))]
         shot = None if own else self.config.test.shot
@@ -217,53 +213,53 @@ class Experiment:
 
     @property
     def _chosen_by(self) -> str:
-        looks = any(record["validation"] for record in self.recorder.records())
-        if self.config.run.choose == "last" or self._judge is None or not looks:
+        validated = any(record["validation"] for record in self.recorder.records())
+        if self.config.run.choose == "last" or self._validation is None or not validated:
             return "last round"
-        return "test classes" if self._judge is self.setting.test else "validation"
+        return "test classes" if self._validation is self.setting.test else "validation"
 
     @property
-    def _judge(self) -> EpisodicTest | None:
-        """What the model sits while it trains, and what may choose the round."""
+    def _validation(self) -> EpisodicTest | None:
+        """The test that is evaluated during training and may choose the round."""
         peeks = self.config.run.choose == "best_on_test_classes"
         return self.setting.test if peeks else self.setting.validation
 
     def answer(self, episodic_test: EpisodicTest) -> Score:
-        """Let the chosen round sit an exam: the best on validation, else the last saved one.
+        """Evaluate the chosen round on a test, without effect on the run or its ledger.
 
-        The run goes on afterwards as if nothing had been asked; its ledger does not count it.
-        Raises CheckpointError when there is no checkpoint of the round.
+        The chosen round is the best on validation, else the last one with a checkpoint. Raises
+        CheckpointError if its checkpoint does not exist.
         """
         return self.evaluate_chosen(episodic_test, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
-        """Return the server's state after the chosen round; private states are those of it, too.
+        """Return the server's state after the chosen round, and open its private states.
 
-        Raises CheckpointError when there is no checkpoint of the round.
+        Raises CheckpointError if the checkpoint of the round does not exist.
         """
         if not run_folder.begun(self.folder):
             raise CheckpointError(
-                f"{self.folder} holds no run yet: no round of it is trained. Go through `run()` of "
-                "this experiment first, as in `for record in experiment.run(): ...`."
+                f"{self.folder} holds no run yet: no round of it is trained. Train it first by "
+                "`run()` of this experiment, as in `for record in experiment.run(): ...`."
             )
         server, notes = self.checkpoints.read(self.best_round, self.server)
         self.fleet.open(self.best_round, notes["private"])
         return server
 
     def evaluate_untrained(self, episodic_test: EpisodicTest) -> Score:
-        """Let the method sit an exam with what it starts from: a floor."""
+        """Evaluate the method's initial state on a test, as a baseline."""
         return self.evaluate_chosen(
             episodic_test, self.method.init(self.setting.key.at("init")), -1
         )
 
     def evaluate_chosen(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
-        """Let a server's state sit an exam as that of a round; the ledger does not count it."""
+        """Evaluate a server's state as that of a round; the ledger does not count it."""
         return self._counted(episodic_test, server, round)[0]
 
     def _counted(
         self, episodic_test: EpisodicTest, server: Tree, round: int
     ) -> tuple[Score, list[dict[str, Any]]]:
-        """Return the score of a server's state, and a ledger of what the exam alone sent."""
+        """Return the score of a server's state, and the ledger of this evaluation alone."""
         ledger = self.meter.to_json()
         self.meter.load_json([])
         try:
@@ -275,12 +271,12 @@ class Experiment:
         finally:
             self.meter.load_json(ledger)
 
-    def _rehearsed(self, fleet: Fleet) -> Fleet:
-        trouble = self.config.run.unreliable
-        if trouble == Chances():
+    def _disturbed(self, fleet: Fleet) -> Fleet:
+        chances = self.config.run.unreliable
+        if chances == Chances():
             return fleet
         key = self.setting.key.at("unreliable")
-        plan = by_chance(key, drop=trouble.drop, delay=trouble.delay, corrupt=trouble.corrupt)
+        plan = by_chance(key, drop=chances.drop, delay=chances.delay, corrupt=chances.corrupt)
         return Unreliable(fleet, plan)
 
     def _one_round(self) -> Record:
@@ -303,8 +299,8 @@ class Experiment:
         return self._close(record, time.perf_counter() - start)
 
     def _close(self, record: Record, seconds: float) -> Record:
-        """Validate where it is due, and make the round last."""
-        run, round, episodic_test = self.config.run, record.round, self._judge
+        """Validate if due, then record and checkpoint the round."""
+        run, round, episodic_test = self.config.run, record.round, self._validation
         last = round == run.rounds
         due = round % run.checkpoint_every == 0 or last or round == 0
         validation, faults = None, record.faults
@@ -315,13 +311,13 @@ class Experiment:
             clients = self._clients(round, "evaluate")
             try:
                 validation = self._evaluate(episodic_test, self.server, round, clients)
-            except QuorumError:  # the round itself counts
+            except QuorumError:  # the round itself still counts
                 if run.below_quorum == "stop":
                     raise
             faults += _faults(clients)
-            look = ValidationResult.of(validation) if validation else None
-            if choosing and (look.beats(self._best) if look else self._best is None):
-                self.best_round, self._best = round, look
+            result = ValidationResult.of(validation) if validation else None
+            if choosing and (result.beats(self._best) if result else self._best is None):
+                self.best_round, self._best = round, result
         now, before = time.monotonic(), self._last_end
         self._last_end = now
         done = replace(
@@ -336,7 +332,7 @@ class Experiment:
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         if self._lock is not None:
-            self._lock.check()  # or two trainings would write to one folder
+            self._lock.check()  # else two processes might write to one folder
         self.recorder.append(done)
         if due or round == self.best_round or (validation and self._keep_looks):
             self._save()
@@ -344,28 +340,28 @@ class Experiment:
 
     def _lost(self, besides: str = "") -> CheckpointError:
         return CheckpointError(
-            f"{self.checkpoints.folder} holds no checkpoint any more{besides}. Put it back from a "
+            f"{self.checkpoints.folder} holds no checkpoint any more{besides}. Restore it from a "
             "copy, or start a new run under another name."
         )
 
     def _begin(self) -> None:
-        """Take the folder over: drop what lies after the last complete round."""
+        """Prepare the folder for training: delete everything after the last complete round."""
         if self.round < self.config.run.rounds:
-            (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # of fewer rounds
+            (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # a result of fewer rounds
         self.config.write(self.folder / run_folder.CONFIG)
         if not self._started or not (self.folder / dataset_info.FILE).exists():
             self.setting.facts().write(self.folder)
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
-        self._best = self._best_look() if self._started else None
-        if last < self.config.run.rounds:  # who trains nothing changes nothing
+        self._best = self._best_so_far() if self._started else None
+        if last < self.config.run.rounds:  # else there is nothing to train
             self.recorder.note_environment(last, self._environment, self._changed_settings())
 
     def _changed_settings(self) -> str | None:
-        """Say which settings are others than those of the last checkpoint; None for none.
+        """Describe the settings changed since the last checkpoint; None if none.
 
-        The fleet is told as a part of the environment.
+        The fleet belongs to the environment.
         """
         if not self._started:
             return None
@@ -374,19 +370,20 @@ class Experiment:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """What the figures are made with that is the run's own."""
+        """The facts of the environment that the run itself sets."""
         mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
         return mine | own.noted(self.config.settings["method"]["name"])
 
-    def _best_look(self) -> ValidationResult | None:
-        """Return the look at the chosen round; None where none was made, or chose.
+    def _best_so_far(self) -> ValidationResult | None:
+        """Return the validation result of the chosen round.
 
-        Also of an older record that does not say which episodes were answered.
+        None if there is none, if it does not choose the round, or if an old record does not say
+        which episodes were answered.
         """
-        if self._judge is None or self.config.run.choose == "last":
+        if self._validation is None or self.config.run.choose == "last":
             return None
-        looks = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
-        best = looks.get(self.best_round)
+        every = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
+        best = every.get(self.best_round)
         if best is None or "per_episode" not in best:
             return None
         if "missing" not in best and best.get("unanswered", 1):
@@ -399,7 +396,7 @@ class Experiment:
         self._private = self.fleet.seal(self.round, {*held, self.best_round})
         notes = {
             "round": self.round,
-            "fedshot": __version__,  # older checkpoints have none: see `check_belongs`
+            "fedshot": __version__,  # older checkpoints lack it, see `check_belongs`
             "config": self.config.settings,
             "dataset": self.setting.dataset.digest,
             "deal": self.setting.deal_digest,
@@ -408,22 +405,22 @@ class Experiment:
             "private": self._private,
         }
         self.checkpoints.write(self.round, self.server, notes)
-        self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # the notes have it
+        self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # also in the notes
         keep = {self.round, self.best_round, *held[-1:]}
-        if self._keep_looks:  # that of the last round is this one
+        if self._keep_looks:
             keep |= {round for round in held if round % self.config.run.validate_every == 0}
         self.checkpoints.prune(keep)
         self._started = True
 
     def _read(self) -> None:
-        """Read the last checkpoint; change nothing on the disk."""
+        """Read the last checkpoint, without changing anything on the disk."""
         self.round = self.checkpoints.rounds()[-1]
         notes = self.checkpoints.notes(self.round)
         check_belongs(self.folder, notes, self.config)
         if notes["dataset"] != self.setting.dataset.digest:
             raise CheckpointError(
                 f"{self.folder} was started on other data: the hash of dataset "
-                f"{self.setting.dataset.name!r} differs. Put the data back, or start a new run."
+                f"{self.setting.dataset.name!r} differs. Restore the data, or start a new run."
             )
         self._check_classes()
         self._check_deal(notes.get("deal"))
@@ -434,9 +431,9 @@ class Experiment:
         self.fleet.open(self.round, self._private)
 
     def _check_classes(self) -> None:
-        """Raise CheckpointError where the split means other classes than when the run began.
+        """Raise CheckpointError if the split has other classes than when the run started.
 
-        A server without training data knows no base classes; these are not compared then.
+        Base classes are not compared on a server without training data, which does not know them.
         """
         held = dataset_info.held_classes(self.folder)
         if held is None:
@@ -451,28 +448,27 @@ class Experiment:
                 for one in (before, after)
             ]
             raise CheckpointError(
-                f"{self.folder} began with other {part} classes ({shown[0] or 'none'}) than the "
-                f"split means now ({shown[1] or 'none'}): numbers and ranges are names now where "
-                "classes are named by whole numbers. Start a new run; names written out in `split` "
-                "give it the classes of this one."
+                f"{self.folder} started with other {part} classes ({shown[0] or 'none'}) than the "
+                f"split has now ({shown[1] or 'none'}): if classes are named by integers, numbers "
+                "and ranges in `split` are now names. Start a new run; list the names in `split` "
+                "to get the classes of this run."
             )
 
     def _check_deal(self, held: str | None) -> None:
-        """Raise CheckpointError unless clients hold what they held; None for what is not known."""
+        """Raise CheckpointError unless the partition has the hash `held`; None if unknown."""
         kind = self.config.settings["partition"]["name"]
-        goes_on = self.round < self.config.run.rounds
+        resumes = self.round < self.config.run.rounds
         deals_test = self.setting.own_tests or self.config.test.pool == "clients"
-        if held is None and kind in _DEALT_ANEW and (goes_on or deals_test):
+        if held is None and kind in _CHANGED_PARTITIONS and (resumes or deals_test):
             raise CheckpointError(
                 f"{self.folder} was started by an earlier fedshot, whose partition {kind!r} gave "
-                "the last clients more examples than the first: the clients would hold others from "
-                "here on. Start a new run."
+                "the last clients more examples than the first. The clients would now have other "
+                "examples. Start a new run."
             )
         if held not in (None, self.setting.deal_digest):
             raise CheckpointError(
-                f"{self.folder} was started with another partition of its data: the hash of who "
-                "holds what differs. Put the data's split and the version of numpy back, or start "
-                "a new run."
+                f"{self.folder} was started with another partition of its data: its hash differs. "
+                "Restore the data's split and the version of numpy, or start a new run."
             )
 
     def _evaluate(
@@ -491,15 +487,15 @@ class Experiment:
             self.fleet,
             everyone[:1] if alone else everyone,
             cohort=run.cohort,
-            quorum=run.quorum if phase == "train" else 0.0,  # the score says what is unanswered
+            quorum=run.quorum if phase == "train" else 0.0,  # scores count unanswered episodes
             round=round,
             phase=phase,
         )
 
 
 def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
-    """Return the fleet that a run asks for, with so many workers."""
-    assert run.threads is not None, "the setting has said how many"
+    """Return the fleet of a run's options."""
+    assert run.threads is not None, "PreparedRun sets it"
     if run.fleet == "vectorised":
         return Vectorised(host, run.chunk, workers, run.threads)
     if workers > 1:
@@ -508,25 +504,22 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
 
 
 def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
-    """Raise CheckpointError unless a checkpoint is of a run with this configuration.
+    """Raise CheckpointError unless a checkpoint belongs to a run with this configuration.
 
-    Also where the same settings meant something else when the run was started.
+    Also raised if the meaning of a setting has changed since the run started.
     """
     changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
     if changed:
         may = sorted({*MAY_CHANGE, *is_diagnostic(config.settings)})
         raise CheckpointError(
-            f"{folder} was started with another configuration: {changed}. Put it back, "
-            f"or start a new run under another name. ({', '.join(may)} may change.)"
+            f"{folder} was started with another configuration: {changed}. Restore it, or start a "
+            f"new run under another name. ({', '.join(may)} may change.)"
         )
     if "fedshot" not in notes and (meant := config.changed_meaning):
         raise CheckpointError(
-            f"{folder}: {meant}. This run itself needs the version of fedshot that started it."
+            f"{folder}: {meant}. Resume this run with the version of fedshot that started it."
         )
 
 
 def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:
     return tuple({"client": c, "kind": f.kind, "reason": f.reason} for c, f in clients.faults)
-
-
-__all__ = ["Experiment", "PreparedRun"]

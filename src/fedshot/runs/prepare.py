@@ -1,7 +1,4 @@
-"""What is fixed before round 1: the data, who holds it, the method, the tests.
-
-Everything that cannot work is refused here.
-"""
+"""Preparation of a run: data, partition, method and tests, checked before round 1."""
 
 from __future__ import annotations
 
@@ -33,37 +30,34 @@ from fedshot.nn.models.cost import step_flops
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import Facts
 
-_BIG = 4 * 10**11  # FLOPs of a step that is given all cores: a second and more on one of them
-_SMALL = 3 * 10**8  # of a step as short as the Python around it, which one thread runs at a time
+_BIG = 4 * 10**11  # FLOPs from which a step uses all cores; it takes over a second on one core
+_SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several workers do not help
 
 
 class FederatedDataset:
-    """The data, its split, and who holds what.
+    """A dataset with its split and partition.
 
-    `rows` are the dataset's rows to train, choose and test on, by `split`, or by user where that is
-    None. `clients` can form an episode; `left_out` cannot, with the reason. Where nothing is novel,
-    clients are tested on images of their own classes, which the partition sets aside: `own_tests`.
+    `rows` are the base, validation and novel rows, by `split`, or by user if `split` is None.
+    `clients` can form an episode; `left_out` gives the reason for each client that cannot. Without
+    novel rows, `own_tests` is true: clients are tested on examples of their own classes that the
+    partition sets aside.
 
     Raises:
-        DataError: the data is missing or too small for what is asked.
-        ConfigError: options that contradict each other.
+        DataError: the data is missing or too small.
+        ConfigError: options contradict each other.
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         check_kind("config", config, Config, "Make one with Config.of(settings).")
         self.config = config
         self.key = Key(config.seed)
-        self._arrange(config, data_dir)
-
-    def _arrange(self, config: Config, data_dir: str | None) -> None:
-        """Load, split and deal."""
         self.dataset = config.data.load(find_data_dir(data_dir))
-        if isinstance(config.data, InMemory):  # whose hash may be known only now
+        if isinstance(config.data, InMemory):  # its hash may be unknown until now
             self.config = config = config.with_data(self.dataset)
-        # The test's seed or one of its own, not training's, draws a random split: all training
-        # seeds sit one test.
-        drawn = Key(config.test.seed)
-        splits = drawn if config.split.seed is None else Key(config.split.seed)
+        # A random split is drawn by its own seed or the test's, so that all training seeds share
+        # one test.
+        test_key = Key(config.test.seed)
+        splits = test_key if config.split.seed is None else Key(config.split.seed)
         self.split: ClassSplit | None = None
         if config.split.users is not None:
             shares = config.split.users
@@ -72,9 +66,9 @@ class FederatedDataset:
             self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
             self.split.check(self.dataset)
             self.rows = RowSplit.of_classes(self.dataset, self.split)
-        # Who holds what is the test, too, where that is the clients' own: one for all seeds.
+        # The partition defines the clients' own tests, which are the same for all training seeds.
         self.own_tests = not len(self.rows.novel)
-        self.deal_key = (drawn if self.own_tests else self.key).at("partition")
+        self.deal_key = (test_key if self.own_tests else self.key).at("partition")
         with with_option_path(config.settings):
             self.deal: ClientSplit = config.partition.assign(
                 self.dataset, self.rows.base, self.deal_key, config.episode
@@ -89,17 +83,17 @@ class FederatedDataset:
 
     @property
     def base_classes(self) -> tuple[int, ...]:
-        """The numbers of the classes to train on."""
+        """The numbers of the training classes."""
         return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
 
     @cached_property
     def deal_digest(self) -> str:
-        """The SHA-256 of who holds what in training."""
+        """The SHA-256 of the training partition."""
         return self.deal.train.digest
 
     @cached_property
     def copies(self) -> Copies:
-        """How many examples that train, choose or test are identical to another one."""
+        """The identical examples among those for training, validation and test."""
         parts = [self.rows.base, self.rows.validation, self.rows.novel]
         if self.own_tests:
             dealt = (self.deal.train, self.deal.validation, self.deal.test)
@@ -107,11 +101,11 @@ class FederatedDataset:
         return Copies.of(self.dataset, parts)
 
     def facts(self) -> Facts:
-        """Return what a run keeps of its data."""
+        """Return the facts about the data that a run stores."""
         return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
 
     def notices(self) -> list[str]:
-        """Return what a person should know before round 1."""
+        """Return messages for the user before round 1."""
         found = not_honest(self.config.settings)
         found += [f"{self.dataset.name}: {remark}" for remark in self.dataset.remarks]
         if self.copies.identical:
@@ -120,27 +114,27 @@ class FederatedDataset:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":
             found.append(
-                "test.pool is 'clients': those left out have no part in the test, and a seed that "
-                "leaves out others sits another test"
+                "test.pool is 'clients': the test leaves these clients out, too, so a seed that "
+                "leaves out other clients has another test"
             )
         if self.own_tests and self.deal.validation is None:
             found.append("no images are set aside for validation: the last round is tested")
-        asks = self.config.run.choose == "validation"
-        if asks and not self.own_tests and not len(self.rows.validation):
+        by_validation = self.config.run.choose == "validation"
+        if by_validation and not self.own_tests and not len(self.rows.validation):
             found.append("no validation classes: the last round is tested")
         if not self.own_tests and self.deal.test is not None:
             held = sum(len(rows) for rows in self.deal.test)
             found.append(
-                f"the partition sets {held} images aside as the clients' own tests, which have no "
-                "part: the split has novel classes"
+                f"the partition sets {held} images aside for the clients' own tests; they are not "
+                "used, because the split has novel classes"
             )
         return found
 
     def _check_groups(self) -> None:
-        """Raise ConfigError where groups could not be kept apart."""
+        """Raise ConfigError if groups cannot be kept on one side of support and query."""
         if self.dataset.groups is None:
             return
-        dealt = {
+        conflicts = {
             "partition.name is 'redealt'": isinstance(self.config.partition, Redealt),
             f"method {self.config.settings['method']['name']!r} divides what a client holds":
                 self.config.divides,
@@ -148,12 +142,12 @@ class FederatedDataset:
             f"test.group.clients is {self.config.test.group.clients}":
                 self.config.test.group.clients > 0,
         }  # fmt: skip
-        for text, met in dealt.items():
+        for text, met in conflicts.items():
             if met:
                 raise ConfigError(
-                    f"{self.dataset.name} has groups, which are kept on one side of support and "
-                    f"query, and {text}, where they cannot be. Leave the groups out of the data, "
-                    "or choose another method, partition or test."
+                    f"{self.dataset.name} has groups, and {text}; groups then cannot be kept on "
+                    "one side of support and query. Remove the groups from the data, or choose "
+                    "another method, partition or test."
                 )
 
     def _check_own_tests(self) -> None:
@@ -161,35 +155,35 @@ class FederatedDataset:
         if self.deal.test is None:
             raise DataError(
                 f"the split has no novel classes, and partition {kind!r} sets no images aside to "
-                "test clients on; name a novel class at least, or set partition.name to "
+                "test clients on. Name novel classes in split.novel, or set partition.name to "
                 "'pathological' or 'clusters'."
             )
         if len(self.rows.validation):
             raise DataError(
-                "the split has validation classes and no novel ones: clients are tested on images "
-                "of their own classes, and a round is chosen by others of these. Take the classes "
-                "to split.base, and set partition.validation."
+                "the split has validation classes and no novel ones: clients are then tested and "
+                "validated on images of their own classes. Move the validation classes to "
+                "split.base, and set partition.validation."
             )
         test = self.config.test
-        of_episodes = {
+        unused = {
             "test.first_client_only": (test.first_client_only, "true"),
             "test.pool": (test.pool == "clients", "'clients'"),
             "test.group.clients": (test.group.clients > 0, str(test.group.clients)),
         }
-        for option, (used, value) in of_episodes.items():
+        for option, (used, value) in unused.items():
             if used:
                 raise ConfigError(
                     f"{option} is {value}, and the split has no novel classes: every client is "
-                    "tested on images of its own, one question each. Leave the option out, or name "
-                    "novel classes in split.novel."
+                    "tested on images of its own, in one episode. Omit the option, or name novel "
+                    "classes in split.novel."
                 )
 
 
 class PreparedRun(FederatedDataset):
-    """An arrangement with a method and its tests.
+    """A federated dataset with a method and its tests.
 
     Raises:
-        DataError, ConfigError: as `FederatedDataset`, and when method, model or tests do not fit.
+        DataError, ConfigError: as `FederatedDataset`, and if method, model or tests do not fit.
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
@@ -204,29 +198,28 @@ class PreparedRun(FederatedDataset):
         spec.augment.check(self.dataset)
         if spec.min_way < 2:
             raise ConfigError(
-                f"episode.way is {spec.way}; with one class every answer is right, and nothing is "
-                "learnt. Expected at least 2."
+                f"episode.way is {spec.way}; with one class every prediction is right and nothing "
+                "is learnt. Expected at least 2."
             )
         if config.run.fleet == "vectorised" and not model.backbone.vmappable:
             kind = config.settings["model"]["backbone"]["name"]
             raise ConfigError(
                 f"run.fleet is 'vectorised', and {config.settings['method']['name']} with the "
-                f"backbone {kind!r} cannot be stacked: its torch kernel takes the weights of one "
-                "model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
+                f"backbone {kind!r} cannot be vectorised: its torch kernel takes the weights of "
+                "one model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
             )
         traits = self.method.traits
         if config.run.fleet == "vectorised" and traits.unstackable:
             raise ConfigError(
-                "run.fleet is 'vectorised', which stacks the uploads of several clients, and "
-                f"{traits.unstackable}, or run.fleet to 'threads'."
+                f"run.fleet is 'vectorised', and {traits.unstackable}, or run.fleet to 'threads'."
             )
         if self._asks_for_novel() and traits.base_classes_only:
+            labels = " with episode.labels 'global'" if config.episode.labels == "global" else ""
             raise ConfigError(
-                f"method {config.settings['method']['name']!r}{self._by_labels()} tells apart "
-                "classes that it has trained on, and the split has novel ones to test on. Name "
-                "base classes alone in split.base, and set partition.name to 'pathological' or "
-                "'clusters'; or hold users back in place of classes, by split.users, who have no "
-                "class of their own."
+                f"method {config.settings['method']['name']!r}{labels} can predict only classes "
+                "that it has trained on, but the split has novel classes. Name only base classes "
+                "in split.base, and set partition.name to 'pathological' or 'clusters'; or split "
+                "users instead of classes by split.users."
             )
         self._check_way("episode.way", config.episode.max_way, traits.max_way)
         if config.episode.labels == "global":
@@ -246,23 +239,23 @@ class PreparedRun(FederatedDataset):
         self.test = self._test("novel")
 
     def notices(self) -> list[str]:
-        """Return what a person should know before round 1, of the method's options, too."""
+        """Return messages for the user before round 1, with warnings of the method."""
         return [*super().notices(), *self.method.traits.warnings]
 
     def _asks_for_novel(self) -> bool:
-        """Whether a test asks for classes that nobody trains on; of held-out users, it may not."""
+        """Return whether the tests have classes that no client trains on."""
         if self.own_tests or self.config.split.users is None:
             return not self.own_tests
         asked = np.concatenate([self.rows.validation, self.rows.novel])
         return not set(self.dataset.y[asked].tolist()) <= set(self.base_classes)
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
-        """Draw a test of another shape from what is novel."""
+        """Return a test with other options on the novel rows."""
         if self.own_tests:
             if options != self.config.test:
                 raise ConfigError(
-                    "clients are tested on images of their own classes, and the partition has "
-                    "dealt these: the test has no other shape or seed. Leave the options out."
+                    "clients are tested on images of their own classes, which the partition "
+                    "fixes: the test cannot have another shape or seed. Omit the options."
                 )
             return self.test
         self._check_test_way("way", options.spec.max_way)
@@ -287,9 +280,9 @@ class PreparedRun(FederatedDataset):
                    if c in self.clients}  # fmt: skip
         if lacking:
             raise DataError(
-                f"test.pool is 'clients', and some hold too little of the novel classes for a test "
-                f"of their own: {_first(lacking)}. Lower test.way, test.shot or test.query, use "
-                "fewer clients, or set test.pool to 'shared'."
+                f"test.pool is 'clients', and some clients have too few novel examples for their "
+                f"own test: {_first(lacking)}. Lower test.way, test.shot or test.query, use fewer "
+                "clients, or set test.pool to 'shared'."
             )
         pools = [held[c] for c in self.clients]
         return EpisodicTest(self.dataset, Tasks.draw_round_robin(
@@ -311,7 +304,7 @@ class PreparedRun(FederatedDataset):
         return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
     def _shape(self, options: TestOptions) -> EpisodeSpec:
-        """Return the shape of test episodes, with labels in the order of those of training."""
+        """Return the spec of test episodes, with labels ordered as in training."""
         return replace(options.spec, labels=self.config.episode.labels)
 
     def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:
@@ -321,34 +314,30 @@ class PreparedRun(FederatedDataset):
         return episodic_test
 
     def _check_test_way(self, option: str, way: int) -> None:
-        """Refuse what a head at test cannot tell apart; a method may train one and test without."""
+        """Raise ConfigError if the test's way exceeds that of the head used at test, if any."""
         self._check_way(option, way, self.method.traits.max_test_way)
 
     def _check_way(self, option: str, way: int, widest: int | None) -> None:
         if widest is not None and way > widest:
             raise ConfigError(
-                f"{option} is {way}; model.head.way is {widest}, and a head cannot tell more "
-                f"classes apart than it has outputs. Set model.head.way to {way}."
+                f"{option} is {way}; model.head.way is {widest}, the number of classes that the "
+                f"head can predict. Set model.head.way to {way}."
             )
 
-    def _by_labels(self) -> str:
-        return " with episode.labels 'global'" if self.config.episode.labels == "global" else ""
-
     def _check_global_labels(self) -> None:
-        """Refuse global labels to a method without an output for each class, or with too few."""
+        """Raise ConfigError unless the method has an output for each base class."""
         if not self.method.traits.base_classes_only:
             raise ConfigError(
-                "episode.labels is 'global', and method "
-                f"{self.config.settings['method']['name']!r} has no output for each class of the "
-                "dataset; FedFSL's methods, fedmeta, and fsl_local with MAML can have them. Set "
-                "episode.labels to 'shuffled' or 'fixed'."
+                "episode.labels is 'global', but method "
+                f"{self.config.settings['method']['name']!r} does not have an output for each "
+                "class of the dataset; FedFSL's methods, fedmeta, and fsl_local with MAML can have "
+                "them. Set episode.labels to 'shuffled' or 'fixed'."
             )
         most, width = max(self.base_classes), self.method.traits.max_way
         if width is not None and width <= most:
             raise ConfigError(
-                f"episode.labels is 'global', model.head.way is {width}, and the base classes have "
-                f"numbers up to {most}: each needs an output of its number. Set model.head.way to "
-                f"{most + 1}."
+                f"episode.labels is 'global' and model.head.way is {width}, but the base classes "
+                f"have numbers up to {most}. Set model.head.way to {most + 1}."
             )
 
     def _check_clients(self) -> None:
@@ -356,29 +345,29 @@ class PreparedRun(FederatedDataset):
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
         if self.left_out and (run.unable == "refuse" or not self.clients):
-            without = " Or set run.unable to 'leave_out' to go on without them."
+            without = " Or set run.unable to 'leave_out' to continue without them."
             raise DataError(
                 f"{len(self.left_out)} of {n} clients cannot form {spec.whole_text}: "
                 f"{_first(self.left_out)}. {fix}{without if self.clients else ''}"
             )
         if run.cohort is not None and run.cohort > len(self.clients):
             raise ConfigError(
-                f"run.cohort is {run.cohort}; {len(self.clients)} clients take part. Lower it, or "
-                "leave it out for all of them."
+                f"run.cohort is {run.cohort}, but only {len(self.clients)} clients take part. "
+                "Lower it, or omit it to use all of them."
             )
         if run.cohort is not None and run.cohort < n and self.method.traits.redealt:
             raise ConfigError(
-                f"run.cohort is {run.cohort}, and partition 'redealt' deals the images of every "
-                f"episode to {n} clients: those of the clients that are not asked would be lost. "
-                f"Set partition.clients to {run.cohort}, or leave run.cohort out."
+                f"run.cohort is {run.cohort}, but partition 'redealt' deals the images of every "
+                f"episode to {n} clients, and those of clients outside the cohort would be lost. "
+                f"Set partition.clients to {run.cohort}, or omit run.cohort."
             )
 
 
 def threads_for(flops: int, asked: int | None) -> int:
-    """Return the intra-op threads for steps of so many FLOPs: those asked for, else by rule.
+    """Return the number of intra-op threads: `asked`, else 1, or all cores for large steps.
 
-    Never by timing, which would give one seed two answers: a step below 400 GFLOP is quickest with
-    a worker for each core, a longer one keeps all cores busy by itself and has the memory alone.
+    Steps below 400 GFLOP are fastest with one worker per core; larger ones use all cores by
+    themselves. The number is never measured, since results depend on it bitwise.
     """
     if asked is not None:
         return asked
@@ -386,7 +375,7 @@ def threads_for(flops: int, asked: int | None) -> int:
 
 
 def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
-    """Return how many clients, or stacks of them, run at once; bits do not depend on it."""
+    """Return how many clients, or stacks of clients, run at once; results do not depend on it."""
     if run.fleet == "sequential" or run.device != "cpu":
         return 1
     if run.workers is not None:

@@ -1,4 +1,4 @@
-"""What a run leaves for people and programs to read: one record a round, the bytes, the machine."""
+"""The files that a run writes for people and programs: records, ledger, environment, result."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from fedshot.evaluation.episodic_test import Score, ScoreJson
 
 RECORDS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
-_NO_BITS = {"cores", "python", "system"}  # told, but figures do not depend on them
+_NO_EFFECT = {"cores", "python", "system"}  # recorded, but results do not depend on them
 
 
 def _checked_instant(text: str) -> str:
-    """Return a text. Raises ValueError unless it is empty or a date and time."""
+    """Return the text. Raises ValueError unless it is empty or a date and time."""
     if text:
         try:
             datetime.fromisoformat(text).timestamp()
-        except OverflowError as error:  # of the year 1
+        except OverflowError as error:  # such as in the year 1
             raise ValueError(str(error)) from None
     return text
 
@@ -51,7 +51,7 @@ class FaultJson(TypedDict):
 
 
 class RecordJson(TypedDict):
-    """What is relied on in a line of metrics.jsonl; one of an older version has fewer."""
+    """The keys of a line of metrics.jsonl that are read; older versions wrote fewer."""
 
     round: Round
     metrics: dict[str, float]
@@ -66,7 +66,7 @@ class RecordJson(TypedDict):
 
 
 class Change(TypedDict):
-    """How a run went on otherwise than it had begun."""
+    """A change of environment or settings on resuming a run."""
 
     after_round: Annotated[int, Field(ge=-1, lt=10**9)]
     environment: dict[str, Any]
@@ -74,7 +74,7 @@ class Change(TypedDict):
 
 
 class Environment(TypedDict):
-    """What is relied on in environment.json."""
+    """The keys of environment.json that are read."""
 
     resumed: NotRequired[list[Change]]
     method_file: NotRequired[str]
@@ -82,22 +82,22 @@ class Environment(TypedDict):
 
 @dataclass(frozen=True)
 class Record:
-    """One round.
+    """The record of one round.
 
     Args:
-        round: from 1; 0 is before training.
-        metrics: means over the cohort as the method reports them, such as loss in nats.
-        validation: score on the validation classes, in rounds that have one.
+        round: number of the round, from 1; 0 is before training.
+        metrics: means over the cohort as reported by the method, such as the loss in nats.
+        validation: score on the validation classes, in validated rounds.
         best_round: the round chosen so far.
-        bytes_down: sent to clients for training since the start.
-        bytes_up: received from clients for training since the start.
-        seconds: spent on this round, evaluation not counted.
-        faults: replies that did not count: client, kind, reason.
+        bytes_down: bytes sent to clients for training since the start.
+        bytes_up: bytes received from clients for training since the start.
+        seconds: duration of the round without evaluation.
+        faults: replies that did not count, with client, kind and reason.
         skipped: why the round did not count, or None.
-        exchanges: how often the server talked to its clients.
-        elapsed: seconds since the record before it, evaluation included, by a monotonic clock; None
+        exchanges: number of exchanges between server and clients.
+        elapsed: seconds since the previous record, including evaluation, by a monotonic clock; None
             for the first record that a process writes.
-        ended: when, in UTC, by the clock of the machine, which may be set back.
+        ended: end of the round in UTC by the system clock, which may be set back.
     """
 
     round: int
@@ -123,47 +123,44 @@ class Record:
 
 
 class Recorder:
-    """Files of one run: metrics.jsonl, ledger.json, environment.json, result.json."""
+    """Writes a run's metrics.jsonl, ledger.json, environment.json and result.json."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def flush(self) -> None:
-        """Make sure that the records are on the disk."""
+        """Flush the records to the disk."""
         storage.flush(self.folder / RECORDS)
 
     def note_environment(
         self, round: int, more: Mapping[str, Any], settings: str | None = None
     ) -> None:
-        """Write what the figures are made with; a run that goes on otherwise notes that beside it.
+        """Write the environment of the run, or add a change of it on resuming.
 
-        What was noted of attempts whose rounds are trained again is dropped.
+        Changes recorded for rounds that are trained again are dropped.
 
         Args:
-            round: the last complete round, -1 before the first.
-            more: what is the run's own: its threads, its fleet, the file of a method of one's own.
-            settings: which settings are others than in that round; None for none.
+            round: last complete round; -1 before the first.
+            more: facts of the run itself: threads, fleet, file of a user-defined method.
+            settings: description of settings that changed since that round; None if none.
         """
-        now, held = {**environment(), **more}, self._environments()
-        first, noted = held or ({} if round >= 0 else now, [])
-        resumed = _until(round, noted)
-        told = {"settings": settings} if settings else {}
+        now, first = {**environment(), **more}, read_environment(self.folder)
+        is_new, written = not first, first.pop("resumed", [])
+        if is_new and round < 0:
+            first = now
+        resumed = _until(round, written)
         if now != _last(first, resumed) or settings:
-            resumed.append({"after_round": round, "environment": now, **told})
-        if held is None or resumed != noted:
+            change = {"after_round": round, "environment": now}
+            resumed.append(change | ({"settings": settings} if settings else {}))
+        if is_new or resumed != written:
             content = first | ({"resumed": resumed} if resumed else {})
             self.write(ENVIRONMENT, content, sync=True)
 
     def changes(self, round: int, more: Mapping[str, Any]) -> list[str]:
-        """Say what decides bits and is other than up to a round; `more` as above."""
-        held, now = self._environments(), {**environment(), **more}
-        before = _last(held[0], _until(round, held[1])) if held else now
-        return changed(before, now, besides=_NO_BITS)
-
-    def _environments(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-        """Return the first environment and the later ones; None where none is noted."""
-        first = read_environment(self.folder)
-        return (first, first.pop("resumed", [])) if first else None
+        """Return changes since a round that affect results bitwise; `more` as above."""
+        first, now = read_environment(self.folder), {**environment(), **more}
+        before = _last(first, _until(round, first.pop("resumed", []))) if first else now
+        return changed(before, now, ignore=_NO_EFFECT)
 
     def append(self, record: Record) -> None:
         """Add a line to metrics.jsonl."""
@@ -171,14 +168,14 @@ class Recorder:
             file.write(json.dumps(record.to_json()) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl; a last line cut short by a crash is left out."""
+        """Return the lines of metrics.jsonl, without an incomplete last line."""
         path = self.folder / RECORDS
         if not path.exists():
             return []
         return records.read_lines(path, RecordJson, f"{records.COPY}, or start a new run")
 
     def rewind(self, round: int) -> None:
-        """Drop the lines after a round."""
+        """Delete the records after a round. Raises CheckpointError if an earlier one is missing."""
         kept = [r for r in self.records() if r["round"] <= round]
         held = {r["round"] for r in kept}
         missing = next((r for r in range(round + 1) if r not in held), None)
@@ -193,38 +190,38 @@ class Recorder:
         storage.write_bytes(self.folder / RECORDS, text.encode(), sync=True)
 
     def write(self, name: str, content: Any, *, sync: bool) -> None:
-        """Replace a JSON file in one step; `sync` makes it last before anything else is done."""
+        """Replace a JSON file atomically; `sync` flushes it to the disk."""
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(self.folder / name, text.encode(), sync=sync)
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Return what a run was made with, and below "resumed" how it went on otherwise.
+    """Return the environment of a run, with changes on resuming under "resumed".
 
-    {} where nothing is noted. Raises CheckpointError when the file is damaged.
+    {} if the file does not exist. Raises CheckpointError if it is damaged.
     """
     path = folder / ENVIRONMENT
     if not path.exists():
         return {}
-    found: dict[str, Any] = records.read(path, Environment, f"{records.COPY}, or remove it")
+    found: dict[str, Any] = records.read(path, Environment, f"{records.COPY}, or delete it")
     return found
 
 
 def _until(round: int, resumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what has come to the last complete round."""
+    """Return the changes before the last complete round."""
     return [one for one in resumed if one["after_round"] < round]
 
 
 def _last(first: dict[str, Any], resumed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what a run was last made with."""
+    """Return the latest environment."""
     return {**first, **resumed[-1]["environment"]} if resumed else first
 
 
 def changed(
-    before: Mapping[str, Any], now: Mapping[str, Any], *, besides: Collection[str] = ()
+    before: Mapping[str, Any], now: Mapping[str, Any], *, ignore: Collection[str] = ()
 ) -> list[str]:
-    """Say what differs between two environments, besides some names."""
-    names = sorted((before.keys() | now.keys()) - set(besides))
+    """Describe the differences between two environments."""
+    names = sorted((before.keys() | now.keys()) - set(ignore))
     return [
         f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
         for name in names
@@ -233,7 +230,7 @@ def changed(
 
 
 def environment() -> dict[str, Any]:
-    """Describe what the figures were made with; no host name, no path, no user."""
+    """Return versions and machine facts, without host name, paths or user."""
     return {
         "fedshot": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Runs opened on another machine than the one that trained them."""
+"""Opening runs on a machine other than the one that trained them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedshot.runs.experiment import check_belongs
 
 
 def on_this_machine(settings: trees.Settings) -> trees.Settings:
-    """Return the settings with the CPU in place of a GPU that is not here."""
+    """Return the settings with the CPU as device if this machine has no GPU."""
     if trees.at(settings, "run.device") == "cuda" and not torch.cuda.is_available():
         return trees.merged(settings, {"run": {"device": "cpu"}})  # type: ignore[no-any-return]
     return settings
 
 
 def check_here(folder: Path, notes: dict[str, Any], config: Config) -> None:
-    """Raise CheckpointError unless a checkpoint is of this configuration, the device aside."""
+    """Raise CheckpointError unless a checkpoint has this configuration, except for the device."""
     held = trees.merged(notes["config"], {"run": {"device": config.run.device}})
     check_belongs(folder, notes | {"config": held}, config)

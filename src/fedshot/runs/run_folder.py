@@ -1,4 +1,4 @@
-"""A run's folder, for whoever comes by: whether a run is there, by what settings, and its lock."""
+"""A run's folder: its settings, whether it holds a run, and its lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedshot.runs.checkpoint import Checkpoints
 CONFIG = "config.yaml"
 RESULT = "result.json"
 NODES = "flower.json"
-"""Where the clients live, if not here: only a run whose clients live on nodes has this file."""
+"""The nodes of a run whose clients live on nodes; other runs do not have this file."""
 _LOCK = ".lock"
 
 
@@ -26,7 +26,7 @@ def checkpoints(folder: Path) -> Checkpoints:
 
 
 def begun(folder: Path) -> bool:
-    """Whether a folder holds a run, be it what is left of one that lost its configuration."""
+    """Return whether a folder holds a run, even one without its configuration."""
     return (folder / CONFIG).exists() or bool(checkpoints(folder).rounds())
 
 
@@ -36,19 +36,18 @@ def check(folder: Path) -> None:
         return
     if begun(folder):
         raise CheckpointError(
-            f"{folder} has lost its {CONFIG}. Put it back from a copy; or give `--resume` and the "
-            "settings that the run had to the command that began it."
+            f"{folder} has lost its {CONFIG}. Restore it from a copy, or repeat the command that "
+            "started the run, with its settings and `--resume`."
         )
     raise CheckpointError(
-        f"{folder} holds no run: there is no {CONFIG} in it. Name the folder that `fedshot run` "
-        "wrote."
+        f"{folder} holds no run: it has no {CONFIG}. Name a folder that `fedshot run` wrote."
     )
 
 
 def written(folder: Path) -> Settings:
-    """Return the settings of a run as they are written.
+    """Return the settings in a run's folder.
 
-    Raises CheckpointError as `check` does, and where they cannot be read.
+    Raises CheckpointError as `check` does, and if they cannot be read.
     """
     check(folder)
     try:
@@ -63,15 +62,15 @@ def configuration(folder: Path) -> Config:
 
 
 def in_training(folder: Path) -> bool | None:
-    """Return whether a process trains in a folder; None where folders have no locks."""
+    """Return whether a process trains in a folder; None if the file system has no locks."""
     return taken(folder / _LOCK)
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[Lock]:
-    """Be the one process that writes to a folder, which is made if need be.
+    """Hold the lock of a folder, which is created if needed, and yield it.
 
-    Yields the lock, by which another is refused. Raises BusyError where this one is.
+    Raises BusyError if another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder / _LOCK) as lock:

@@ -1,4 +1,4 @@
-"""What a test asked, in the words that stand beside its number wherever it is shown."""
+"""What a test asked: the description shown beside its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Shape(TypedDict):
 
 
 def _shown(held: ScoreJson) -> ScoreJson:
-    """Return the JSON of a score. Raises ValueError where it lacks what every version wrote."""
+    """Return a score in JSON. Raises ValueError if it lacks a key that every version wrote."""
     for name in ("episodes", "tasks"):
         if name not in held:
             raise ValueError(f"it has no {name!r}")
@@ -34,7 +34,7 @@ _Tested: TypeAlias = Annotated[ScoreJson, AfterValidator(_shown)]
 
 
 class ResultJson(TypedDict):
-    """What is relied on in result.json; one of an older version has fewer."""
+    """The keys of result.json that are read; older versions wrote fewer."""
 
     test: _Tested
     baselines: NotRequired[dict[str, _Tested]]
@@ -51,15 +51,15 @@ class ResultJson(TypedDict):
 
 @dataclass(frozen=True)
 class TestProtocol:
-    """A run's test, as far as it is known.
+    """The test of a run, as far as it is known.
 
     Args:
-        own: whether clients were tested on images of their own classes, a question for each; None
-            where an older result does not say.
-        users: whether users were split, not classes: what tested is of users who did not train.
-        way: (least, most) classes of a question; None where it is not known.
-        shot: examples of each; None where clients learn from all that they train on, or unknown.
-        marks: what makes the result no honest one.
+        own: whether each client was tested on images of its own classes, in one episode; None if
+            an older result does not say.
+        users: whether users were split instead of classes, so that tested users did not train.
+        way: (fewest, most) classes of an episode; None if unknown.
+        shot: support examples per class; None if unknown or if clients use all training examples.
+        marks: reasons why the result is not honest.
     """
 
     own: bool | None = None
@@ -72,7 +72,7 @@ class TestProtocol:
     def of(
         cls, settings: Mapping[str, Any], result: Mapping[str, Any] | None = None
     ) -> TestProtocol:
-        """Return what the settings of a run and its result.json say, which may be an older one."""
+        """Return the test described by a run's settings and its result.json, of any version."""
         result, split = result or {}, at(settings, "split") or {}
         users = split.get("users") is not None
         if "split" in result:
@@ -86,7 +86,7 @@ class TestProtocol:
 
     @property
     def shape(self) -> str:
-        """Such as "5-way 1-shot" or "3- to 7-way 1-shot"; empty where it is not known."""
+        """Such as "5-way 1-shot" or "3- to 7-way 1-shot"; empty if unknown."""
         if self.way is None:
             return ""
         least, most = self.way
@@ -95,12 +95,12 @@ class TestProtocol:
 
     @property
     def unit(self) -> str:
-        """What the mean and its interval are over: "client" or "episode"."""
+        """The unit over which mean and interval are taken: "client" or "episode"."""
         return "client" if self.own else "episode"
 
     @property
     def where(self) -> str:
-        """What the examples were of; empty where it is not known."""
+        """Where the test examples came from; empty if unknown."""
         if self.own is None:
             return ""
         if self.own:
@@ -119,12 +119,12 @@ class TestProtocol:
 
 
 def chose_by_test(settings: Mapping[str, Any]) -> bool:
-    """Whether a run looks at its test while it trains, in the place of validation."""
+    """Return whether a run evaluates its test during training, instead of validation."""
     return bool(at(settings, "run.choose") == "best_on_test_classes")
 
 
 def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
-    """Return what is true of all of some tests: nothing is known of what differs."""
+    """Return what several tests have in common; fields that differ become unknown."""
     if not tests:
         return TestProtocol()
     first, *others = tests
@@ -141,7 +141,7 @@ def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
 
 
 def _own(split: Mapping[str, Any]) -> bool | None:
-    """Return whether a split leaves nothing novel; None where it is the data's own."""
+    """Return whether a split has no novel classes; None if it is the dataset's own split."""
     if split.get("users") is not None:
         return not split["users"][-1]
     if split.get("random") is not None:

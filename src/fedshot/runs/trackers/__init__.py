@@ -1,1 +1,1 @@
-"""Records sent on to TensorBoard, Weights & Biases or MLflow."""
+"""Trackers: TensorBoard, Weights & Biases and MLflow."""

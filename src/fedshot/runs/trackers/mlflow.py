@@ -1,4 +1,4 @@
-"""MLflow, at a server or in a folder."""
+"""The MLflow tracker, for a server or a folder."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from fedshot.core.errors import ConfigError
 from fedshot.runs.trackers.notes import MARK, PROJECT, note, noted, result_name
 
-_BATCH = 100  # settings that it takes at once
-_LONG = 500  # letters of a setting that it takes
+_BATCH = 100  # most parameters per request
+_LONG = 500  # most characters of a parameter
 
 
 class MLflow:
-    """A run of MLflow, at $MLFLOW_TRACKING_URI, else in a folder `mlruns` beside the run's."""
+    """An MLflow run at $MLFLOW_TRACKING_URI, else in a folder `mlruns` beside the run's folder."""
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:
-            # MLflow reads this when a store is opened; a folder is what works without a server.
+            # MLflow reads this variable when it opens a store; a folder needs no server.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = (folder.resolve().parent / "mlruns").as_uri()
         mlflow: Any = importlib.import_module("mlflow")
@@ -39,8 +39,8 @@ class MLflow:
         self.last = max((m.step for m in self._history(MARK)), default=-1)
 
     def _reopen(self, path: Path) -> None:
-        """Go on with a run that was ended. Raises ConfigError for one that is gone."""
-        fix = f"Restore it there, or delete {path} to begin a new one."
+        """Continue a run. Raises ConfigError if it does not exist any more."""
+        fix = f"Restore it there, or delete {path} to start a new one."
         try:
             held = self._client.get_run(self._id)
         except self._error as error:
@@ -65,19 +65,19 @@ class MLflow:
         return list(self._client.get_metric_history(self._id, name))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Send a round in one request; what `last` is read from goes last."""
+        """Log a round in one request, with the metric that `last` is read from at the end."""
         now = int(1000 * time.time())
         order = sorted(values, key=lambda name: name == MARK)
         metrics = [self._entities.Metric(k, float(values[k]), now, round) for k in order]
         self._client.log_batch(self._id, metrics=metrics)
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Send the test's figures, once for a tested round."""
+        """Log the test's metrics, unless the round has them."""
         if round not in {m.step for m in self._history(result_name(values))}:
             self.log(round, values)
         self._client.set_terminated(self._id)
 
     def close(self, *, done: bool) -> None:
-        """Mark a run whose training did not end as failed; nothing is held open."""
+        """Mark a run whose training did not end as failed."""
         if not done:
             self._client.set_terminated(self._id, status="FAILED")

@@ -1,4 +1,4 @@
-"""What a tracker must remember of a run, kept beside its records."""
+"""Files beside a run's records in which trackers store the id of their run."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from fedshot.core import records, storage
 
 PROJECT = "fedshot"
-MARK = "cost/megabytes_down"  # every round has it
+MARK = "cost/megabytes_down"  # a metric of every round
 
 
 def result_name(values: Mapping[str, float]) -> str:
-    """Return what the test's accuracy is called among its figures, honest or not."""
+    """Return the name of the test's accuracy among its metrics, honest or not."""
     return next(name for name in values if name.endswith("test/accuracy"))
 
 
 def noted(path: Path) -> dict[str, Any]:
-    """Return what was written; `{}` when nothing was."""
+    """Return the content of a note; `{}` if it does not exist."""
     if not path.exists():
         return {}
     found: dict[str, Any] = records.read(
-        path, dict[str, Any], "Remove it to begin a new tracked run"
+        path, dict[str, Any], "Delete it to start a new tracked run"
     )
     return found
 
 
 def note(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace what was written, in one step."""
+    """Replace a note atomically."""
     storage.write_bytes(path, json.dumps(content).encode(), sync=False)

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder."""
+"""The TensorBoard tracker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TensorBoard:
     """Event files in the run's folder: `tensorboard --logdir runs`."""
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        del name, settings  # the folder's name and config.yaml stand beside the events
+        del name, settings  # the run's folder has them
         place = folder / "tensorboard"
         held = _steps(place)
         self.last = max(held.get(MARK, [-1]))
@@ -27,7 +27,7 @@ class TensorBoard:
         self._writer = writer.EventFileWriter(str(place))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Write one event, which a reader takes whole or not at all."""
+        """Write a round as one event, which readers take as a whole."""
         items = [self._summary.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
         summary = self._summary.Summary(value=items)
         self._writer.add_event(
@@ -36,7 +36,7 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Write the test's figures, once for a tested round."""
+        """Write the test's metrics, unless the round has them."""
         if round not in self._held.get(result_name(values), []):
             self.log(round, values)
 
@@ -47,7 +47,7 @@ class TensorBoard:
 
 
 def _steps(folder: Path) -> dict[str, list[int]]:
-    """Return the rounds of every tag in the event files; a last event cut short is left out."""
+    """Return the rounds of every tag in the event files, without an incomplete last event."""
     if not folder.exists():
         return {}
     module: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")

@@ -1,8 +1,8 @@
-"""Records sent on to TensorBoard, Weights & Biases or MLflow: thin sinks of metrics.jsonl.
+"""Forwarding of records to TensorBoard, Weights & Biases or MLflow.
 
-The records on the disk stay the truth. A sink is first brought up to them, round by round, from the
-last one that it has; so a run that was killed goes on in the same tracked run, each round once. A
-round that is repeated after a kill has the same figures and is not sent again.
+The records on the disk remain authoritative. On opening, a tracker receives the rounds that it
+lacks, so that a killed run continues in the same tracked run with every round once. Repeated rounds
+have the same values and are not sent again.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from fedshot.runs.trackers.wandb import Wandb
 
 
 class Sink(Protocol):
-    """Where figures go. `last` is the last round that it has, -1 for none."""
+    """The interface of a tracker; `last` is the last round that it has, -1 if none."""
 
     last: int
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Take the figures of a round, all or none of them."""
+        """Log the metrics of a round atomically."""
         ...
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Take the test's figures; those that are there already stay as they are."""
+        """Log the test's metrics, unless they are logged already."""
         ...
 
     def close(self, *, done: bool) -> None:
-        """Make sure that everything is where it belongs; `done` where the training has ended."""
+        """Flush everything and mark the run as finished if `done`, else as failed."""
         ...
 
 
@@ -50,26 +50,26 @@ _SINKS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
 
 
 def check(kind: str) -> None:
-    """Refuse a tracker whose package is missing, before anything is done."""
+    """Raise ConfigError if the package of a tracker is missing."""
     if importlib.util.find_spec(kind) is None:
         raise ConfigError(
-            f"tracker is {kind!r}, and the package {kind} is not installed. Install the extra "
-            "`tracking` (pip install 'fedshot[tracking]'), or leave --tracker out."
+            f"tracker is {kind!r}, but the package {kind} is not installed. Install the extra "
+            "`tracking` (pip install 'fedshot[tracking]'), or omit --tracker."
         )
 
 
 class Tracker:
-    """A run's sink, opened and brought up to the records on the disk before training goes on.
+    """The tracker of a run; opening it sends the records on the disk that it lacks.
 
     Args:
-        kind: "tensorboard", "wandb" or "mlflow"; None for none.
-        folder: the run's.
-        name: the run's.
-        settings: the whole configuration, shown beside the figures.
-        tell: takes a sentence for the person who waits.
+        kind: "tensorboard", "wandb" or "mlflow"; None for no tracker.
+        folder: folder of the run.
+        name: name of the run.
+        settings: the whole configuration, logged with the metrics.
+        tell: called with messages for the user.
 
     Raises:
-        ConfigError: the package is missing, or the tracker refuses.
+        ConfigError: the package is missing, or the tracker cannot be opened.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Tracker:
         except Exception as error:  # each package has errors of its own
             raise ConfigError(
                 f"tracker {kind} cannot be opened: {error or type(error).__name__}. Set it up as "
-                "its own documentation says, or leave --tracker out."
+                "described in its documentation, or omit --tracker."
             ) from error
         self._sink = sink
 
     def record(self, record: Record) -> None:
-        """Send a round, if the sink does not have it."""
+        """Log a round, unless it is logged already."""
         self._try(lambda sink: _send(sink, record.to_json(), self._named))
 
     def result(self, score: Score, round: int) -> None:
-        """Send the test's score, at the round that was tested."""
+        """Log the test's score at the tested round."""
         values = {"test/accuracy": score.accuracy, "test/interval": score.interval}
         if score.worst_tenth is not None:
             values["test/worst_tenth"] = score.worst_tenth
@@ -115,12 +115,12 @@ class Tracker:
         self._done = True
 
     def close(self) -> None:
-        """Make sure that what was sent is where it belongs."""
+        """Flush and close the tracker."""
         self._try(lambda sink: sink.close(done=self._done))
         self._sink = None
 
     def _try(self, action: Callable[[Sink], None]) -> None:
-        """Do it; a tracker that fails under way does not end a training of days."""
+        """Run an action; a tracker that fails is dropped, and training continues."""
         if self._sink is None:
             return
         try:
@@ -128,13 +128,13 @@ class Tracker:
         except Exception as error:  # each package has errors of its own
             self._sink = None
             self._tell(
-                f"tracker {self._kind} failed and is left out from here on ({error}); training "
-                f"goes on. `fedshot resume {self._folder} --tracker {self._kind}` sends the rest"
+                f"tracker {self._kind} failed and receives nothing more ({error}); training "
+                f"continues. `fedshot resume {self._folder} --tracker {self._kind}` sends the rest"
             )
 
 
 def names_of(settings: Settings) -> Callable[[str], str]:
-    """Return what a figure is called in a tracker: what no honest run may report says so."""
+    """Return the function that names metrics; results that are not honest are marked as such."""
     dishonest = bool(not_honest(settings))
     peeks = trees.at(settings, "run.choose") == "best_on_test_classes"
 
@@ -148,15 +148,15 @@ def names_of(settings: Settings) -> Callable[[str], str]:
 
 
 def _send(sink: Sink, record: Mapping[str, Any], named: Callable[[str], str]) -> None:
-    """Send a round, if the sink does not have it."""
+    """Log a round, unless it is logged already."""
     if record["round"] > sink.last:
-        figures = {named(name): value for name, value in _figures(record).items()}
-        sink.log(record["round"], figures)
+        values = {named(name): value for name, value in _metrics(record).items()}
+        sink.log(record["round"], values)
         sink.last = record["round"]
 
 
-def _figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a record by the name they have in every tracker."""
+def _metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a record by their names in trackers."""
     found = {f"train/{name}": float(value) for name, value in record["metrics"].items()}
     if record["validation"]:
         found["validation/accuracy"] = record["validation"]["accuracy"]

@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline."""
+"""The Weights & Biases tracker, online or offline."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from fedshot.runs.trackers.notes import PROJECT, note, noted
 
 
 class Wandb:
-    """A run of Weights & Biases. Its id and last round are kept beside the run's records.
+    """A Weights & Biases run.
 
-    What the service has cannot be asked in its offline mode, so the note says it.
+    Its id and last round are stored beside the run's records, since the offline mode cannot be
+    queried.
     """
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
@@ -29,14 +30,14 @@ class Wandb:
         self.last = max(int(held.get("round", -1)), int(self._run.step) - 1)
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Send a round as a step."""
+        """Log a round as a step."""
         self._run.log(dict(values), step=round, commit=True)
         note(self._path, {"id": self._id, "round": round})
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Put the test's figures into the summary of the run."""
+        """Write the test's metrics into the summary of the run."""
         self._run.summary.update({**values, "test/round": round})
 
     def close(self, *, done: bool) -> None:
-        """Finish this session of the run, as failed where the training did not end."""
+        """Finish this session of the run, as failed if the training did not end."""
         self._run.finish(exit_code=0 if done else 1)

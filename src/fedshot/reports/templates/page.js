@@ -4,7 +4,7 @@
   const all = (what, at = document) => [...at.querySelectorAll(what)];
   const root = document.documentElement;
 
-  // Rows are sorted within their body, so that floors stay below the methods.
+  // Rows are sorted within their body, so that baselines stay below the methods.
   const key = (row, i) => {
     const value = row.cells[i].dataset.value ?? row.cells[i].textContent;
     return Number.isNaN(Number(value)) ? value : Number(value);
