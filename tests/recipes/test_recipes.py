@@ -340,7 +340,7 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
         (of_row("locla", {}), "budget small sets options of row 'locla', .* Did you mean 'local'"),
         (of_row("local", {"episode": {"way": 2}}), "row local sets episode.way; a row may set"),
         (of_row("local", {"method": "fl_proto"}), "row local names a method, but a row is one"),
-        (of_row("local", {"method": {"name": "fl_proto"}}), "row local names a method, but a row is"),
+        (of_row("local", {"method": {"name": "fl_proto"}}), "row local names a method, but a row"),
         (of_row("local", None), "rows is {'local': None}; expected keys of rows"),
         ([], "expected keys and values"),
     ],

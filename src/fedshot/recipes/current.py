@@ -18,11 +18,8 @@ def current(
 ) -> tuple[list[State], list[str]]:
     """Return the states of results that fit today's recipe, and why the others do not.
 
-    Args:
-        name: name of the recipe.
-        variant: budget and tuning of the results.
-        results: finished cells of this recipe and variant.
-        recipe: the recipe; None if it no longer exists.
+    All `results` are of the recipe called `name` and of `variant`; `recipe` is None if it no
+    longer exists.
     """
     budget = split(variant)[0]
     if recipe is None or budget not in recipe.budgets:

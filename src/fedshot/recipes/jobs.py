@@ -25,25 +25,16 @@ _HEADROOM = 1.25  # free memory that a new worker needs, as a multiple of the la
 
 @dataclass(frozen=True)
 class Job:
-    """One training for a worker process.
+    """One training for a worker process."""
 
-    Args:
-        key: name of the job, unique in a queue.
-        do: "train", "follow" or "tune".
-        settings: configuration of the run.
-        folder: the run's folder.
-        data_dir: folder of datasets.
-        lead: for "follow": settings and folder of the run that trains, and the key of its cell.
-        keep_validated: keep the checkpoint of every validated round, because other jobs follow.
-    """
-
-    key: str
-    do: str
+    key: str  # unique in a queue
+    do: str  # "train", "follow" or "tune"
     settings: dict[str, Any]
-    folder: Path
+    folder: Path  # of the run
     data_dir: str | None
+    # To follow: settings and folder of the run that trains, and the key of its cell.
     lead: tuple[dict[str, Any], Path, str] | None = None
-    keep_validated: bool = False
+    keep_validated: bool = False  # the checkpoint of every validated round, for followers
 
     @property
     def methods(self) -> list[str]:

@@ -25,31 +25,18 @@ from fedshot.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class Line:
-    """A recipe in the list.
-
-    Args:
-        name: name of the recipe.
-        title: its title.
-        source: paper and table.
-        data: its data sets, and how much of them is here.
-        methods: its methods that exist.
-        missing: its methods that do not exist.
-        cells: number of cells whose method exists.
-        all_cells: number of all cells.
-        refused: reason -> number of cells that cannot be formed from the data here.
-        seconds: estimate for all seeds of the other cells; None if a cell is not measured.
-    """
+    """A recipe in the list."""
 
     name: str
     title: str
     source: str
-    data: str
-    methods: tuple[str, ...]
-    missing: tuple[str, ...]
-    cells: int
+    data: str  # its data sets, and how much of them is here
+    methods: tuple[str, ...]  # those that exist
+    missing: tuple[str, ...]  # those that do not exist
+    cells: int  # number of cells whose method exists
     all_cells: int
-    refused: dict[str, int]
-    seconds: float | None
+    refused: dict[str, int]  # reason -> number of cells that the data here cannot form
+    seconds: float | None  # of all seeds of the other cells; None if a cell is not measured
 
 
 def overview(

@@ -91,10 +91,7 @@ def marks(
 ) -> list[str]:
     """Return how a cell's number differs from the paper's, as short phrases.
 
-    Args:
-        cell: the cell.
-        result: its finished seeds.
-        facts: the facts of its data, used while no seed is finished.
+    The facts of its data are used while it has no result.
     """
     found = [*not_honest(cell.settings()), *cell.recipe.departs, *cell.row.departs]
     found += budget_marks(cell)

@@ -209,12 +209,8 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
     """Return the learning curves: a panel for each column, a line for each row; "" if none.
 
     Lines are means over seeds; a dot is the chosen round of a seed. A method that exchanges
-    nothing is a dotted line at the accuracy of its chosen round.
-
-    Args:
-        recipe: the recipe.
-        states: its cells.
-        by: the x axis, one of `AGAINST`.
+    nothing is a dotted line at the accuracy of its chosen round. `by` is the x axis, a key of
+    `AGAINST`.
     """
     held = shown(states) if by in recipe.against else []
     if not held:

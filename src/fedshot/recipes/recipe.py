@@ -40,37 +40,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A method of a table, with the paper's numbers.
-
-    Args:
-        key: name in commands and files.
-        label: name in the paper.
-        settings: the method and its options.
-        published: accuracy in percent for each column; None where the paper gives none.
-        spread: the paper's own +- for each column; None where it gives none.
-        exchanges: communication rounds in one round of the method.
-        stops_after: communication rounds after which training stops, in budgets with more.
-        tune: search space of its own options, in addition to the recipe's.
-        departs: how its cells differ from the paper in every budget.
-        trained_as: key of the row whose training it shares; the two rows differ only at test.
-        trained_in: column -> the column whose training this row reuses there.
-        at: panel -> x value, for a sweep or the second figure of a table.
-        own: the row was added by the user.
-    """
+    """A method of a table, with the paper's numbers."""
 
     key: str
-    label: str
-    settings: Settings
-    published: tuple[float | None, ...]
-    spread: tuple[float | None, ...]
-    exchanges: int = 1
-    stops_after: int | None = None
-    tune: Mapping[str, Any] = field(default_factory=dict)
-    departs: tuple[str, ...] = ()
-    trained_as: str | None = None
-    trained_in: Mapping[str, str] = field(default_factory=dict)
-    at: Mapping[str, float] = field(default_factory=dict)
-    own: bool = False
+    label: str  # its name in the paper
+    settings: Settings  # the method and its options
+    published: tuple[float | None, ...]  # accuracy in percent for each column, where given
+    spread: tuple[float | None, ...]  # the paper's own +-, likewise
+    exchanges: int = 1  # communication rounds in one round of the method
+    stops_after: int | None = None  # communication rounds, in budgets with more
+    tune: Mapping[str, Any] = field(default_factory=dict)  # search space besides the recipe's
+    departs: tuple[str, ...] = ()  # how its cells differ from the paper in every budget
+    trained_as: str | None = None  # key of the row whose training it shares; tests differ
+    trained_in: Mapping[str, str] = field(default_factory=dict)  # column -> column that trains
+    at: Mapping[str, float] = field(default_factory=dict)  # panel of a sweep -> x value
+    own: bool = False  # added by the user
 
     @property
     def method(self) -> str:
@@ -80,61 +64,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """The communication rounds that every method gets, and settings that go with them.
-
-    Args:
-        name: name in commands and files.
-        exchanges: number of communication rounds.
-        settings: settings of all cells.
-        rows: row key -> settings, such as the round in which a second phase begins; they also hold
-            for rows that are `trained_as` this row.
-        trials_as: name of the budget, usually a shorter one, in which to tune; None for this one.
-    """
+    """The communication rounds that every method gets, and settings that go with them."""
 
     name: str
-    exchanges: int
-    settings: Settings
+    exchanges: int  # communication rounds
+    settings: Settings  # of all cells
+    # Row -> settings, such as the round of a second phase; also for rows `trained_as` that row.
     rows: Mapping[str, Settings] = field(default_factory=dict)
-    trials_as: str | None = None
+    trials_as: str | None = None  # the budget, usually shorter, in which to tune
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A published table or figure.
 
-    Args:
-        name: name of the recipe, without a suffix.
-        title: what the table shows.
-        source: the paper and the number of its table or figure.
-        kind: "table"; "curve", whose columns are values on an axis; "sweep", whose rows are values
-            on one or more axes; "plane", a table of models with two features, which are also
-            drawn; "picture", which trains nothing.
-        measure: what the published numbers are.
-        open: topic -> what the paper does not say, what the recipe does instead, and why.
-        settings: settings of all cells.
-        columns: columns by key.
-        rows: rows by key.
-        tune: search space of all rows, by dotted place.
-        budgets: budgets by name; recipes of fedshot have "paper" and "small".
-        axis: label of a curve's x axis.
-        departs: how all cells differ from the paper in every budget.
-        against: x axes of a table's validation curves, keys of `AGAINST`; one figure for each.
+    Of the kinds, a "table" may draw learning curves; the columns of a "curve" are values on an
+    axis; the rows of a "sweep" are values on one or more axes; a "plane" is a table of models with
+    two features, which are also drawn; a "picture" trains nothing.
     """
 
     name: str
     title: str
-    source: str
+    source: str  # the paper and the number of its table or figure
     kind: Kind
-    measure: str
-    open: Mapping[str, str]
-    settings: Settings
+    measure: str  # what the published numbers are
+    open: Mapping[str, str]  # topic -> what the paper does not say, what was chosen, and why
+    settings: Settings  # of all cells
     columns: Mapping[str, Column]
     rows: Mapping[str, Row]
-    tune: Mapping[str, Any]
+    tune: Mapping[str, Any]  # search space of all rows, by dotted place
     budgets: Mapping[str, Budget]
-    axis: str = ""
-    departs: tuple[str, ...] = ()
-    against: tuple[str, ...] = ("megabytes",)
+    axis: str = ""  # label of a curve's x axis
+    departs: tuple[str, ...] = ()  # how all cells differ from the paper in every budget
+    against: tuple[str, ...] = ("megabytes",)  # x axes of a table's learning curves
 
     @property
     def methods(self) -> tuple[str, ...]:

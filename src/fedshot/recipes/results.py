@@ -116,26 +116,15 @@ class _Cell(TypedDict):
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell with at least one finished seed.
-
-    Args:
-        recipe: name of the recipe.
-        variant: budget and tuning, such as "small" or "small-tune4".
-        row: key of the row.
-        column: key of the column.
-        settings: the whole configuration, without name and seed.
-        seeds: seed -> facts of its training.
-        tuned: options that tuning chose; None without tuning.
-        path: the file.
-    """
+    """A cell with at least one finished seed."""
 
     recipe: str
-    variant: str
+    variant: str  # budget and tuning, such as "small" or "small-tune4"
     row: str
     column: str
-    settings: Settings
-    seeds: Mapping[int, Mapping[str, Any]]
-    tuned: Mapping[str, Any] | None = None
+    settings: Settings  # the whole configuration, without name and seed
+    seeds: Mapping[int, Mapping[str, Any]]  # seed -> facts of its training
+    tuned: Mapping[str, Any] | None = None  # options that tuning chose; None without tuning
     path: Path | None = field(default=None, compare=False)
 
     @property
@@ -255,19 +244,11 @@ def shared(
     every: Iterable[CellResult],
     here: Mapping[str, Any] | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return the seeds of other cells that were trained with exactly the settings of a cell.
+    """Return the seeds, and their facts, of other cells trained with exactly a cell's settings.
 
-    Settings, data and seed determine a training, so its result need not be trained again.
-
-    Args:
-        cell: the cell.
-        variant: its budget and tuning.
-        chosen: options that tuning chose for it; None without tuning.
-        every: finished cells of any recipe.
-        here: facts of the data on this machine; trainings on other data are left out.
-
-    Returns:
-        seed -> facts, with the other cell's name in "shared".
+    Settings, data and seed determine a training. `every` holds finished cells of any recipe, `here`
+    the facts of the data on this machine; trainings on other data are left out. The other cell's
+    name is in "shared".
     """
     own = (cell.recipe.name, variant, cell.key)
     alike = [r for r in every

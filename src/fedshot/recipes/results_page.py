@@ -42,10 +42,7 @@ def markdown(
 ) -> str:
     """Return the page; results that no longer fit a recipe are listed at its end.
 
-    Args:
-        results: finished cells.
-        recipes: recipes by name.
-        figures: folder of the figures, relative to the page.
+    `figures` is the folder of the figures, relative to the page.
     """
     parts, left_out = [_HEAD], []
     table = attrgetter("recipe", "variant")

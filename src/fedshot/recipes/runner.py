@@ -23,49 +23,28 @@ from fedshot.recipes.tuning import Chosen
 
 @dataclass
 class State:
-    """The progress of a cell.
-
-    Args:
-        cell: the cell.
-        obstacle: why it cannot be trained.
-        facts: facts of its data, while no seed is finished.
-        result: its finished seeds.
-        running: seed -> (round, rounds, last validation accuracy).
-        failed: seed -> why its training failed.
-        wanted: number of seeds requested.
-    """
+    """The progress of a cell."""
 
     cell: Cell
-    obstacle: Obstacle | None = None
-    facts: Mapping[str, Any] | None = None
-    result: CellResult | None = None
+    obstacle: Obstacle | None = None  # why it cannot be trained
+    facts: Mapping[str, Any] | None = None  # of its data, while no seed is finished
+    result: CellResult | None = None  # its finished seeds
+    # seed -> (round, rounds, last validation accuracy)
     running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    wanted: int = 0
+    failed: dict[int, str] = field(default_factory=dict)  # seed -> reason
+    wanted: int = 0  # number of seeds requested
 
 
 @dataclass(frozen=True)
 class Request:
-    """The cells to train, and where.
-
-    Args:
-        recipe: the recipe.
-        budget: name of one of its budgets.
-        patterns: patterns of "row/column"; all cells without any.
-        seeds: number of trainings of each cell, with seeds 0, 1, ...
-        tune: number of trials for each method; 0 for no tuning.
-        jobs: number of processes at once; None for as many as cores and memory allow.
-        runs: folder of the runs.
-        results: folder of finished cells.
-        data_dir: folder of datasets.
-    """
+    """The cells to train, and where."""
 
     recipe: Recipe
     budget: str = "small"
-    patterns: tuple[str, ...] = ()
-    seeds: int = 3
-    tune: int = 0
-    jobs: int | None = None
+    patterns: tuple[str, ...] = ()  # of "row/column"; all cells without any
+    seeds: int = 3  # trainings of each cell, with seeds 0, 1, ...
+    tune: int = 0  # trials for each method; 0 for no tuning
+    jobs: int | None = None  # processes at once; None for as many as cores and memory allow
     runs: Path = Path("runs")
     results: Path = Path("results")
     data_dir: str | None = None

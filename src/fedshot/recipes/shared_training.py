@@ -57,16 +57,10 @@ def kept_all(lead: Experiment) -> bool:
 def follow(
     run: Experiment, lead: Experiment, validated: Callable[[int, float], None]
 ) -> dict[str, Any]:
-    """Evaluate the models of a finished run: validate them all, and test the best.
+    """Evaluate the models of `lead`, a finished run, for `run`: validate them all, test the best.
 
-    Args:
-        run: the follower; its folder exists and holds the rounds validated so far.
-        lead: the run that trained the models.
-        validated: called with each round and its validation accuracy, in [0, 1].
-
-    Returns:
-        "test" and "round", as in a run's `result.json`, and "validation", [round, accuracy,
-        interval] of every validated round.
+    `validated` is called with each round and its validation accuracy. Returns "test" and "round",
+    as in `result.json`, and "validation", [round, accuracy, interval] of every validated round.
     """
     best, chosen = None, 0
     validation = []

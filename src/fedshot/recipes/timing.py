@@ -40,11 +40,10 @@ _START = 4.0  # seconds of a process before its first round: Python, torch, the 
 _MEASURED_STEPS = 3  # local steps in a measured local update
 
 
-class _Cost(TypedDict):
-    clients: Whole
-    step: Finite  # seconds of a local step
-    question: Finite  # seconds of a test episode
-    own: NotRequired[bool]  # whether clients have test episodes of their own
+# Seconds of a local step and of a test episode, "question"; whether the episodes are clients' own.
+_Cost = TypedDict(  # noqa: UP013
+    "_Cost", {"clients": Whole, "step": Finite, "question": Finite, "own": NotRequired[bool]}
+)
 
 
 class _Refused(TypedDict):
