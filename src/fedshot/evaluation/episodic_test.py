@@ -57,8 +57,8 @@ class TestOptions:
         validation_episodes: number of episodes from the validation classes, which choose the round.
         seed: seed of the episodes; separate from the training seed, so that all training seeds
             have the same test.
-        group: how the examples of an episode are split among a group of clients that learns from
-            them together; without clients, they are not split.
+        group: how an episode is split among a group of clients that learns it together; without
+            clients, it is not split.
         pool: "shared": every test episode is drawn from all novel examples. "clients": episode u is
             drawn from those of client u mod K, which the partition assigns as it does the training
             data. K counts the clients that take part, so two seeds have the same test only if they

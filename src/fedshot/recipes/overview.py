@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +19,7 @@ from fedshot.methods.registry import METHODS
 from fedshot.recipes import timing
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Recipe
+from fedshot.recipes.tables import plain_text
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ def overview_text(lines: list[Line], options: argparse.Namespace) -> str:
         texts = (line.name, f"{line.title}\n{line.source}", line.data, cells,
                  ", ".join(line.missing) or "-", _time(line))  # fmt: skip
         table.add_row(*(Text(text) for text in texts))
-    out = io.StringIO()
-    Console(file=out, width=130, color_system=None, force_terminal=False).print(table)
-    text = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+    text = [line for line in plain_text(table, 130).splitlines() if line]
     text.append(
         "Cells: those whose method exists, of all. Time: estimate for those cells that the data "
         f"here can form, budget {options.budget or 'small, or the first'}, "

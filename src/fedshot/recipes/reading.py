@@ -254,46 +254,29 @@ def _is_space(kind: Any, values: Any) -> bool:
 
 def _check(recipe: Recipe) -> None:
     """Raise ConfigError for a recipe whose parts contradict each other."""
-    name, kind, columns = recipe.name, recipe.kind, recipe.columns
-    if kind != "picture" and not (recipe.rows and columns and recipe.budgets):
-        raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
-    _check_data(recipe)
-    _check_against(recipe)
+    what = f"recipe {recipe.name}"
+    columns, budgets = list(recipe.columns.values()), list(recipe.budgets.values())
+    if recipe.kind != "picture" and not (recipe.rows and columns and budgets):
+        raise ConfigError(f"{what} needs rows, columns and budgets, one of each at least.")
+    for over in product(
+        [c.settings for c in columns] or [{}], [b.settings for b in budgets] or [{}]
+    ):
+        if not isinstance(trees.at(layered(recipe.settings, *over), "data.name"), str):
+            raise ConfigError(f"{what} names no data. Set settings.data.name.")
+    if not recipe.against:
+        raise ConfigError(f"{what}: against is empty. Name one of {', '.join(AGAINST)}.")
+    for axis in recipe.against:
+        if axis not in AGAINST:
+            raise ConfigError(f"{what}: against has {axis!r:.60}. {nearest(axis, AGAINST)}")
+    if recipe.kind == "curve" and not all(column.x is not None for column in columns):
+        raise ConfigError(f"{what} is a curve; every column needs an x.")
     for row in recipe.rows.values():
-        _check_fair(recipe, row)
+        _check_row(recipe, row)
     _check_budgets(recipe)
-    for row in (row for row in recipe.rows.values() if row.trained_as):
-        lead = recipe.rows.get(str(row.trained_as))
-        pace = (row.exchanges, row.stops_after)
-        if lead is None or lead.trained_as or (lead.exchanges, lead.stops_after) != pace:
-            raise ConfigError(
-                f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
-                "row with the same exchanges and stops_after, and without trained_as."
-            )
-    for row in recipe.rows.values():
-        for column, there in row.trained_in.items():
-            if not {column, there} <= columns.keys() or there in row.trained_in or row.trained_as:
-                raise ConfigError(
-                    f"recipe {name}, row {row.key} in {column} is trained in {there!r}; expected "
-                    "another column, which is not in trained_in, of a row without trained_as."
-                )
-    if kind == "curve" and not all(column.x is not None for column in columns.values()):
-        raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
-    for row in recipe.rows.values() if kind == "sweep" else ():
-        if not row.at:
-            raise ConfigError(
-                f"recipe {name} is a sweep, and row {row.key} has no at; expected an axis and a "
-                "number, or several."
-            )
 
 
-def _overlap(a: str, b: str) -> bool:
-    """Whether one dotted place equals or contains the other."""
-    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
-
-
-def _check_fair(recipe: Recipe, row: Row) -> None:
-    """Raise ConfigError for a row whose search or rounds differ from those of other rows."""
+def _check_row(recipe: Recipe, row: Row) -> None:
+    """Raise ConfigError for an invalid row, or one with a search or rounds unlike the others'."""
     what = f"recipe {recipe.name}, row {row.key}"
     for a, b in product(row.tune, recipe.tune):
         if _overlap(a, b):
@@ -312,6 +295,31 @@ def _check_fair(recipe: Recipe, row: Row) -> None:
             f"{what} takes {row.exchanges} exchanges for one round, and stops_after is "
             f"{row.stops_after}. Set stops_after to {row.exchanges} or more."
         )
+    if row.trained_as:
+        lead = recipe.rows.get(row.trained_as)
+        pace = (row.exchanges, row.stops_after)
+        if lead is None or lead.trained_as or (lead.exchanges, lead.stops_after) != pace:
+            raise ConfigError(
+                f"{what} is trained as {row.trained_as!r}; expected another row with the same "
+                "exchanges and stops_after, and without trained_as."
+            )
+    for column, there in row.trained_in.items():
+        known = {column, there} <= recipe.columns.keys()
+        if not known or there in row.trained_in or row.trained_as:
+            raise ConfigError(
+                f"{what} in {column} is trained in {there!r}; expected another column, which is "
+                "not in trained_in, of a row without trained_as."
+            )
+    if recipe.kind == "sweep" and not row.at:
+        raise ConfigError(
+            f"recipe {recipe.name} is a sweep, and row {row.key} has no at; expected an axis and "
+            "a number, or several."
+        )
+
+
+def _overlap(a: str, b: str) -> bool:
+    """Whether one dotted place equals or contains the other."""
+    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
 
 
 def _check_budgets(recipe: Recipe) -> None:
@@ -342,23 +350,3 @@ def _check_budgets(recipe: Recipe) -> None:
                 f"{what}: trials_as is {budget.trials_as!r}; expected another budget, and one "
                 "without trials_as."
             )
-
-
-def _check_against(recipe: Recipe) -> None:
-    if not recipe.against:
-        raise ConfigError(
-            f"recipe {recipe.name}: against is empty. Name one of {', '.join(AGAINST)}."
-        )
-    for axis in recipe.against:
-        if axis not in AGAINST:
-            raise ConfigError(
-                f"recipe {recipe.name}: against has {axis!r:.60}. {nearest(axis, AGAINST)}"
-            )
-
-
-def _check_data(recipe: Recipe) -> None:
-    columns = [column.settings for column in recipe.columns.values()]
-    budgets = [budget.settings for budget in recipe.budgets.values()]
-    for over in product(columns or [{}], budgets or [{}]):
-        if not isinstance(trees.at(layered(recipe.settings, *over), "data.name"), str):
-            raise ConfigError(f"recipe {recipe.name} names no data. Set settings.data.name.")

@@ -177,11 +177,14 @@ def unfair(states: Sequence[State]) -> list[str]:
 
 
 def as_text(recipe: Recipe, variant: str, states: Sequence[State], width: int = 110) -> str:
-    """Return the table as plain text."""
+    """Return the table of a recipe's cells as plain text."""
+    return plain_text(table(recipe, variant, states), width)
+
+
+def plain_text(table: Table, width: int) -> str:
+    """Return a table of rich as text without colours."""
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_terminal=False).print(
-        table(recipe, variant, states)
-    )
+    Console(file=out, width=width, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
