@@ -160,7 +160,7 @@ def test_unanswered_episodes_are_counted_and_left_out_of_the_mean() -> None:
 
 @pytest.mark.parametrize("answered", [0, 1])
 def test_fewer_than_two_answers_are_no_score(answered: int) -> None:
-    with pytest.raises(ValueError, match=f"{answered} episodes were answered"):
+    with pytest.raises(ValueError, match=f"{answered} episodes have a prediction"):
         score([Prediction(u, None, random_logits(u)) for u in range(answered)], episodic_test())
 
 

@@ -13,7 +13,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.partitions.partition import ClientSplit
-from fedshot.recipes import learning
+from fedshot.recipes import plots
 from fedshot.recipes.index import load, names
 from fedshot.recipes.results import Results
 from fedshot.recipes.runner import State
@@ -174,4 +174,4 @@ def test_a_learning_curve_says_what_it_is_judged_by(name: str, told: str, tmp_pa
     column, results = next(iter(recipe.columns)), Results(tmp_path)
     cells = recipe.cells("small", [f"*/{column}"])[:2]
     states = [State(one, result=results.add(one, "small", None, 0, facts())) for one in cells]
-    assert f"accuracy on validation {told}, %" in learning.learning(recipe, states)
+    assert f"accuracy on validation {told}, %" in plots.learning(recipe, states)

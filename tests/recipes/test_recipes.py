@@ -20,7 +20,7 @@ from fedshot.methods.registry import METHODS
 from fedshot.recipes import provenance, results_page, tables, timing, tuning
 from fedshot.recipes.current import current
 from fedshot.recipes.index import load, names
-from fedshot.recipes.plan import Obstacle, budget_marks, comparable, look, marks
+from fedshot.recipes.plan import Obstacle, budget_marks, check_cell, comparable, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results, score_of
 from fedshot.recipes.runner import RecipeRunner, Request, State
@@ -312,7 +312,7 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
     assert [c.key for c in recipe.cells("small", ["proto/*"])] == ["proto/one", "proto/five"]
     assert [c.key for c in recipe.cells("small", ["*/five"])] == ["proto/five", "local/five"]
     with pytest.raises(
-        ConfigError, match=r"no cell of t fits 'prot/one'. Did you mean 'proto/one'"
+        ConfigError, match=r"no cell of t matches 'prot/one'. Did you mean 'proto/one'"
     ):
         recipe.cells("small", ["prot/one"])
     with pytest.raises(ConfigError, match="Did you mean 'f2l-fc100'"):
@@ -339,8 +339,8 @@ def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
         (changed(columns={"one": {"label": "1"}}), "row proto has 2 numbers, 1 columns"),
         (of_row("locla", {}), "budget small sets options of row 'locla', .* Did you mean 'local'"),
         (of_row("local", {"episode": {"way": 2}}), "row local sets episode.way; a row may set"),
-        (of_row("local", {"method": "fl_proto"}), "row local names a method; a row is one"),
-        (of_row("local", {"method": {"name": "fl_proto"}}), "row local names a method; a row is"),
+        (of_row("local", {"method": "fl_proto"}), "row local names a method, but a row is one"),
+        (of_row("local", {"method": {"name": "fl_proto"}}), "row local names a method, but a row"),
         (of_row("local", None), "rows is {'local': None}; expected keys of rows"),
         ([], "expected keys and values"),
     ],
@@ -405,23 +405,23 @@ def test_an_episode_that_cannot_be_formed_is_an_obstacle_and_so_is_a_method_to_c
     tree["rows"]["new"] = {"label": "N", "settings": {"method": {"name": "xyz"}},
                            "published": [1, 2]}  # fmt: skip
     cells = {cell.key: cell for cell in read("t", tree).cells("small")}
-    found, seen = look(cells["proto/one"], None)
+    found, seen = check_cell(cells["proto/one"], None)
     assert found is not None
     assert seen is None
     assert found.kind == "too little data"
     assert "3-way 500-shot" in found.reason
-    nothing, seen = look(cells["proto/five"], None)
+    nothing, seen = check_cell(cells["proto/five"], None)
     assert nothing is None
     assert seen is not None
     assert seen["clients"] == [4, 4]
-    words = "there is no method 'xyz'; one of your own is known by its file, "
-    none_yet = Obstacle("no method", f"{words}FEDSHOT_METHODS=my_method.py")
-    assert look(cells["new/one"], None) == (none_yet, None)
+    words = "there is no method 'xyz'. For a method of your own, set FEDSHOT_METHODS=my_method.py"
+    none_yet = Obstacle("no method", words)
+    assert check_cell(cells["new/one"], None) == (none_yet, None)
 
 
 def test_missing_data_are_an_obstacle_and_nothing_is_filled_in(tmp_path: Path) -> None:
     cell = load("f2l-huffpost").cells("small", ["fl-proto/iid-1"])[0]
-    found, _ = look(cell, str(tmp_path))
+    found, _ = check_cell(cell, str(tmp_path))
     assert found is not None
     assert found.kind == "no data"
     state = State(cell, obstacle=found)
@@ -482,7 +482,7 @@ def test_every_method_has_the_same_trials_of_what_all_share() -> None:
 def test_tuning_without_a_space_is_refused() -> None:
     tree = changed(tune={})
     recipe = read("t", tree)
-    with pytest.raises(ConfigError, match="t says of no option where to search"):
+    with pytest.raises(ConfigError, match="recipe t has no search space"):
         tuning.trials(recipe, recipe.rows["proto"], 2)
 
 
@@ -553,8 +553,11 @@ def test_trials_of_a_long_budget_live_where_those_of_the_short_one_do(tmp_path: 
 @pytest.mark.parametrize(
     ("there", "text"),
     [
-        ("smal", "budget paper has its trials as 'smal', which is not there. Did you mean 'small'"),
-        ("paper", "budget paper has its trials as 'paper'; expected another budget, and one"),
+        (
+            "smal",
+            "budget paper: trials_as is 'smal', a budget that does not exist. Did you mean 'small'",
+        ),
+        ("paper", "budget paper: trials_as is 'paper'; expected another budget, and one"),
     ],
 )
 def test_trials_in_a_budget_that_is_none_are_refused(there: str, text: str) -> None:
@@ -805,7 +808,7 @@ def test_code_whose_state_git_cannot_tell_counts_as_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = {"rev-parse": "0123456789abcdef", "status": None}
-    monkeypatch.setattr(provenance, "_git", lambda _, *words: answers[words[0]])
+    monkeypatch.setattr(provenance, "_git", lambda *words: answers[words[0]])
     provenance._commit.cache_clear()
     try:
         assert provenance.revision() in ("0123456789ab+", f"version {fedshot.__version__}")

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from fedshot.config.load import Config
-from fedshot.recipes import learning, plots, results_page
+from fedshot.recipes import plots, results_page
 from fedshot.recipes.index import load, names
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
@@ -108,7 +108,7 @@ def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: 
     one, local = states(made, tmp_path, "proto/one", "local/one")
     assert plots.along(made, [local, one]) == ""
     (far,) = states(made, tmp_path, "far/one")
-    assert learning.swept([local, one, far]) == [one, far]
+    assert plots.swept([local, one, far]) == [one, far]
     assert tmp_path / "t" / "small-at.svg" in plots.write(tmp_path, made, "small")
     links = results_page._figures(made, "small", [local, one, far], "../results")
     assert links[-1] == "![A test, along an axis](../results/t/small-at.svg)"

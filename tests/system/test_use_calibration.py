@@ -24,17 +24,17 @@ from fedshot.protocol.method import Prediction
 from fedshot.use.calibration import FILE, calibration_of, store, stored
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.confidence import (
-    Marked,
+    LabelledLogits,
     error_interval,
     expected_calibration_error,
     golden_section,
-    lines_of,
     share_interval,
     signals,
     temperature,
     thresholds,
+    thresholds_of,
 )
-from fedshot.use.measuring import _halves, _marked, measure
+from fedshot.use.measuring import _halves, _labelled, measure
 from fedshot.use.trained import TrainedRun
 
 from .runs import OWN, finished
@@ -93,7 +93,7 @@ def test_thresholds_accept_no_more_than_asked_and_are_measured_elsewhere() -> No
     half = torch.arange(4000) % 2 == 1
     sure = torch.softmax(logits, 1).max(1).values
     episode = torch.arange(4000) // 20
-    lines = lines_of(sure.numpy(), (y >= 0).numpy(), half.numpy(), episode.numpy())
+    lines = thresholds_of(sure.numpy(), (y >= 0).numpy(), half.numpy(), episode.numpy())
     for one in lines:
         assert one.interval is not None
         assert one.interval[0] <= one.false_accept <= one.interval[1]
@@ -111,7 +111,7 @@ def test_the_signal_that_tells_better_is_chosen() -> None:
     unknown = torch.arange(400) % 4 < 2
     logits = logits - 100.0 * unknown[:, None]
     half = torch.arange(400) % 2 == 1
-    marked = Marked(logits, torch.where(unknown, -1, y), half, torch.arange(400) // 8)
+    marked = LabelledLogits(logits, torch.where(unknown, -1, y), half, torch.arange(400) // 8)
     found = thresholds(marked, 1.0)
     assert found["signal"] == "logit"
     assert found["auroc"] == 1.0
@@ -148,7 +148,7 @@ def test_the_halves_share_no_image_and_every_client_is_in_both(folder: Path) -> 
         assert first | second <= set(rows.tolist())
         assert bool(first & second) != apart
     answers = [Prediction(u, u % 6, torch.eye(2)) for u in range(24)]
-    marked = _marked(answers, [torch.arange(2)] * 24)
+    marked = _labelled(answers, [torch.arange(2)] * 24)
     for half in (True, False):
         assert {u % 6 for u in marked.episode[marked.measures == half].tolist()} == set(range(6))
 
@@ -234,7 +234,9 @@ def test_clients_that_are_tested_on_their_own_classes_leave_none_to_measure_on(
     tmp_path: Path,
 ) -> None:
     finished(tmp_path / "run", OWN, {"run": {"rounds": 1, "choose": "last"}})
-    with pytest.raises(ConfigError, match="tested on their own classes, and no others were set"):
+    with pytest.raises(
+        ConfigError, match="tests its clients on their own classes and has no validation"
+    ):
         measure(TrainedRun(tmp_path / "run"))
 
 
@@ -243,16 +245,16 @@ def test_a_threshold_needs_a_measurement(tmp_path: Path) -> None:
     data = made.setting.dataset
     rows = np.concatenate([data.images_of([c])[:1] for c in (8, 9)])
     classifier = FewShotClassifier.from_run(tmp_path / "run", accept_unknown=0.05)
-    with pytest.raises(ConfigError, match=r"needs a measurement. Run `fedshot calibrate"):
+    with pytest.raises(ConfigError, match=r"needs a calibration. Run `fedshot calibrate"):
         classifier.fit(data.pixels[rows], data.y[rows])
     store(tmp_path / "run", measure(TrainedRun(tmp_path / "run"), way=3, shot=1, episodes=8))
-    with pytest.raises(ConfigError, match="the validation classes are only 3"):
+    with pytest.raises(ConfigError, match="there are only 3 validation classes"):
         classifier.fit(data.pixels[rows], data.y[rows])
 
 
 def test_what_cannot_be_measured_is_told(folder: Path, tmp_path: Path) -> None:
     run = TrainedRun(folder)
-    with pytest.raises(ConfigError, match=r"way is 4, and there are 3 validation classes"):
+    with pytest.raises(ConfigError, match=r"way is 4, but there are 3 validation classes"):
         measure(run, way=4)
     with pytest.raises(ConfigError, match="episodes is 3; expected at least 4"):
         measure(run, way=2, episodes=3)

@@ -91,7 +91,9 @@ def test_a_client_answers_with_its_own_model(tmp_path: Path) -> None:
             result.clients[client], abs=1e-15
         )
     x, y = examples(made)
-    with pytest.raises(ConfigError, match=r"the models of fsl_local are its clients'.*0, 1, 2"):
+    with pytest.raises(
+        ConfigError, match=r"fsl_local predicts with the models of its clients.*0, 1, 2"
+    ):
         FewShotClassifier.from_run(tmp_path / "run").fit(x, y)
     with pytest.raises(ConfigError, match=r"client is 9; the clients of this run are 0, 1"):
         FewShotClassifier.from_run(tmp_path / "run", client=9).fit(x, y)
@@ -105,14 +107,14 @@ def test_a_client_that_never_trained_is_refused(tmp_path: Path) -> None:
         try:
             FewShotClassifier.from_run(tmp_path / "run", client=client).fit(x, y)
         except ConfigError as error:
-            assert "was in no cohort up to round 1" in str(error)  # noqa: PT017
+            assert "was in no cohort up to the chosen round, 1" in str(error)  # noqa: PT017
             wrong += 1
     assert wrong == 4
 
 
 def test_a_client_is_refused_where_the_server_answers(run: Experiment) -> None:
     x, y = examples(run)
-    with pytest.raises(ConfigError, match="clients of fl_proto keep no model of their own"):
+    with pytest.raises(ConfigError, match="clients of fl_proto keep no models"):
         FewShotClassifier.from_run(run.folder, client=0).fit(x, y)
 
 
@@ -142,7 +144,7 @@ def test_a_run_without_facts_reads_its_data_or_says_so(
 
     with monkeypatch.context() as patch:
         patch.setattr("fedshot.data.sources.registry.Digits.load", missing)
-        with pytest.raises(DataError, match=r"kept no facts of its data.*not here.*fedshot resume"):
+        with pytest.raises(DataError, match=r"stored no dataset info.*not here.*fedshot resume"):
             FewShotClassifier.from_run(tmp_path / "run")
     for _ in Experiment(made.setting, tmp_path / "run").run():
         pass
@@ -155,7 +157,7 @@ def test_facts_of_other_data_are_refused(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     digest = Facts.read(tmp_path / "run").digest  # type: ignore[union-attr]
     path.write_text(text.replace(digest, "0" * 64), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="those of other data than the checkpoint's"):
+    with pytest.raises(CheckpointError, match="does not belong to the checkpoint"):
         FewShotClassifier.from_run(tmp_path / "run")
     path.write_text(text[:50], encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"data\.json is damaged"):
@@ -196,7 +198,7 @@ def test_more_ways_than_a_head_has_are_refused_and_prototypes_take_any(tmp_path:
     made = finished(tmp_path / "maml", *METHODS["maml"], {"run": {"rounds": 1}})
     data = made.setting.dataset
     rows = np.concatenate([data.images_of([c])[:2] for c in range(10)])
-    with pytest.raises(InputError, match="10 classes, and the head of this run tells 5 apart"):
+    with pytest.raises(InputError, match="10 classes; expected at most 5"):
         FewShotClassifier.from_run(tmp_path / "maml").fit(data.pixels[rows], data.y[rows])
     finished(tmp_path / "proto", PROTO, {"run": {"rounds": 1}})
     classifier = FewShotClassifier.from_run(tmp_path / "proto").fit(data.pixels[rows], data.y[rows])
@@ -207,7 +209,9 @@ def test_a_classifier_over_base_classes_alone_is_no_few_shot_classifier(tmp_path
     made = finished(tmp_path / "run", OWN, {"method": {"name": "fedavg"}, "run": {"rounds": 1}})
     rows = np.concatenate([made.setting.dataset.images_of([c])[:2] for c in range(3)])
     data = made.setting.dataset
-    with pytest.raises(ConfigError, match="fedavg tells apart the 10 classes that it was trained"):
+    with pytest.raises(
+        ConfigError, match="fedavg predicts only the 10 classes that it was trained"
+    ):
         FewShotClassifier.from_run(tmp_path / "run").fit(data.pixels[rows], data.y[rows])
 
 

@@ -136,7 +136,7 @@ def test_none_of_these_needs_a_calibration_and_then_turns_away(
 ) -> None:
     assert predict(run, folders, "--none-of-these", "0.05") == 2
     err = capsys.readouterr().err
-    assert "--none-of-these is 0.05, which needs a measurement. Run `fedshot calibrate" in err
+    assert "--none-of-these is 0.05, which needs a calibration. Run `fedshot calibrate" in err
     assert "leave calibrated on" not in err
     data = run.setting.dataset
     for i, row in enumerate(data.images_of([0])[:20]):
@@ -212,7 +212,7 @@ def test_texts_in_tables_are_answered_by_line(
     assert predict(made, (folder, query)) == 0
     assert capsys.readouterr().out == out
     assert predict(made, (folder, query.rename(tmp_path / "q.xlsx"))) == 2
-    assert "q.xlsx is no folder and no table of texts; expected a file that ends in .csv" in (
+    assert "q.xlsx is neither a folder nor a table of texts; expected a file that ends in .csv" in (
         capsys.readouterr().err
     )
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_done_is_refused_with_code_2(
     (tmp_path / "linked" / "cat").symlink_to(support / "digit 8", target_is_directory=True)
     for (s, q), told in (
         ((tmp_path / "no", query), "no is not a folder"),
-        ((tmp_path / "empty", query), "empty holds no folders; expected one for each class"),
+        ((tmp_path / "empty", query), "empty holds no folders; expected one folder for each class"),
         ((tmp_path / "half", query), "half/cat holds no picture that can be read"),
         ((tmp_path / "one", query), "all of one class, 'cat'"),
         ((tmp_path / "linked", query), "cat is a link to"),
@@ -255,7 +255,7 @@ def test_what_cannot_be_done_is_refused_with_code_2(
         assert "Traceback" not in err
         assert out == ""
     assert predict(run, folders, "--client", "0") == 2
-    assert "keep no model of their own" in capsys.readouterr().err
+    assert "keep no models" in capsys.readouterr().err
     assert predict(run, folders, "--client", "x") == 2
     assert "--client is 'x'; expected a whole number" in capsys.readouterr().err
     assert predict(run, folders, "--none-of-these", "7") == 2

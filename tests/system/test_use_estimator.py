@@ -42,12 +42,12 @@ class Rows(FewShotClassifier):
         rows = validate_data(self, X, reset=fitting, dtype=np.float64)
         images = np.zeros((len(rows), 64))
         images[:, : min(64, rows.shape[1])] = np.tanh(rows[:, :64] / 10) * 127 + 128
-        self._open()
+        assert self.opened
         return torch.from_numpy(images.astype(np.uint8).reshape(-1, 8, 8, 1))
 
-    def _learn(self, run: Any, x: Tensor, labels: Any, *, begun: bool = False) -> None:
+    def _learn(self, run: Any, x: Tensor, labels: Any, *, one_class: bool = False) -> None:
         features = self.n_features_in_
-        super()._learn(run, x, labels, begun=begun)
+        super()._learn(run, x, labels, one_class=one_class)
         self.n_features_in_ = features
 
     def __sklearn_tags__(self) -> Any:

@@ -26,9 +26,8 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.models.recurrent import GRU, BiLSTM
 from fedshot.runs.experiment import Experiment
 from fedshot.use.card import card_text
-from fedshot.use.encoder import encoder_of
+from fedshot.use.encoder import encoder_module, encoder_of, example
 from fedshot.use.exporting import _earlier, export
-from fedshot.use.plain import encoder_module, example
 from fedshot.use.trained import TrainedRun
 
 from .runs import CHOOSING, OWN, finished, merged
@@ -227,8 +226,10 @@ def test_a_program_is_compared_with_the_runs_own_encoder(
     """Not with the rewritten copy that it was made from, which may be wrong itself."""
     finished(tmp_path / "run", PROTO, SHORT)
     run = TrainedRun(tmp_path / "run")
-    monkeypatch.setattr("fedshot.use.plain.traceable", lambda model: replace(model, pixel_mean=0.9))
-    with pytest.raises(DataError, match="the exported encoder gives other features"):
+    monkeypatch.setattr(
+        "fedshot.use.encoder.traceable", lambda model: replace(model, pixel_mean=0.9)
+    )
+    with pytest.raises(DataError, match="features of the exported encoder differ"):
         export(run, "torch-export", tmp_path / "out")
 
 
@@ -255,7 +256,7 @@ def test_a_program_that_answers_otherwise_is_not_written(
         "fedshot.use.exporting._torch_export",
         lambda module, _: (b"", lambda asked: (module(*asked) * 1.001,)),
     )
-    with pytest.raises(DataError, match=r"other features, by 0\.001 of the largest"):
+    with pytest.raises(DataError, match=r"differ by 0\.001 of the largest"):
         export(run, "torch-export", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -284,7 +285,7 @@ def test_a_readme_that_is_no_card_stays(tmp_path: Path) -> None:
     run, project = TrainedRun(tmp_path / "run"), tmp_path / "project"
     project.mkdir()
     (project / "README.md").write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"README.md is there and is no model card"):
+    with pytest.raises(ConfigError, match=r"README.md exists and is not the model card"):
         export(run, "safetensors", project)
     assert [path.name for path in project.iterdir()] == ["README.md"]
     assert (project / "README.md").read_text(encoding="utf-8") == "mine"

@@ -16,7 +16,6 @@ from fedshot.core.errors import ConfigError, DataError, nearest
 from fedshot.data.files.places import find_data_dir
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import plots, results_page, tables, timing
-from fedshot.recipes.cell_timing import measure
 from fedshot.recipes.index import load, names
 from fedshot.recipes.jobs import Event
 from fedshot.recipes.overview import overview, overview_json, overview_text
@@ -155,7 +154,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
     ]
     wanted = timing.unknown(cells, folder)
     for i, cell in enumerate(wanted, start=1):  # one at a time, or they would slow each other
-        found = measure(cell, folder)
+        found = timing.measure(cell, folder)
         timing.keep(cell, found)
         told = (
             f"{found['step']:.3f} s a step" if "step" in found else f"refused: {found['refused']}"

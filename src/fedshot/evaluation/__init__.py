@@ -1,1 +1,1 @@
-"""Episodic tests with fixed episodes, scores and intervals."""
+"""Episodic tests with fixed episodes, scores, intervals and raw baselines."""

@@ -1,10 +1,10 @@
-"""Tests that every method sits alike: fixed episodes, one score, an interval.
+"""Episodic tests: fixed episodes, equal for every method, with a score and its interval.
 
-The episodes are drawn once from (dataset, classes, shape, seed) and named by a hash. A method gets
-`EvalEpisode`s, never the labels of the queries; the examiner compares.
+The episodes are drawn once from (dataset, classes, shape, seed) and identified by a hash. A method
+gets `EvalEpisode`s without the labels of the queries; `score` compares its predictions to them.
 
-Where clients are tested on images of their own classes, question k belongs to one client: its
-support is what the client trains on, its queries are what the partition set aside.
+Where clients are tested on their own classes, each episode belongs to one client: its support is
+the client's training data, its queries are examples that the partition held out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,31 +41,31 @@ from fedshot.learners.learner import EvalEpisode, Held
 from fedshot.nn.prototypes import class_means
 from fedshot.protocol.method import Prediction
 
-_SOME = 4  # clients of which one can be far from the others
-_FEW = 30  # classes whose confusions are told
+_MIN_CLIENTS = 4  # among fewer no client counts as far below the others
+_MAX_CONFUSED = 30  # classes of a confusion matrix
 
 
 @dataclass(frozen=True)
 class TestOptions:
-    """What the tests look like.
+    """Options of the test and of validation.
 
     Args:
         way: classes of an episode; a pair such as [3, 7] for a random number of them.
-        shot: labelled examples of each class, of all clients of a group together.
-        query: queries of each class, likewise.
-        episodes: test episodes, from the novel classes.
-        validation_episodes: episodes that choose the round, from the validation classes.
-        seed: of the episodes. It is not the seed of training, so that every training seed sits the
-            same test.
-        group: how the examples of an episode are dealt to a group of clients that learns from them
-            together; without clients, they are in one hand.
-        pool: "shared", every test episode from all novel examples; "clients", episode u from those
-            of client u mod K, to whom the partition deals them as it does those of training. K are
-            the clients that take part: where some are left out, the test is of the others, and two
-            seeds sit one test only if they leave out the same.
-        first_client_only: where clients answer, none but the first does, as in some published code:
-            no honest result, and marked as none wherever it is shown. A server's model answers as
-            it would without.
+        shot: support examples per class, over all clients of a group.
+        query: queries per class, over all clients of a group.
+        episodes: number of test episodes, from the novel classes.
+        validation_episodes: number of episodes from the validation classes, which choose the round.
+        seed: seed of the episodes; separate from the training seed, so that all training seeds
+            have the same test.
+        group: how an episode is split among a group of clients that learns it together; without
+            clients, it is not split.
+        pool: "shared": every test episode is drawn from all novel examples. "clients": episode u is
+            drawn from those of client u mod K, which the partition assigns as it does the training
+            data. K counts the clients that take part, so two seeds have the same test only if they
+            leave out the same clients.
+        first_client_only: where clients predict, only the first one does, as in some published
+            code. The result is not honest and is marked so everywhere. Without effect where the
+            server predicts.
     """
 
     way: int | tuple[int, int] = 5
@@ -81,18 +82,18 @@ class TestOptions:
         check_word("test.pool", self.pool, ("shared", "clients"))
         if self.pool == "clients" and self.group.clients:
             raise ConfigError(
-                f"test.pool is 'clients' and test.group.clients is {self.group.clients}: an "
-                "episode is of one client's examples, or dealt to a group. Leave one of them out."
+                f"test.pool is 'clients' and test.group.clients is {self.group.clients}, but an "
+                "episode comes from one client or is split among a group. Remove one of them."
             )
         if self.pool == "clients" and self.first_client_only:
             raise ConfigError(
-                "test.pool is 'clients' and test.first_client_only is true: the first client would "
-                "answer what was drawn from the examples of others. Leave one of them out."
+                "test.pool is 'clients' and test.first_client_only is true, but the first client "
+                "would predict episodes from the examples of others. Remove one of them."
             )
         if self.spec.min_way < 2:
             raise ConfigError(
-                f"test.way is {self.way}; among fewer than 2 classes every answer is right. "
-                "Expected at least 2."
+                f"test.way is {self.way}; expected at least 2, because with one class every "
+                "prediction is right."
             )
         for name in ("episodes", "validation_episodes"):
             if getattr(self, name) < 2:
@@ -106,8 +107,26 @@ class TestOptions:
         return EpisodeSpec(self.way, self.shot, self.query)
 
 
-class EvalEpisodes(Sequence[EvalEpisode]):
-    """The questions of an exam, made when asked for; the labels of the queries are not here."""
+class LazyEpisodes(Sequence[EvalEpisode]):
+    """Episodes that are built on access."""
+
+    @overload
+    def __getitem__(self, u: int) -> EvalEpisode: ...
+    @overload
+    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
+    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
+        if isinstance(u, slice):
+            return [self[i] for i in range(*u.indices(len(self)))]
+        if not 0 <= u < len(self):
+            raise IndexError(u)
+        return self._build(u)
+
+    @abstractmethod
+    def _build(self, u: int) -> EvalEpisode: ...
+
+
+class EvalEpisodes(LazyEpisodes):
+    """The episodes of a test, without the labels of the queries."""
 
     def __init__(
         self,
@@ -120,41 +139,33 @@ class EvalEpisodes(Sequence[EvalEpisode]):
         self.owners = owners
 
     def on(self, device: str) -> EvalEpisodes:
-        """Return the same questions on a device."""
+        """Return the same episodes on a device."""
         return EvalEpisodes(self._dataset, self._tasks, device, self.owners)
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    @overload
-    def __getitem__(self, u: int) -> EvalEpisode: ...
-    @overload
-    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
-    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
-        if isinstance(u, slice):
-            return [self[i] for i in range(*u.indices(len(self)))]
-        if not 0 <= u < len(self):
-            raise IndexError(u)
+    def _build(self, u: int) -> EvalEpisode:
         episode = self._tasks.episode(self._dataset, u)
         parts = (episode.support_x, episode.support_y, episode.query_x, episode.classes)
         x, y, query, classes = (part.to(self._device) for part in parts)
         return EvalEpisode(x, y, query, classes, self._held(u))
 
     def _held(self, u: int) -> Held | tuple[()]:
-        """Return who holds what of question u, or () where it is in one hand."""
+        """Return which client holds each example of episode u, or () without a group."""
         tasks = self._tasks
         if not isinstance(tasks, GroupTasks):
             return ()
-        rows, classes = tasks.spare[u], tasks.classes[u]
-        labels = torch.from_numpy((self._dataset.y[rows][:, None] == classes).argmax(axis=1))
+        rows = tasks.spare[u]
         holders = (torch.from_numpy(part[u]) for part in
                    (tasks.support_held, tasks.query_held, tasks.spare_held))  # fmt: skip
+        labels = _labels(self._dataset, rows, tasks.classes[u])
         parts = (*holders, examples(self._dataset, rows), labels)
         return Held(*(part.to(self._device) for part in parts))
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
-        """The rows of all examples, each once, and the place of every row among them."""
+        """The distinct rows of all examples, and the index of every row among them."""
         rows = np.unique(np.concatenate([*self._tasks.support, *self._tasks.query]))
         places = np.full(int(rows[-1]) + 1, -1, dtype=np.int64)
         places[rows] = np.arange(len(rows))
@@ -162,32 +173,35 @@ class EvalEpisodes(Sequence[EvalEpisode]):
 
     @property
     def distinct(self) -> int:
-        """How many examples there are in all questions, each counted once."""
+        """Number of distinct examples in all episodes."""
         return len(self._places[0])
 
     def examples(self, first: int, last: int) -> Tensor:
-        """Return the examples at the places first .. last - 1."""
+        """Return the distinct examples first .. last - 1."""
         return examples(self._dataset, self._places[0][first:last]).to(self._device)
 
     def episode_index(self, u: int) -> EpisodeIndex:
-        """Return where the examples of question u are, without reading them."""
+        """Return the examples of episode u as indices into the distinct examples."""
         tasks, places = self._tasks, self._places[1]
         rows, classes = tasks.support[u], tasks.classes[u]
-        y = (self._dataset.y[rows][:, None] == classes).argmax(axis=1)
-        support, labels, query = (
-            torch.from_numpy(part).to(self._device)
-            for part in (places[rows], y, places[tasks.query[u]])
-        )
+        support, query = (torch.from_numpy(places[r]) for r in (rows, tasks.query[u]))
+        parts = (support, _labels(self._dataset, rows, classes), query)
+        support, labels, query = (part.to(self._device) for part in parts)
         return EpisodeIndex(support, labels, query, len(classes))
 
 
+def _labels(dataset: Dataset, rows: Ints, classes: Ints) -> Tensor:
+    """Return the labels of rows as positions in `classes`, int64."""
+    return torch.from_numpy((dataset.y[rows][:, None] == classes).argmax(axis=1))
+
+
 class EpisodicTest:
-    """Fixed episodes: the questions for a method, the labels for the examiner.
+    """Fixed episodes: `eval_episodes` for the method, `labels` for `score`.
 
     Args:
-        dataset: what the tasks are made of.
-        tasks: the episodes.
-        owners: the client that each question belongs to; None where they belong to nobody.
+        dataset: the dataset.
+        tasks: the rows of each episode.
+        owners: the client that each episode belongs to; None if the episodes belong to no client.
     """
 
     def __init__(
@@ -210,9 +224,9 @@ class EpisodicTest:
         rows: Ints | None = None,
         group: GroupSampler = GroupSampler(),
     ) -> EpisodicTest:
-        """Draw an exam from classes, or from some rows of theirs, dealt to a group of clients.
+        """Draw a test from classes, or from some of their rows, split among a group of clients.
 
-        Raises DataError when they cannot fill an episode.
+        Raises DataError if they cannot fill an episode.
         """
         if not group.clients:
             return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
@@ -229,7 +243,7 @@ class EpisodicTest:
         clients: Sequence[int],
         key: Key,
     ) -> EpisodicTest:
-        """Return the exam of clients on images of their own classes, a question for each."""
+        """Return a test of clients on their own classes, with one episode for each."""
         return cls(dataset, own_tasks(dataset, train, held, clients, key), tuple(clients))
 
     def __len__(self) -> int:
@@ -237,16 +251,15 @@ class EpisodicTest:
 
     @property
     def widest(self) -> int:
-        """The most classes of a question."""
+        """The largest number of classes in an episode."""
         return max(len(classes) for classes in self._tasks.classes)
 
     def labels(self, u: int) -> Tensor:
-        """Return the answers of question u, int64 [queries]; for the examiner alone."""
-        classes, rows = self._tasks.classes[u], self._tasks.query[u]
-        return torch.from_numpy((self._dataset.y[rows][:, None] == classes).argmax(axis=1))
+        """Return the labels of the queries of episode u, int64 [queries]."""
+        return _labels(self._dataset, self._tasks.query[u], self._tasks.classes[u])
 
     def classes(self, u: int) -> Tensor:
-        """Return the classes of question u, by their numbers in the dataset."""
+        """Return the class numbers of episode u in the dataset."""
         return torch.from_numpy(self._tasks.classes[u])
 
     @property
@@ -257,43 +270,27 @@ class EpisodicTest:
 
 @dataclass(frozen=True)
 class Score:
-    """An accuracy and how far to trust it.
+    """The result of a test; "predicted" episodes are those whose client was not lost."""
 
-    Args:
-        accuracy: mean over episodes, in [0, 1].
-        interval: half-width of the 95 % interval over episodes; see `half_width`. 0 where all
-            episodes have one accuracy, which says nothing about how far others would differ.
-        episodes: how many were answered.
-        unanswered: how many were not, because their client was lost.
-        diverged: answers with logits that are not finite; such queries count as wrong.
-        tasks: hash of the episodes.
-        transductive: whether predictions may depend on other queries.
-        clients: mean accuracy of each client over the episodes it answered or owns, by client id;
-            empty when the server's model answered questions that nobody owns.
-        worst_tenth: mean over the tenth of the clients with the lowest accuracy.
-        per_episode: accuracy of each episode, for paired comparisons; NaN-free, in order.
-        confusion: by the name of a class, and of what it was called, the number of queries; without
-            diverged answers. Empty where there are more than 30 classes.
-        spread: standard deviation of the accuracy over clients, where there are two at least.
-        missing: the numbers of the episodes that were not answered.
-    """
-
-    accuracy: float
-    interval: float
-    episodes: int
-    unanswered: int
-    diverged: int
-    tasks: str
-    transductive: bool
+    accuracy: float  # mean over the predicted episodes, in [0, 1]
+    interval: float  # half-width of the 95 % interval over episodes; 0 if all are equal
+    episodes: int  # number of predicted episodes
+    unanswered: int  # number of other episodes
+    diverged: int  # predictions with logits that are not finite; these queries count as wrong
+    tasks: str  # hash of the episodes
+    transductive: bool  # whether predictions may depend on other queries
+    # Client id -> mean accuracy over the episodes that it predicted or owns; empty if the server
+    # predicted episodes that belong to no client.
     clients: dict[int, float]
-    worst_tenth: float | None
-    per_episode: tuple[float, ...]
+    worst_tenth: float | None  # mean over the tenth of the clients with the lowest accuracy
+    per_episode: tuple[float, ...]  # of the predicted episodes, in order
+    # Class name -> predicted name -> number of queries; empty for more than 30 classes.
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)
-    spread: float | None = None
-    missing: tuple[int, ...] = ()
+    spread: float | None = None  # standard deviation over clients, of two at least
+    missing: tuple[int, ...] = ()  # numbers of the episodes that were not predicted
 
     def to_json(self) -> dict[str, Any]:
-        """Return the score as JSON-able values."""
+        """Return the score as JSON values."""
         clients = {str(c): a for c, a in self.clients.items()}
         return asdict(self) | {"clients": clients, "missing": list(self.missing)}
 
@@ -305,11 +302,11 @@ class Score:
 
 
 HalfWidth: TypeAlias = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-"""Of an interval: that of two episodes, of which one is all wrong, is 6.4."""
+"""Half-width of an interval of accuracies in [0, 1]; two episodes, 0 and 1, have 6.4."""
 
 
 class ScoreFields(TypedDict):
-    """What is relied on in the JSON of a score; one of an older version has fewer."""
+    """The JSON of a score; older versions wrote fewer keys."""
 
     accuracy: Share
     interval: HalfWidth
@@ -323,7 +320,8 @@ class ScoreFields(TypedDict):
     per_episode: NotRequired[Annotated[list[Share], Field(min_length=1)]]
     confusion: NotRequired[
         Annotated[
-            dict[str, Annotated[dict[str, Whole], Field(max_length=_FEW)]], Field(max_length=_FEW)
+            dict[str, Annotated[dict[str, Whole], Field(max_length=_MAX_CONFUSED)]],
+            Field(max_length=_MAX_CONFUSED),
         ]
     ]
     spread: NotRequired[Share | None]
@@ -334,7 +332,7 @@ T = TypeVar("T", bound=Mapping[str, Any])
 
 
 def checked_episodes(held: T) -> T:
-    """Return the JSON of a score. Raises ValueError where its episodes are not all there."""
+    """Return the JSON of a score. Raises ValueError if `missing` contradicts `per_episode`."""
     marks, missing = held.get("per_episode", ()), held.get("missing", ())
     if marks and len({u for u in missing if u < len(marks) + len(missing)}) != len(missing):
         raise ValueError("`missing` does not name the episodes that `per_episode` lacks")
@@ -346,37 +344,31 @@ ScoreJson: TypeAlias = Annotated[ScoreFields, AfterValidator(checked_episodes)]
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What a look at the validation classes says about a round, so that one can be chosen.
+    """The validation accuracies of a round, which decide whether it is chosen."""
 
-    Args:
-        marks: the accuracy of every answered episode, in order.
-        missing: the numbers of those that were not answered.
-    """
-
-    marks: tuple[float, ...]
-    missing: tuple[int, ...] = ()
+    per_episode: tuple[float, ...]  # accuracy of each predicted episode, in order
+    missing: tuple[int, ...] = ()  # numbers of the other episodes
 
     @classmethod
     def of(cls, score: Score) -> ValidationResult:
-        """Return what a score says."""
+        """Return the validation result in a score."""
         return cls(score.per_episode, score.missing)
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> ValidationResult:
-        """Return what the JSON of a score says."""
+        """Return the validation result in the JSON of a score."""
         return cls(tuple(held["per_episode"]), tuple(held.get("missing", ())))
 
     @property
     def accuracy(self) -> float:
-        """Mean over the answered episodes."""
-        return statistics.fmean(self.marks)
+        """Mean over the predicted episodes."""
+        return statistics.fmean(self.per_episode)
 
     def beats(self, best: ValidationResult | None) -> bool:
-        """Whether this round is ahead of the best so far, over the episodes that both answered.
+        """Whether this round is better than the best so far, on the episodes that both predicted.
 
-        Accuracies over different episodes say nothing about which round is better: where a client
-        is lost, so are its episodes. Where less than half of this look's episodes are in both, the
-        look with more of them is the better known, and goes on.
+        A lost client takes its episodes with it, and accuracies on different episodes are not
+        comparable. If less than half of this round's episodes are common, more episodes win.
         """
         if best is None:
             return True
@@ -384,116 +376,118 @@ class ValidationResult:
         common = [u for u in mine if u in theirs]
         if 2 * len(common) < len(mine):
             return len(mine) > len(theirs)
-        ours, best_of = (statistics.fmean(held[u] for u in common) for held in (mine, theirs))
-        return ours > best_of
+        new, old = (statistics.fmean(held[u] for u in common) for held in (mine, theirs))
+        return new > old
 
     def _by_episode(self) -> dict[int, float]:
-        lost = set(self.missing)
-        answered = (u for u in range(len(self.marks) + len(lost)) if u not in lost)
-        return dict(zip(answered, self.marks, strict=True))
+        missing = set(self.missing)
+        numbers = (u for u in range(len(self.per_episode) + len(missing)) if u not in missing)
+        return dict(zip(numbers, self.per_episode, strict=True))
 
 
 def half_width(values: Sequence[float]) -> float:
     """Return the half-width of the 95 % interval of a mean, t s / sqrt(n).
 
-    t is Student's of n - 1 degrees of freedom, 1.962 for a thousand episodes and 2.262 for ten
-    clients. Raises `statistics.StatisticsError` for fewer than two values.
+    t is Student's t with n - 1 degrees of freedom: 1.962 for 1000 values, 2.262 for 10. Raises
+    `statistics.StatisticsError` for fewer than two values.
     """
     return quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def quantile(freedom: float) -> float:
-    """Return the 97.5 % point of Student's t."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # no types; a quarter second
+    """Return the 97.5 % quantile of Student's t."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # importing takes 0.25 s
 
     return float(stdtrit(freedom, 0.975))
 
 
 def score(
-    answers: Sequence[Prediction], episodic_test: EpisodicTest, *, transductive: bool = False
+    predictions: Sequence[Prediction], episodic_test: EpisodicTest, *, transductive: bool = False
 ) -> Score:
-    """Mark the answers.
+    """Return the score of predictions.
 
-    An episode that several clients answered counts once, with their mean.
+    An episode that several clients predicted counts once, with their mean accuracy.
 
     Raises:
-        ValueError: logits that do not fit the queries, or fewer than two episodes answered.
+        ValueError: logits do not fit the queries, or fewer than two episodes have a prediction.
     """
     by_episode: dict[int, list[float]] = defaultdict(list)
     by_client: dict[int, list[float]] = defaultdict(list)
     truth: dict[int, Tensor] = {}
-    diverged, called = 0, []
-    for u, client, logits in answers:
+    diverged, pairs = 0, []
+    for u, client, logits in predictions:
         if u not in truth:
             truth[u] = episodic_test.labels(u)
         if logits.ndim != 2 or len(logits) != len(truth[u]):
-            raise ValueError(f"question {u} has {len(truth[u])} queries, not logits {form(logits)}")
-        # argmax of NaN is class 0: what is no number is wrong, not a guess.
-        sound = torch.isfinite(logits).all(-1)
-        diverged += not bool(sound.all())
+            raise ValueError(f"episode {u} has {len(truth[u])} queries, not logits {form(logits)}")
+        # Logits with NaN are wrong; their argmax is a class.
+        finite = torch.isfinite(logits).all(-1)
+        diverged += not bool(finite.all())
         chosen = logits.argmax(-1)
-        right = float(((chosen == truth[u]) & sound).double().mean())
-        called.append(episodic_test.classes(u)[torch.stack([truth[u], chosen])[:, sound]])
-        by_episode[u].append(right)
-        whose = client if episodic_test.owners is None else episodic_test.owners[u]
-        if whose is not None:
-            by_client[whose].append(right)
-    marks = [statistics.fmean(by_episode[u]) for u in sorted(by_episode)]
-    if len(marks) < 2:
-        raise ValueError(f"{len(marks)} episodes were answered; an interval needs at least 2")
+        accuracy = float(((chosen == truth[u]) & finite).double().mean())
+        pairs.append(episodic_test.classes(u)[torch.stack([truth[u], chosen])[:, finite]])
+        by_episode[u].append(accuracy)
+        owner = client if episodic_test.owners is None else episodic_test.owners[u]
+        if owner is not None:
+            by_client[owner].append(accuracy)
+    per_episode = [statistics.fmean(by_episode[u]) for u in sorted(by_episode)]
+    if len(per_episode) < 2:
+        raise ValueError(
+            f"{len(per_episode)} episodes have a prediction; an interval needs at least 2"
+        )
     clients = {c: statistics.fmean(by_client[c]) for c in sorted(by_client)}
     return Score(
-        accuracy=statistics.fmean(marks),
-        interval=half_width(marks),
-        episodes=len(marks),
-        unanswered=len(episodic_test) - len(marks),
+        accuracy=statistics.fmean(per_episode),
+        interval=half_width(per_episode),
+        episodes=len(per_episode),
+        unanswered=len(episodic_test) - len(per_episode),
         diverged=diverged,
         tasks=episodic_test.digest,
         transductive=transductive,
         clients=clients,
         worst_tenth=worst_tenth(list(clients.values())) if clients else None,
-        per_episode=tuple(marks),
-        confusion=_confusion(called, episodic_test.class_names),
+        per_episode=tuple(per_episode),
+        confusion=_confusion(pairs, episodic_test.class_names),
         spread=statistics.stdev(clients.values()) if len(clients) > 1 else None,
         missing=tuple(u for u in range(len(episodic_test)) if u not in by_episode),
     )
 
 
-def _confusion(called: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Count pairs (class, what it was called), by name."""
-    every = torch.cat(list(called), dim=1).numpy()
-    pairs, counts = np.unique(every, axis=1, return_counts=True)
-    if len(np.unique(pairs)) > _FEW:
+def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Count the pairs (class, predicted class), int64 [2, queries] each, by name."""
+    every = torch.cat(list(pairs), dim=1).numpy()
+    distinct, counts = np.unique(every, axis=1, return_counts=True)
+    if len(np.unique(distinct)) > _MAX_CONFUSED:
         return {}
     found: dict[str, dict[str, int]] = {}
-    for (y, said), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
-        found.setdefault(names[y], {})[names[said]] = count
+    for (y, predicted), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+        found.setdefault(names[y], {})[names[predicted]] = count
     return found
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:
-    """Return the mean of the lowest tenth, of one value at least."""
+    """Return the mean of the lowest tenth, and at least of the lowest value."""
     return statistics.fmean(sorted(accuracies)[: max(1, len(accuracies) // 10)])
 
 
 def far_below(accuracies: Mapping[int, float]) -> dict[int, float]:
-    """Return the clients whose accuracy is far below the others', with it.
+    """Return the clients whose accuracy is far below the others', with their accuracies.
 
-    Far is 0.2 below the median and, too, five standard deviations of clients, estimated by their
-    median absolute deviation. Of fewer than four clients none is.
+    Far means more than 0.2, and more than five standard deviations, below the median; the standard
+    deviation is estimated from the median absolute deviation. Empty for fewer than four clients.
     """
-    if len(accuracies) < _SOME:
+    if len(accuracies) < _MIN_CLIENTS:
         return {}
-    middle = statistics.median(accuracies.values())
-    spread = 1.4826 * statistics.median(abs(a - middle) for a in accuracies.values())
-    least = middle - max(0.2, 5 * spread)
+    median = statistics.median(accuracies.values())
+    deviation = 1.4826 * statistics.median(abs(a - median) for a in accuracies.values())
+    least = median - max(0.2, 5 * deviation)
     return {client: a for client, a in sorted(accuracies.items()) if a < least}
 
 
 def pixel_logits(eval_episode: EvalEpisode) -> Tensor:
-    """Answer by the nearest class mean of the raw pixels: the floor under every encoder."""
+    """Return logits [queries, way] of the nearest class mean of the raw pixels."""
     support = eval_episode.support_x.flatten(1).double() / 255
     query = eval_episode.query_x.flatten(1).double() / 255
     means = class_means(support, eval_episode.support_y, len(eval_episode.classes))
-    # Not by `prototype_logits`, which lays out a number for every query, class and pixel.
+    # `nearest_prototypes` would allocate a number for every query, class and pixel.
     return -torch.cdist(query, means, compute_mode="donot_use_mm_for_euclid_dist").square()

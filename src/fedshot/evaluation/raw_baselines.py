@@ -1,7 +1,7 @@
-"""Baselines that train no encoder: class means of the raw input, and a linear model of word counts.
+"""Baselines without an encoder: class means of the raw input, and a linear model of word counts.
 
-They answer the same test episodes as the method, from the support set alone. An accuracy far above
-chance may still be below what they reach, so they stand beside every result.
+They predict the same test episodes as the method from the support sets alone, and are reported with
+every result: an accuracy far above chance may still be below theirs.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ PIXELS, WORDS, TF_IDF = "raw pixels", "mean word vectors", "TF-IDF, logistic reg
 def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Score]:
     """Return the score of each baseline on a test, by name.
 
-    Images have "raw pixels", texts "mean word vectors" and "TF-IDF, logistic regression". Where a
-    group of clients holds an episode, the baselines see the supports of all of them together.
+    Images have "raw pixels"; texts have "mean word vectors" and "TF-IDF, logistic regression". If
+    a group of clients holds an episode, the baselines use the supports of all of them.
     """
-    answers: Mapping[str, Callable[[EvalEpisode], Tensor]] = {PIXELS: pixel_logits}
+    baselines: Mapping[str, Callable[[EvalEpisode], Tensor]] = {PIXELS: pixel_logits}
     if isinstance(dataset.x, Tokens):
         table = torch.from_numpy(dataset.x.table)
-        answers = {WORDS: lambda q: word_vector_logits(q, table), TF_IDF: tf_idf_logits}
+        baselines = {WORDS: lambda e: word_vector_logits(e, table), TF_IDF: tf_idf_logits}
     return {
         name: score(predict_at_server(logits, episodic_test.eval_episodes), episodic_test)
-        for name, logits in answers.items()
+        for name, logits in baselines.items()
     }
 
 
 def word_vector_logits(eval_episode: EvalEpisode, table: Tensor) -> Tensor:
     """Return logits [queries, way]: minus the squared distance to the class mean of the texts.
 
-    A text is the mean of its words' vectors, `table` [V, d]; one without words is the zero vector.
+    A text is the mean of its words' vectors, rows of `table` [V, d]; an empty text is zero.
     """
 
     def mean(ids: Tensor) -> Tensor:
         words = (ids > 0).sum(1, keepdim=True).clamp(min=1)
-        return table[ids.long()].double().sum(1) / words  # the vector of the padding is zero
+        return table[ids.long()].double().sum(1) / words  # the vector of padding is zero
 
     support, query = mean(eval_episode.support_x), mean(eval_episode.query_x)
     return nearest_prototypes(support, eval_episode.support_y, query, len(eval_episode.classes))
@@ -57,7 +57,7 @@ def tf_idf_logits(eval_episode: EvalEpisode) -> Tensor:
     """Return logits [queries, way] of scikit-learn's TF-IDF and logistic regression.
 
     Vocabulary, document frequencies and weights come from the support set alone; words without a
-    vector of their own are left out, as they are for the networks.
+    vector are ignored, as they are by the networks.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 

@@ -1,4 +1,4 @@
-"""One file for each published table or figure, and what trains and keeps its cells."""
+"""Recipes: published tables and figures as data, and the code that trains and keeps their cells."""
 
 from fedshot.recipes.index import load, names
 from fedshot.recipes.reading import read

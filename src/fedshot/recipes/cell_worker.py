@@ -1,7 +1,7 @@
-"""The process that trains one cell: an order comes in on stdin, events go out on stdout.
+"""The process that trains one cell: it reads an order from stdin and writes events to stdout.
 
-It ends when its parent does, since stdin closes then; a run goes on from its last checkpoint, so
-ending at any instant loses nothing.
+The process ends when its parent does, because stdin closes then. Nothing is lost: the run resumes
+from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,16 +18,17 @@ from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.core import records
 from fedshot.core.errors import DivergenceError, FedshotError
+from fedshot.evaluation.episodic_test import pixel_logits, score
+from fedshot.evaluation.raw_baselines import PIXELS
 from fedshot.methods import user_methods
+from fedshot.protocol.method import predict_at_server
 from fedshot.recipes import provenance
-from fedshot.recipes.pixel_baseline import pixels
-from fedshot.recipes.plan import facts
+from fedshot.recipes.plan import facts_of
 from fedshot.recipes.plane import plane
 from fedshot.recipes.shared_training import follow, kept_all, trained_alike
 from fedshot.recipes.tuning import check_honest
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
-from fedshot.runs.recorder import Record
 from fedshot.runs.run_folder import RESULT
 from fedshot.runs.test_protocol import ResultJson
 
@@ -34,20 +36,20 @@ _events: TextIO = sys.stdout
 
 
 def main() -> int:
-    """Obey one order, as `jobs.Job` tells it."""
-    global _events  # noqa: PLW0603  (stdout is for events alone, whatever a library prints)
+    """Carry out the order that `jobs.Job` sends."""
+    global _events  # noqa: PLW0603  (stdout carries events only, whatever a library prints)
     _events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         user_methods.load()
-        user_methods.check(order["own"])
-        done = _DEEDS[order["do"]](_opened(order), order)
+        user_methods.check(order["methods"])
+        done = _ACTIONS[order["do"]](_experiment(order), order)
     except FedshotError as error:
-        _say("refused", {"reason": str(error), "error": type(error).__name__})
+        _emit("refused", {"reason": str(error), "error": type(error).__name__})
         return 2
-    _say("done", done)
+    _emit("done", done)
     return 0
 
 
@@ -56,56 +58,75 @@ def _end_with_parent() -> None:
     os._exit(3)
 
 
-def _opened(order: dict[str, Any]) -> Experiment:
-    # Other cells run beside this one; workers change no bits, so it is no setting of a recipe.
+def _experiment(order: dict[str, Any]) -> Experiment:
+    # Other cells train at the same time. `workers` does not change the results.
     settings = trees.merged(order["settings"], {"run": {"workers": 1}})
-    setting = PreparedRun(Config.of(settings), order["data_dir"])
-    return Experiment(setting, Path(order["folder"]), keep_looks=order["keep_looks"])
+    prepared = PreparedRun(Config.of(settings), order["data_dir"])
+    return Experiment(prepared, Path(order["folder"]), keep_looks=order["keep_validated"])
 
 
 def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
-    """Train to the end, test, and tell all that a table needs."""
+    """Train to the last round, test, and return what a table needs."""
     del order
     result = run.folder / RESULT
     if run.round < run.config.run.rounds or not result.exists():
-        _to_the_end(run)
+        _finish(run)
         run.result()
     found = records.read(result, ResultJson)
-    return _told(run, run, found) | plane(run, found["test"]["per_episode"])
+    return _summary(run, run, found) | plane(run, found["test"]["per_episode"])
 
 
 def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
-    """Answer with the models of another row's training, which is brought to its end first."""
-    lead = _opened(order["lead"])
+    """Test with the models of another row's run, which is trained first if it is unfinished."""
+    lead = _experiment(order["lead"])
     if not trained_alike(run, lead):
         return _train(run, order)
     if lead.round < lead.config.run.rounds:
-        _to_the_end(lead)
+        _finish(lead)
     if not kept_all(lead):
         return _train(run, order)
 
-    def seen(round: int, accuracy: float) -> None:
-        told = {"round": round, "rounds": run.config.run.rounds, "validation": accuracy}
-        _say("round", told | {"seconds": 0.0, "peak": _peak()})
+    def validated(round: int, accuracy: float) -> None:
+        _emit_round(round, run.config.run.rounds, accuracy, 0.0)
 
     with run.alone():
         provenance.note(run.folder, -1, _here(run))
-        found = follow(run, lead, seen)
-    return _told(run, lead, found) | {
+        found = follow(run, lead, validated)
+    return _summary(run, lead, found) | {
         "validation": found["validation"],
         "followed": order["lead"]["key"],
         "answered": provenance.history(run.folder),
     }
 
 
-def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what a table needs of a run: what it found, and of the run that trained for it."""
-    setting, options = run.setting, run.config.test
-    return facts(setting) | {
+def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
+    """Train a trial to the last round, or until it diverges, and return its validation accuracies.
+
+    The novel classes are not used. Raises ConfigError where the settings would use them.
+    """
+    del order
+    check_honest(run.config.settings["name"], run.config.settings)
+    diverged = {}
+    if run.round < run.config.run.rounds:
+        try:
+            _finish(run)
+        except DivergenceError as error:
+            diverged = {"diverged": str(error)}
+    found = facts_of(run.setting) | _history(run) | {"round": run.best_round} | diverged
+    return found | {"made": provenance.history(run.folder)}
+
+
+_ACTIONS = {"train": _train, "follow": _follow, "tune": _tune}
+
+
+def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a table needs of a run's result and of the run that trained its models."""
+    prepared, test = run.setting, run.config.test
+    return facts_of(prepared) | {
         "test": found["test"],
-        # Questions of the clients' own have as many queries as each has images.
-        "queries": 0 if setting.own_tests else options.spec.max_way * options.query,
-        "pixels": pixels(setting, found),
+        # Clients' own test episodes differ in their number of queries.
+        "queries": 0 if prepared.own_tests else test.spec.max_way * test.query,
+        "pixels": pixels(prepared, found),
         "round": found["round"],
         "bytes_down": trained.meter.total("train", "down"),
         "bytes_up": trained.meter.total("train", "up"),
@@ -114,8 +135,22 @@ def _told(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[s
     }
 
 
+def pixels(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]:
+    """Return accuracy and interval of the nearest class mean of raw pixels; `{}` for texts.
+
+    They come from a run's `result` where it holds them.
+    """
+    if prepared.dataset.is_text:
+        return {}
+    if known := result.get("baselines", {}).get(PIXELS):
+        return {name: known[name] for name in ("accuracy", "interval")}
+    test = prepared.test
+    found = score(predict_at_server(pixel_logits, test.eval_episodes), test)
+    return {"accuracy": found.accuracy, "interval": found.interval}
+
+
 def _here(run: Experiment) -> dict[str, Any]:
-    """Return which code trains a run, and where."""
+    """Return the code and the machine that train a run."""
     method = run.config.settings["method"]["name"]
     return {
         "commit": provenance.revision(method),
@@ -124,65 +159,29 @@ def _here(run: Experiment) -> dict[str, Any]:
     }
 
 
-def _to_the_end(run: Experiment) -> None:
-    with run.alone():  # who finds another process at work has trained nothing
+def _finish(run: Experiment) -> None:
+    """Train to the last round; a process with nothing left to train is not noted."""
+    with run.alone():
         run.refresh()
         if run.round < run.config.run.rounds:
-            provenance.note(run.folder, _last(run), _here(run))
-    _advance(run)
-
-
-def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
-    """Train to the end and tell the validation alone: the novel classes are not looked at.
-
-    One that diverges has come to its end, too. Refused where the settings would have the novel
-    classes looked at.
-    """
-    del order
-    check_honest(run.config.settings["name"], run.config.settings)
-    diverged = {}
-    if run.round < run.config.run.rounds:
-        try:
-            _to_the_end(run)
-        except DivergenceError as error:
-            diverged = {"diverged": str(error)}
-    told = facts(run.setting) | _history(run) | {"round": run.best_round} | diverged
-    return told | {"made": provenance.history(run.folder)}
-
-
-def _last(run: Experiment) -> int:
-    """Return the last complete round, -1 before any."""
-    return run.round if run.checkpoints.rounds() else -1
-
-
-_DEEDS = {"train": _train, "follow": _follow, "tune": _tune}
-
-
-def _advance(run: Experiment) -> None:
-    _say("begun", {"round": run.round, "rounds": run.config.run.rounds})
+            last = run.round if run.checkpoints.rounds() else -1
+            provenance.note(run.folder, last, _here(run))
+    rounds = run.config.run.rounds
+    _emit("begun", {"round": run.round, "rounds": rounds})
     for record in run.run():
-        _say("round", _seen(record, run.config.run.rounds))
-
-
-def _seen(record: Record, rounds: int) -> dict[str, Any]:
-    accuracy = record.validation.accuracy if record.validation else None
-    return {
-        "round": record.round,
-        "rounds": rounds,
-        "validation": accuracy,
-        "seconds": record.seconds,
-        "peak": _peak(),
-    }
+        accuracy = record.validation.accuracy if record.validation else None
+        _emit_round(record.round, rounds, accuracy, record.seconds)
 
 
 def _history(run: Experiment) -> dict[str, Any]:
     records = run.recorder.records()
-    looks = [r for r in records if r["validation"]]
+    validated = [r for r in records if r["validation"]]
     return {
         "validation": [
-            [r["round"], r["validation"]["accuracy"], r["validation"]["interval"]] for r in looks
+            [r["round"], r["validation"]["accuracy"], r["validation"]["interval"]]
+            for r in validated
         ],
-        "traffic": [r["bytes_down"] + r["bytes_up"] for r in looks],
+        "traffic": [r["bytes_down"] + r["bytes_up"] for r in validated],
         "seconds": sum(r["seconds"] for r in records),
         "rounds": records[-1]["round"],
         "exchanges": max(r.get("exchanges", 0) for r in records),
@@ -194,17 +193,22 @@ def _history(run: Experiment) -> dict[str, Any]:
 
 
 def _peak() -> int:
-    """Return the most memory this process has held, in bytes; 0 where the system does not tell."""
+    """Return the peak memory of this process in bytes; 0 where the system does not say."""
     if sys.platform == "win32":
         return 0
     import resource
 
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held if sys.platform == "darwin" else held * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _say(event: str, content: dict[str, Any]) -> None:
-    _events.write(json.dumps({"event": event} | content) + "\n")
+def _emit_round(round: int, rounds: int, validation: float | None, seconds: float) -> None:
+    facts = {"round": round, "rounds": rounds, "validation": validation}
+    _emit("round", facts | {"seconds": seconds, "peak": _peak()})
+
+
+def _emit(event: str, facts: dict[str, Any]) -> None:
+    _events.write(json.dumps({"event": event} | facts) + "\n")
     _events.flush()
 
 

@@ -1,8 +1,7 @@
-"""Where recipes are: in this package, and in a folder of results.
+"""Find and load recipes: those of the package, and those that a results folder adds.
 
-`RESULTS/NAME/recipe.yaml` is a recipe of one's own, and `RESULTS/NAME/rows.yaml` adds rows to one
-of fedshot's. So they lie beside what was made by them, and every command that looks there knows
-them.
+`RESULTS/NAME/recipe.yaml` is a recipe of the user; `RESULTS/NAME/rows.yaml` adds rows to a recipe
+of fedshot. Both lie beside their results, and every command that reads the folder finds them.
 """
 
 from __future__ import annotations
@@ -10,48 +9,48 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from fedshot.config import settings as trees
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.reading import joined, read
 from fedshot.recipes.recipe import Recipe
 
-OWN, OWN_ROWS = "recipe.yaml", "rows.yaml"
+_RECIPE, _ROWS = "recipe.yaml", "rows.yaml"
+_PACKAGE = resources.files("fedshot.recipes")
 
 
 def names(results: Path | None = None) -> tuple[str, ...]:
-    """Return the names of all recipes, in order; also of those that a folder of results adds."""
+    """Return the sorted names of all recipes, including those that a results folder adds."""
     if results is None:
         return _packaged()
-    own = (file.parent.name for file in results.glob(f"*/{OWN}"))
+    own = (file.parent.name for file in results.glob(f"*/{_RECIPE}"))
     return tuple(sorted({*_packaged(), *own}))
 
 
 def load(name: str, results: Path | None = None) -> Recipe:
-    """Read a recipe, and the rows that a folder of results adds to it.
+    """Read a recipe, with the rows that a results folder adds to it.
 
-    Raises ConfigError when there is none of that name, and for one that cannot be.
+    Raises ConfigError if the recipe does not exist or is invalid.
     """
     if name not in names(results):
         raise ConfigError(f"there is no recipe {name!r}. {nearest(name, names(results))}")
     if name not in _packaged():
         assert results is not None
-        if (results / name / OWN_ROWS).exists():
+        if (results / name / _ROWS).exists():
             raise ConfigError(
-                f"{results / name / OWN_ROWS} stands beside a {OWN}. Write its rows there: the "
-                "file adds rows to fedshot's recipes alone."
+                f"{results / name / _ROWS} lies beside a {_RECIPE}, but it may only add rows to a "
+                f"recipe of fedshot. Write its rows there, into {_RECIPE}."
             )
-        return read(name, _tree(results / name / OWN))
+        return read(name, _tree(results / name / _RECIPE))
     recipe = _loaded(name)
     if results is None:
         return recipe
-    if (results / name / OWN).exists():
+    if (results / name / _RECIPE).exists():
         raise ConfigError(
-            f"{results / name / OWN}: fedshot has a recipe {name!r} itself. Give the folder "
-            f"another name; to add rows to fedshot's, call the file {OWN_ROWS}."
+            f"{results / name / _RECIPE} has the name of a recipe of fedshot, {name!r}. Rename the "
+            f"folder; to add rows to fedshot's recipe, call the file {_ROWS}."
         )
-    rows = results / name / OWN_ROWS
+    rows = results / name / _ROWS
     return joined(recipe, _tree(rows), str(rows)) if rows.exists() else recipe
 
 
@@ -61,15 +60,11 @@ def _tree(path: Path) -> trees.Settings:
 
 @cache
 def _packaged() -> tuple[str, ...]:
-    files = (entry.name for entry in _folder().iterdir())
+    files = (entry.name for entry in _PACKAGE.iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
 @cache
 def _loaded(name: str) -> Recipe:
-    text = _folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    text = _PACKAGE.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return read(name, trees.parse(text, lambda _: False, origin=f"{name}.yaml"))
-
-
-def _folder() -> Any:
-    return resources.files("fedshot.recipes")

@@ -1,4 +1,4 @@
-"""Processes that train cells, as many at once as cores and memory allow."""
+"""A queue of worker processes that train cells, as many at once as cores and memory allow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,61 +19,53 @@ from typing import IO, Any
 from fedshot.core.machine import cores
 from fedshot.methods import user_methods
 
-_ENDS = ("done", "refused", "failed")
-_SPARE = 1.25  # of the most memory that a worker has held so far, free before another starts
+_END = ("done", "refused", "failed")
+_HEADROOM = 1.25  # free memory that a new worker needs, as a multiple of the largest worker so far
 
 
 @dataclass(frozen=True)
 class Job:
-    """One order for a worker, and what its events are known by.
+    """One training for a worker process."""
 
-    Args:
-        key: what the events are known by.
-        do: "train", "follow" or "tune".
-        settings: of the run.
-        folder: in which it lives.
-        data_dir: folder of datasets.
-        lead: settings and folder of the run that is followed, and the key of its cell.
-        keep_looks: whether others will follow this one.
-    """
-
-    key: str
-    do: str
+    key: str  # unique in a queue
+    do: str  # "train", "follow" or "tune"
     settings: dict[str, Any]
-    folder: Path
+    folder: Path  # of the run
     data_dir: str | None
+    # To follow: settings and folder of the run that trains, and the key of its cell.
     lead: tuple[dict[str, Any], Path, str] | None = None
-    keep_looks: bool = False
+    keep_validated: bool = False  # the checkpoint of every validated round, for followers
 
     @property
     def methods(self) -> list[str]:
-        """The names of its method, and of the one that it follows."""
+        """Names of its method and of the method that it follows."""
         every = [self.settings, *([self.lead[0]] if self.lead else [])]
         return [str(settings["method"]["name"]) for settings in every]
 
     @property
     def threads(self) -> int:
-        """The cores it keeps busy."""
+        """Number of cores that the worker keeps busy."""
         return int(self.settings["run"]["threads"])
 
     def order(self) -> str:
-        """Return the line that tells a worker what to do."""
+        """Return the line of JSON that the worker reads."""
         order = {
             "do": self.do, "settings": self.settings,
-            "own": {name: user_methods.fingerprint(name) for name in self.methods},
-            "folder": str(self.folder), "data_dir": self.data_dir, "keep_looks": self.keep_looks,
+            "methods": {name: user_methods.fingerprint(name) for name in self.methods},
+            "folder": str(self.folder), "data_dir": self.data_dir,
+            "keep_validated": self.keep_validated,
         }  # fmt: skip
         if self.lead is not None:
             settings, folder, key = self.lead
             order["lead"] = order | {
-                "settings": settings, "folder": str(folder), "keep_looks": True, "key": key,
+                "settings": settings, "folder": str(folder), "keep_validated": True, "key": key,
             }  # fmt: skip
         return json.dumps(order)
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker says: "begun", "round", "done", "refused" or "failed", with facts."""
+    """A message of a worker: "begun", "round", "done", "refused" or "failed", with its facts."""
 
     job: Job
     kind: str
@@ -80,13 +73,12 @@ class Event:
 
 
 class Jobs:
-    """A queue of jobs; at most `most` run at once, and no more threads than cores.
+    """Run jobs in worker processes and yield their events.
 
-    A job that follows a run waits for the one that trains it here, or for another that follows it
-    and brings it to its end.
-
-    The first runs alone until it has told how much memory it holds; another starts when that much
-    and a quarter is free. Leaving the loop, by Ctrl-C too, ends the workers.
+    At most `most` workers run at once; without `most`, their threads fill the cores. The first
+    worker runs alone until it has reported its memory; another starts when that much and a quarter
+    is free. A job that follows a run waits for the job that trains it, or for another follower
+    that trains it first. Leaving the loop, also by Ctrl-C, ends the workers.
     """
 
     def __init__(self, jobs: Sequence[Job], most: int | None = None) -> None:
@@ -94,24 +86,24 @@ class Jobs:
         self._most = most
         self._running: dict[str, tuple[Job, subprocess.Popen[str]]] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._peak = 0
-        self._told: set[str] = set()
-        self._settled: set[Path] = set()  # runs that jobs of this queue have brought to their end
+        self._peak = 0  # bytes of the largest worker so far
+        self._measured: set[str] = set()  # keys of the jobs that have reported their memory
+        self._finished: set[Path] = set()  # folders of the runs that have been trained
 
     def __iter__(self) -> Iterator[Event]:
-        """Run the jobs, yielding what they say."""
+        """Run the jobs and yield their events."""
         try:
             while self._waiting or self._running:
-                while (job := self._next()) is not None and self._room(job):
+                while (job := self._next()) is not None and self._has_room(job):
                     self._waiting.remove(job)
                     self._start(job)
                 event = self._events.get()
                 if event.facts.get("peak"):
                     self._peak = max(self._peak, int(event.facts["peak"]))
-                    self._told.add(event.job.key)
-                if event.kind in _ENDS:
+                    self._measured.add(event.job.key)
+                if event.kind in _END:
                     self._running.pop(event.job.key)
-                    self._settled.add(event.job.lead[1] if event.job.lead else event.job.folder)
+                    self._finished.add(event.job.lead[1] if event.job.lead else event.job.folder)
                 yield event
         finally:
             for _, process in self._running.values():
@@ -119,18 +111,19 @@ class Jobs:
                 process.wait()
 
     def _next(self) -> Job | None:
-        """Return the first job that need not wait for another; None for none."""
+        """Return the first job that waits for no other job, or None."""
         running = [job for job, _ in self._running.values()]
         for job in self._waiting:
-            if job.lead is None or job.lead[1] in self._settled:
+            if job.lead is None or job.lead[1] in self._finished:
                 return job
-            place = job.lead[1]
-            trains = any(other.folder == place for other in (*running, *self._waiting))
-            if not trains and not any(other.lead and other.lead[1] == place for other in running):
+            folder = job.lead[1]
+            trained_here = any(other.folder == folder for other in (*running, *self._waiting))
+            followed = any(other.lead and other.lead[1] == folder for other in running)
+            if not trained_here and not followed:
                 return job
         return None
 
-    def _room(self, job: Job) -> bool:
+    def _has_room(self, job: Job) -> bool:
         if not self._running:
             return True
         if self._most is not None and len(self._running) >= self._most:
@@ -141,25 +134,20 @@ class Jobs:
         free = _free_memory()
         if free is None:
             return True
-        # What has been started and has not told its size yet will still take its share.
-        coming = len(self._running.keys() - self._told)
-        return self._peak > 0 and free > _SPARE * self._peak * (1 + coming)
+        # Workers that have not reported yet will also grow to the peak.
+        growing = len(self._running.keys() - self._measured)
+        return self._peak > 0 and free > _HEADROOM * self._peak * (1 + growing)
 
     def _start(self, job: Job) -> None:
-        # A file for what goes wrong: a pipe that nobody reads would stop the worker when full.
+        # stderr goes to a file: a worker would block on a full pipe that nobody reads.
         errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "fedshot.recipes.cell_worker",
-            ],  # -P: no modules of the folder
+            [sys.executable, "-P", "-m", "fedshot.recipes.cell_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the parent, which ends the workers
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the workers
             env=os.environ | user_methods.for_children(*job.methods),
         )
         assert process.stdin is not None
@@ -169,28 +157,29 @@ class Jobs:
         threading.Thread(target=self._listen, args=(job, process, errors), daemon=True).start()
 
     def _listen(self, job: Job, process: subprocess.Popen[str], errors: IO[str]) -> None:
+        """Queue the worker's events; the last one always ends the job."""
         assert process.stdout is not None
-        last, said = None, []
+        last, log = None, []
         try:
             for line in process.stdout:
                 event = _event(job, line)
                 if event is not None:
                     last = event
-                    if event.kind not in _ENDS:
+                    if event.kind not in _END:
                         self._events.put(event)
             process.wait()
             errors.seek(0)
-            said = errors.read().strip().splitlines()
-        finally:  # a job without an end would be waited for without one
+            log = errors.read().strip().splitlines()
+        finally:
             errors.close()
-            if last is None or last.kind not in _ENDS:
-                reason = said[-1] if said else f"the worker ended with code {process.poll()}"
-                last = Event(job, "failed", {"reason": reason, "log": said[-30:]})
+            if last is None or last.kind not in _END:
+                reason = log[-1] if log else f"the worker ended with code {process.poll()}"
+                last = Event(job, "failed", {"reason": reason, "log": log[-30:]})
             self._events.put(last)
 
 
 def _event(job: Job, line: str) -> Event | None:
-    """Return what a line says; None for one that was cut short."""
+    """Return the event in a line of output; None for a line that was cut short."""
     try:
         facts = json.loads(line)
         return Event(job, facts.pop("event"), facts)
@@ -199,16 +188,14 @@ def _event(job: Job, line: str) -> Event | None:
 
 
 def _free_memory() -> int | None:
-    """Return the bytes that can be had without swapping; None where the system does not tell."""
+    """Return the bytes that are free without swapping; None where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     group = Path("/sys/fs/cgroup")  # a container may have less than the machine
-    try:
+    with suppress(OSError, ValueError):
         most = int((group / "memory.max").read_text(encoding="ascii"))
         found.append(most - int((group / "memory.current").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        pass
     return min(found, default=None)

@@ -1,7 +1,7 @@
-"""Two features as a picture: novel examples in their plane, and how an adapted classifier cuts it.
+"""Models with two features: novel examples in the feature plane, with the classifier's regions.
 
-The classifier is the chosen round's after the support of one test episode, that of median accuracy;
-the picture is an example, and the accuracies and confusions beside it are those of the whole test.
+The classifier is the chosen round's, adapted to the support of the test episode with the median
+accuracy. The accuracies and confusions beside it are those of the whole test.
 """
 
 from __future__ import annotations
@@ -25,40 +25,38 @@ if TYPE_CHECKING:
     from fedshot.recipes.recipe import Recipe
     from fedshot.recipes.runner import State
 
-_EACH, _DRAWN = 200, 120  # examples of a class that are kept, and that are in the picture
-_DIGITS = 4  # of a coordinate that is kept
+_KEPT, _DRAWN = 200, 120  # examples of a class in the result, and in the figure
+_DIGITS = 4  # decimals of a coordinate
 _WIDTH, _HEIGHT = 6.6, 3.1  # inches of a row of the figure
 
 
-def plane(run: Experiment, marks: Sequence[float]) -> dict[str, Any]:
-    """Return {"plane": ...} of a run whose server adapts a model with two features; else `{}`.
+def plane(run: Experiment, accuracies: Sequence[float]) -> dict[str, Any]:
+    """Return {"plane": ...} for a run whose server adapts a model with two features; else `{}`.
 
-    `marks` are its accuracies in the episodes of the test.
+    `accuracies` are those of the test episodes.
     """
     method, found = run.method, run.method.server_model(run.server)
     if found is None or not isinstance(learner := found.learner, Maml):
         return {}
     if learner.model.out_features != 2 or not isinstance(learner.model.head, LinearHead):
         return {}
-    episodic_test, chosen = run.setting.test, method.server_model(run.chosen())
+    test, chosen = run.setting.test, method.server_model(run.chosen())
     assert chosen is not None
-    u = int(np.argsort(marks, kind="stable")[len(marks) // 2])
-    asked, rows = episodic_test.eval_episodes[u], []
-    for number in asked.classes.tolist():
+    u = int(np.argsort(accuracies, kind="stable")[len(accuracies) // 2])
+    episode, rows = test.eval_episodes[u], []
+    for number in episode.classes.tolist():
         every = np.flatnonzero(run.setting.dataset.y == number)
-        rows.append(every[np.isin(every, run.setting.rows.novel)][:_EACH])
-    seen = examples(run.setting.dataset, np.concatenate(rows))
-    both = torch.cat([asked.support_x, seen])
-    eval_episode = EvalEpisode(asked.support_x, asked.support_y, both, asked.classes)
-    adapted, h = learner.adapt_at_test(chosen.params, chosen.stats, eval_episode)
-    n, way = len(asked.support_y), len(asked.classes)
-    names = [episodic_test.class_names[number] for number in asked.classes.tolist()]
+        rows.append(every[np.isin(every, run.setting.rows.novel)][:_KEPT])
+    x = torch.cat([episode.support_x, examples(run.setting.dataset, np.concatenate(rows))])
+    query = EvalEpisode(episode.support_x, episode.support_y, x, episode.classes)
+    adapted, h = learner.adapt_at_test(chosen.params, chosen.stats, query)
+    n, way = len(episode.support_y), len(episode.classes)
     return {
         "plane": {
-            "accuracy": marks[u],
-            "classes": names,
+            "accuracy": accuracies[u],
+            "classes": [test.class_names[number] for number in episode.classes.tolist()],
             "points": [_rounded(part) for part in torch.split(h[n:], [len(r) for r in rows])],
-            "support": [_rounded(h[:n][asked.support_y == i]) for i in range(way)],
+            "support": [_rounded(h[:n][episode.support_y == i]) for i in range(way)],
             "weight": _rounded(adapted["head"]["weight"][:way]),
             "bias": _rounded(adapted["head"]["bias"][:way]),
         }
@@ -71,14 +69,14 @@ def _rounded(values: torch.Tensor) -> list[Any]:
 
 
 def planar(states: Sequence[State]) -> list[State]:
-    """Return the states that have a plane."""
+    """Return the states whose result has a plane."""
     return [state for state in states if state.result and "plane" in state.result.first]
 
 
 def planes(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return the figure as SVG: for each cell the plane of its first seed, and all confusions.
+    """Return the figure as SVG: each cell's plane of its first seed, and its confusions.
 
-    Empty where no cell has a plane.
+    Empty if no cell has a plane.
     """
     from fedshot.reports.figure_export import drawing
 
@@ -91,8 +89,8 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
         for (left, right), state in zip(grid, held, strict=True):
             assert state.result is not None
             score = state.result.score
-            told = f"{100 * score['accuracy']:.1f} ± {100 * score['interval']:.1f} %"
-            left.set_title(f"{state.cell.row.label}, {told}")
+            text = f"{100 * score['accuracy']:.1f} ± {100 * score['interval']:.1f} %"
+            left.set_title(f"{state.cell.row.label}, {text}")
             _regions(left, state.result.first["plane"])
             right.set_title("what was taken for what, %")
             _confusion(right, [one["test"]["confusion"] for one in state.result.seeds.values()])
@@ -101,24 +99,24 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
     return drawing(title, (_WIDTH, _HEIGHT * len(held)), draw)
 
 
-def _regions(axes: Axes, seen: dict[str, Any]) -> None:
-    """Draw the points of each class, by name, over the region that the classifier gives it."""
+def _regions(axes: Axes, plane: dict[str, Any]) -> None:
+    """Draw the points of each class, in order of names, over the classifier's regions."""
     from fedshot.reports.figure_export import INK, PALETTE
 
-    order = np.argsort(seen["classes"])
-    points = [np.array(seen["points"][i][:_DRAWN]).reshape(-1, 2) for i in order]
-    stars = [np.array(seen["support"][i]).reshape(-1, 2) for i in order]
-    every = np.concatenate(points)
-    ends = np.concatenate([np.percentile(every, (0.5, 99.5), axis=0), *stars])
+    order = np.argsort(plane["classes"])
+    points = [np.array(plane["points"][i][:_DRAWN]).reshape(-1, 2) for i in order]
+    stars = [np.array(plane["support"][i]).reshape(-1, 2) for i in order]
+    ends = np.percentile(np.concatenate(points), (0.5, 99.5), axis=0)
+    ends = np.concatenate([ends, *stars])
     margin = 0.06 * np.ptp(ends, axis=0) + 1e-9
     low, high = ends.min(axis=0) - margin, ends.max(axis=0) + margin
     x, y = np.meshgrid(*(np.linspace(low[i], high[i], 240) for i in (0, 1)))
-    weight, bias = np.array(seen["weight"])[order], np.array(seen["bias"])[order]
+    weight, bias = np.array(plane["weight"])[order], np.array(plane["bias"])[order]
     chosen = (np.stack([x, y], -1) @ weight.T + bias).argmax(-1)
     axes.contourf(x, y, chosen, levels=np.arange(len(order) + 1) - 0.5,
                   colors=PALETTE[: len(order)], alpha=0.22)  # fmt: skip
     for i, (part, star) in enumerate(zip(points, stars, strict=True)):
-        name, colour = seen["classes"][order[i]], PALETTE[i]
+        name, colour = plane["classes"][order[i]], PALETTE[i]
         axes.scatter(part[:, 0], part[:, 1], s=5, color=colour, linewidths=0, label=name)
         axes.scatter(star[:, 0], star[:, 1], s=90, marker="*", color=colour,
                      edgecolors=INK, linewidths=0.8, zorder=3)  # fmt: skip
@@ -131,7 +129,7 @@ def _regions(axes: Axes, seen: dict[str, Any]) -> None:
 
 
 def _confusion(axes: Axes, seeds: Sequence[dict[str, dict[str, int]]]) -> None:
-    """Draw the shares of each class that were taken for each."""
+    """Draw the confusion matrix of all seeds, in percent of each class."""
     from fedshot.reports.figure_export import INK
 
     names = sorted({name for one in seeds for name in one})
@@ -140,10 +138,9 @@ def _confusion(axes: Axes, seeds: Sequence[dict[str, dict[str, int]]]) -> None:
     )
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=130, alpha=0.85)
-    for i, row in enumerate(shares):
-        for j, share in enumerate(row):
-            axes.text(j, i, f"{share:.0f}", ha="center", va="center",
-                      color="white" if share > 60 else INK)  # fmt: skip
+    for (i, j), share in np.ndenumerate(shares):
+        axes.text(j, i, f"{share:.0f}", ha="center", va="center",
+                  color="white" if share > 60 else INK)  # fmt: skip
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("taken for")

@@ -1,74 +1,74 @@
-"""The figures of recipes: curves over axes, planes of two features, and what exchanges buy."""
+"""The figures of recipes as SVG: accuracies over axes, and learning curves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
+from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
 from fedshot.core import storage
 from fedshot.core.locks import locked
 from fedshot.recipes.current import current
-from fedshot.recipes.learning import WIDE, learning, number, spread, swept
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import AGAINST, Recipe
-from fedshot.recipes.results import Results
+from fedshot.recipes.results import Results, mean
 from fedshot.recipes.runner import State
-from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing, picture
+from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
-_SIZE, _PANEL = (5.6, 3.6), 3.4  # inches; the width of one panel of several
+_SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep
+_PANEL, _COLUMNS = (3.6, 2.8), 2  # inches of a panel of learning curves; panels in a row
+_LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches of a legend's line, a letter, a line's sample
+_WIDE = 100  # ratio of the largest to the smallest positive value from which an axis is logarithmic
 
 
-def path(folder: Path, recipe: Recipe, figure: str) -> Path:
-    """Return where a recipe's figure is kept, by the figure's name."""
-    return folder / recipe.name / f"{figure}.svg"
+def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
+    """Write the figures of all finished cells and return the paths of those that changed."""
+    results = Results(folder).readable(recipe.name, variant)
+    states, _ = current(recipe.name, variant, results, recipe)
+    written = []
+    for suffix, draw in _FIGURES.get(recipe.kind, {}).items() if states else ():
+        text, file = draw(recipe, states), folder / recipe.name / f"{variant}{suffix}.svg"
+        if text and not (file.exists() and file.read_bytes() == text.encode()):
+            with locked(file.with_name(f".{file.name}.lock")):  # other processes may draw it, too
+                storage.write_bytes(file, text.encode(), sync=False)
+            written.append(file)
+    return written
+
+
+# Accuracies over the values of axes.
 
 
 def curve(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return the figure as SVG: a line for each row that has results, its 95 % intervals as bars.
+    """Return the figure of a curve: a line with 95 % intervals for each row that has results.
 
-    Hollow diamonds are the published numbers, where the paper gives them as numbers. A cross lies
-    on what is no honest result, and the legend says why.
+    Hollow diamonds are the published numbers. A cross marks a result that is not honest, for the
+    reason in the legend.
     """
 
-    def draw(axes: Axes) -> None:
-        drawn = {state.cell.row.key: state.cell.row.label for state in states}  # colours in turn
-        for i, (key, label) in enumerate(drawn.items()):
-            mine = [(_x(state), state) for state in states if state.cell.row.key == key]
-            _line(axes, i, label, mine)
-        _finish(axes, [(_x(state), state) for state in states])
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        labels = {state.cell.row.key: state.cell.row.label for state in states}
+        for i, (key, label) in enumerate(labels.items()):
+            _line(axes, i, label, [(_x(s), s) for s in states if s.cell.row.key == key])
+        _mark_dishonest(axes, [(_x(state), state) for state in states])
         axes.set_xlabel(recipe.axis or "setting")
-        axes.set_ylabel(_measured(recipe))
+        axes.set_ylabel(_y_label(recipe))
         _scale(axes, [column.x for column in recipe.columns.values() if column.x is not None])
         axes.legend(labelcolor=INK)
 
-    return picture(recipe.title_of(state.cell for state in states), _SIZE, draw)
+    return drawing(recipe.title_of(state.cell for state in states), _SIZE, draw)
 
 
-def sweep(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return the figure as SVG: a panel for each axis, in it a line for each column, as in `curve`.
-
-    An axis is logarithmic where its values, zero apart, lie a hundredfold apart or further.
-    """
-    return _sweep(recipe, states, recipe.title_of(state.cell for state in states))
-
-
-def along(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a table's second figure as SVG, the panels of its rows that have `at`; "" for none."""
-    held = swept(states)
-    title = recipe.title_of(state.cell for state in held)
-    return _sweep(recipe, held, f"{title}: {_axes(held)}") if held else ""
-
-
-def _axes(states: Sequence[State]) -> str:
-    return ", ".join(dict.fromkeys(name for state in states for name in state.cell.row.at))
-
-
-def _sweep(recipe: Recipe, states: Sequence[State], title: str) -> str:
+def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
+    """Return the figure of a sweep: a panel for each axis, in it a line for each column."""
     panels = list(dict.fromkeys(name for row in recipe.rows.values() for name in row.at))
 
     def draw(figure: Figure) -> None:
@@ -76,25 +76,41 @@ def _sweep(recipe: Recipe, states: Sequence[State], title: str) -> str:
         for axes, name in zip(every, panels, strict=True):
             here = sorted(
                 [(s.cell.row.at[name], s) for s in states if name in s.cell.row.at],
-                key=lambda one: one[0],
+                key=lambda point: point[0],
             )
             for i, column in enumerate(recipe.columns.values()):
-                mine = [one for one in here if one[1].cell.column.key == column.key]
-                _line(axes, i, column.label, mine)
-            _finish(axes, here)
+                points = [point for point in here if point[1].cell.column.key == column.key]
+                _line(axes, i, column.label, points)
+            _mark_dishonest(axes, here)
             axes.set_xlabel(name)
             _scale(axes, [row.at[name] for row in recipe.rows.values() if name in row.at])
-        every[0].set_ylabel(_measured(recipe))
-        shown = {text: line for axes in every
-                 for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}  # fmt: skip
-        figure.legend(list(shown.values()), list(shown), labelcolor=INK, ncols=min(2, len(panels)),
-                      loc="outside lower center")  # fmt: skip
+        every[0].set_ylabel(_y_label(recipe))
+        handles = [axes.get_legend_handles_labels() for axes in every]
+        legend = {text: line for pair in handles for line, text in zip(*pair, strict=True)}
+        figure.legend(list(legend.values()), list(legend), labelcolor=INK,
+                      ncols=min(2, len(panels)), loc="outside lower center")  # fmt: skip
 
-    return drawing(title, (_PANEL * len(panels), _SIZE[1]), draw)
+    title = title or recipe.title_of(state.cell for state in states)
+    return drawing(title, (_SWEEP_WIDTH * len(panels), _SIZE[1]), draw)
+
+
+def along(recipe: Recipe, states: Sequence[State]) -> str:
+    """Return a table's second figure, the sweep of its rows that have `at`; "" if none have."""
+    held = swept(states)
+    axes = ", ".join(dict.fromkeys(name for state in held for name in state.cell.row.at))
+    title = recipe.title_of(state.cell for state in held)
+    return sweep(recipe, held, f"{title}: {axes}") if held else ""
+
+
+def swept(states: Sequence[State]) -> list[State]:
+    """Return the finished cells with a value on an axis, if the axis has two values at least."""
+    held = [state for state in states if state.result and state.cell.row.at]
+    names = [name for name, _ in {point for s in held for point in s.cell.row.at.items()}]
+    return [s for s in held if any(names.count(name) > 1 for name in s.cell.row.at)]
 
 
 def _line(axes: Axes, i: int, label: str, points: Sequence[tuple[float, State]]) -> None:
-    """Draw the `i`-th line of a figure, and the published numbers beside it."""
+    """Draw the `i`-th line of a panel, and its published numbers."""
     colour = PALETTE[i % len(PALETTE)]
     held = [(x, state.result.score) for x, state in points if state.result]
     if held:
@@ -105,81 +121,211 @@ def _line(axes: Axes, i: int, label: str, points: Sequence[tuple[float, State]])
             color=colour, linestyle=DASHES[i % len(DASHES)], marker="o", markersize=4,
             capsize=2, linewidth=1.4, label=label,
         )  # fmt: skip
-    told = [(x, state.cell.published) for x, state in points if state.cell.published]
-    if told:
+    published = [(x, state.cell.published) for x, state in points if state.cell.published]
+    if published:
         axes.plot(
-            [x for x, _ in told], [y for _, y in told], linestyle="", marker="D", markersize=6,
+            *zip(*published, strict=True), linestyle="", marker="D", markersize=6,
             markerfacecolor="none", markeredgecolor=colour, label=f"{label}, published",
         )  # fmt: skip
 
 
-def _finish(axes: Axes, points: Sequence[tuple[float, State]]) -> None:
-    """Draw the crosses on what is no honest result, and the grid."""
+def _mark_dishonest(axes: Axes, points: Sequence[tuple[float, State]]) -> None:
     for text, found in _not_honest(points).items():
         axes.plot(
-            [x for x, _ in found], [y for _, y in found], linestyle="", marker="x",
+            *zip(*found, strict=True), linestyle="", marker="x",
             markersize=10, markeredgewidth=1.6, color=INK, zorder=4, label=text,
         )  # fmt: skip
     axes.grid(visible=True, axis="y")
 
 
+def _not_honest(points: Sequence[tuple[float, State]]) -> dict[str, list[tuple[float, float]]]:
+    """Return the points (x, accuracy in percent) that are not honest, by the reason."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for x, state in points:
+        if state.result is not None and (texts := not_honest(state.result.settings)):
+            point = (x, 100 * state.result.score["accuracy"])
+            found.setdefault("; ".join(texts), []).append(point)
+    return found
+
+
 def _scale(axes: Axes, values: Sequence[float]) -> None:
     least = min((x for x in values if x > 0), default=1.0)
-    if max(values) >= WIDE * least:
+    if max(values) >= _WIDE * least:
         if min(values) > 0:
             axes.set_xscale("log")
         else:
-            spread(axes, least, max(values))
-        axes.xaxis.set_major_formatter(number)
+            _symlog(axes, least, max(values))
+        axes.xaxis.set_major_formatter(_tick)
     else:
         axes.set_xticks(sorted(set(values)))
 
 
-def _measured(recipe: Recipe) -> str:
+def _symlog(axes: Axes, first: float, last: float) -> None:
+    """Make the x axis linear up to `first` and logarithmic from there."""
+    axes.set_xscale("symlog", linthresh=first)
+    powers = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1)
+    axes.set_xticks([0.0, *(10.0**n for n in powers)])  # below `first` ticks would touch
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _tick(x: float, _: object) -> str:
+    return f"{x:,.10g}"  # matplotlib's own formatter writes TeX
+
+
+def _y_label(recipe: Recipe) -> str:
     split = recipe.settings.get("split") or {}
     own = bool(split.get("base")) and not split.get("novel")
     whose = "the clients' own" if own else "novel"
     return f"accuracy on {whose} classes, %"
 
 
-def _not_honest(points: Sequence[tuple[float, State]]) -> dict[str, list[tuple[float, float]]]:
-    """Return the points that are no honest results, by what makes them so."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for x, state in points:
-        if state.result is not None:
-            texts = not_honest(state.result.settings)
-            if texts:
-                point = (x, 100 * state.result.score["accuracy"])
-                found.setdefault("; ".join(texts), []).append(point)
-    return found
-
-
 def _x(state: State) -> float:
     x = state.cell.column.x
-    assert x is not None, "a curve's columns have one"
+    assert x is not None, "every column of a curve has x"
     return x
 
 
-def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
-    """Write the figures of all that is finished and return the paths of those that changed.
+# Learning curves: accuracy on validation classes against the bytes or the rounds so far.
 
-    Nothing is written for a kind of recipe without figures, nor where nothing is finished.
+
+def shown(states: Sequence[State]) -> list[State]:
+    """Return the cells with a learning curve, in columns that have two at least.
+
+    Left out are cells that validate on test classes, and all but the first row along an axis.
     """
-    held = Results(folder).readable(recipe.name, variant)
-    states, _ = current(recipe.name, variant, held, recipe)
-    written = []
-    for end, draw in _FIGURES.get(recipe.kind, {}).items() if states else ():
-        text, file = draw(recipe, states), path(folder, recipe, f"{variant}{end}")
-        if text and not (file.exists() and file.read_bytes() == text.encode()):
-            with locked(file.with_name(f".{file.name}.lock")):  # who ends as we do draws it, too
-                storage.write_bytes(file, text.encode(), sync=False)
-            written.append(file)
-    return written
+    held = [s for s in states if s.result and not not_honest(s.result.settings)]
+    held = [s for s in held if _is_validated(s) and _is_first(s)]
+    columns = [state.cell.column.key for state in held]
+    return [state for state in held if columns.count(state.cell.column.key) > 1]
 
 
+def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> str:
+    """Return the learning curves: a panel for each column, a line for each row; "" if none.
+
+    Lines are means over seeds; a dot is the chosen round of a seed. A method that exchanges
+    nothing is a dotted line at the accuracy of its chosen round. `by` is the x axis, a key of
+    `AGAINST`.
+    """
+    held = shown(states) if by in recipe.against else []
+    if not held:
+        return ""
+    columns = list(dict.fromkeys(state.cell.column.key for state in held))
+    finished = {state.cell.row.key for state in held}
+    rows = [key for key in recipe.rows if key in finished]
+    across = min(_COLUMNS, len(columns))
+    down = -(-len(columns) // across)
+    labels = {_label(state) for state in held}
+    longest = _KEY + _LETTER * max(map(len, labels))
+    ncols = across if longest <= _PANEL[0] else 1
+    width = max(_PANEL[0] * across, longest)
+    height = _PANEL[1] * down + _LEGEND * (-(-len(labels) // ncols) + 1)
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(down, across, squeeze=False)
+        lines: dict[int, Any] = {}
+        for i, axes in enumerate(grid.flat):
+            if i < len(columns):
+                mine = [s for s in held if s.cell.column.key == columns[i]]
+                _panel(axes, rows, mine, by, lines)
+            else:
+                axes.set_axis_off()
+        handles = [line for _, line in sorted(lines.items())]
+        figure.legend(handles=handles, loc="outside lower center", ncols=ncols, labelcolor=INK)
+
+    return drawing(recipe.title_of(state.cell for state in states), (width, height), draw)
+
+
+def _panel(
+    axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
+) -> None:
+    """Draw the learning curves of a column, and collect a line for each row."""
+    x_of, label = _AXES[by]
+    positive: list[list[float]] = []
+    for state in states:
+        assert state.result is not None
+        i = rows.index(state.cell.row.key)
+        colour, dash = PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)]
+        seeds = list(state.result.seeds.values())
+        if not _exchanges(state):
+            height = 100 * mean([_curve(one)[one["round"]] for one in seeds])
+            lines[i] = axes.axhline(
+                height, color=colour, linestyle=(0, (1, 3)), linewidth=1.4, label=_label(state)
+            )
+            continue
+        rounds = sorted(set.intersection(*(set(_curve(one)) for one in seeds)))
+        x = [mean([x_of(one, r) for one in seeds]) for r in rounds]
+        y = [100 * mean([_curve(one)[r] for one in seeds]) for r in rounds]
+        lines[i] = axes.plot(
+            x, y, color=colour, linestyle=dash, linewidth=1.4, label=_label(state)
+        )[0]
+        positive.append([value for value in x if value > 0])
+        dots = [rounds.index(r) for r in sorted({one["round"] for one in seeds} & set(rounds))]
+        axes.plot(
+            [x[n] for n in dots], [y[n] for n in dots],
+            linestyle="", marker="o", markersize=4, color=colour, clip_on=False,
+        )  # fmt: skip
+    axes.set_title(states[0].cell.column.label)
+    axes.set_xlabel(label)
+    own = trees.at(states[0].cell.settings(), "partition.validation")
+    axes.set_ylabel(f"accuracy on validation {'images' if own else 'classes'}, %")
+    ends = [values[-1] for values in positive if values]
+    if ends and max(ends) >= _WIDE * min(ends):
+        _symlog(axes, min(values[0] for values in positive if values), max(ends))
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(_tick)
+    axes.grid(visible=True, axis="y")
+
+
+def _is_validated(state: State) -> bool:
+    assert state.result is not None
+    return all(
+        len(one["validation"]) > 1 and one["round"] in _curve(one)
+        for one in state.result.seeds.values()
+    )
+
+
+def _is_first(state: State) -> bool:
+    """Whether a row is the recipe's first on one of its axes, or has none."""
+    row, every = state.cell.row, list(state.cell.recipe.rows.values())
+    first = {name: one for one in reversed(every) for name in one.at}
+    return not row.at or any(first[name] is row for name in row.at)
+
+
+def _exchanges(state: State) -> bool:
+    assert state.result is not None
+    return any(one["bytes_down"] + one["bytes_up"] for one in state.result.seeds.values())
+
+
+def _label(state: State) -> str:
+    return state.cell.row.label + ("" if _exchanges(state) else " (exchanges nothing)")
+
+
+def _curve(seed: Mapping[str, Any]) -> dict[int, float]:
+    return {round: accuracy for round, accuracy, _ in seed["validation"]}
+
+
+def _traffic(seed: Mapping[str, Any], round: int) -> float:
+    """Return the megabytes exchanged up to a validated round.
+
+    An older result holds only the total, which is divided equally among the rounds.
+    """
+    if "traffic" in seed:
+        return float(dict(zip(_curve(seed), seed["traffic"], strict=True))[round]) / 1e6
+    return float(seed["bytes_down"] + seed["bytes_up"]) / 1e6 * round / float(seed["rounds"])
+
+
+def _communication_rounds(seed: Mapping[str, Any], round: int) -> float:
+    """Return the communication rounds up to a round; older results have one in each."""
+    return float(seed.get("exchanges", 1)) * round
+
+
+_AXES = {
+    "megabytes": (_traffic, "MB exchanged, all clients, both ways"),
+    "rounds": (_communication_rounds, "communication rounds"),
+}
 _FIGURES: dict[str, dict[str, Callable[[Recipe, Sequence[State]], str]]] = {
     "curve": {"": curve},
     "plane": {"": planes},
     "sweep": {"": sweep},
-    "table": {end: partial(learning, by=by) for by, end in AGAINST.items()} | {"-at": along},
+    "table": {suffix: partial(learning, by=by) for by, suffix in AGAINST.items()} | {"-at": along},
 }

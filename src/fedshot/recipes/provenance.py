@@ -1,4 +1,4 @@
-"""Where a figure comes from: the commit of the code and the kind of machine."""
+"""Provenance of a result: the version of the code and the kind of machine that trained it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from fedshot.core.errors import CheckpointError
 from fedshot.methods import user_methods
 from fedshot.runs import recorder
 
+_ROOT = Path(__file__).resolve().parents[3]
+_FILE = "trained_by.json"
+
 
 class _MachineNote(TypedDict):
     machine: str
@@ -28,7 +31,7 @@ class _MachineNote(TypedDict):
 
 
 class TrainedPart(TypedDict):
-    """A part of a run's history, as files hold it: which code trained it, and where."""
+    """A part of a run's history: the code that trained it, and the machine."""
 
     after_round: int
     commit: str
@@ -37,24 +40,24 @@ class TrainedPart(TypedDict):
 
 
 def revision(method: str = "") -> str:
-    """Return the commit of the code; before it the file of a method of one's own, and its hash."""
+    """Return the commit of the code; for a user's method, with the name and hash of its file."""
     return _with_file(method, _commit())
 
 
 def code(method: str = "") -> str:
-    """Return what names the code itself: commits that change other files have the same."""
+    """Return a name of the package's source, equal for all commits that leave it unchanged."""
     return _with_file(method, _code())
 
 
 def versions(parts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return by which versions of the code some parts of runs' histories are.
+    """Return the versions of the code that trained some parts of runs.
 
-    Older parts tell the commit alone, which is a version of its own unless another part tells its
-    code.
+    An older part holds a commit without `code`; its version is that of another part with the same
+    commit, or else the commit.
     """
-    held = list(parts)
-    codes = {part["commit"]: part["code"] for part in held if "code" in part}
-    return {str(codes.get(part["commit"], part["commit"])) for part in held}
+    parts = list(parts)
+    codes = {part["commit"]: part["code"] for part in parts if "code" in part}
+    return {str(codes.get(part["commit"], part["commit"])) for part in parts}
 
 
 def _with_file(method: str, name: str) -> str:
@@ -64,53 +67,50 @@ def _with_file(method: str, name: str) -> str:
 
 @cache
 def _commit() -> str:
-    """Return the commit of the code, "+" behind it when files differ from it, else the version."""
-    folder = Path(__file__).resolve().parents[3]
-    if not (folder / ".git").exists():
-        return f"version {__version__}"
-    commit = _git(folder, "rev-parse", "HEAD")
+    """Return the commit of the code, with "+" where files differ from it, or the version."""
+    commit = _git("rev-parse", "HEAD") if (_ROOT / ".git").exists() else None
     if commit is None:
         return f"version {__version__}"
-    changed = _git(folder, "status", "--porcelain", "--", "src")
-    return commit[:12] + ("" if changed == "" else "+")  # unknown counts as changed
+    changed = _git("status", "--porcelain", "--", "src")
+    return commit[:12] + ("" if changed == "" else "+")  # None counts as changed
 
 
 @cache
 def _code() -> str:
-    """Return the hash of the package's folder as of the commit, "+" behind it as `_commit` has."""
+    """Return the hash of the source folder in the commit, with "+" as in `_commit`."""
     commit = _commit()
     if commit.startswith("version "):
         return commit
-    tree = _git(Path(__file__).resolve().parents[3], "rev-parse", "HEAD:src")
-    return commit if tree is None else tree[:12] + ("+" if commit.endswith("+") else "")
+    folder = _git("rev-parse", "HEAD:src")
+    return commit if folder is None else folder[:12] + ("+" if commit.endswith("+") else "")
 
 
 def machine() -> dict[str, Any]:
-    """Return what the bits of a result depend on, and what its seconds do; no names of hosts."""
+    """Return the properties of this machine that affect results or times, without its name."""
     return recorder.environment() | {"processor": _processor()}
 
 
-def kind(found: dict[str, Any]) -> str:
-    """Return a machine in a few words."""
+def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the kinds of machine, in words, that trained some parts of runs."""
+    return {_kind(part["machine"]) for part in parts}
+
+
+def _kind(found: Mapping[str, Any]) -> str:
     processor = found.get("processor", found["machine"])
     kernels = "" if found.get("kernels", "compiled") == "compiled" else ", without the C kernels"
     return f"{found['cores']} cores of {processor}, torch {found['torch']}{kernels}"
 
 
-def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the kinds of machine of some parts of runs' histories."""
-    return {kind(part["machine"]) for part in parts}
-
-
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
-    """Keep in a run's folder who trains it from a round on; return all who ever did."""
-    path = folder / "trained_by.json"
+    """Record in a run's folder who trains it after a round; return the whole history."""
+    path = folder / _FILE
+    unknown = {"commit": "unknown", "machine": here["machine"]}
     try:
-        held = records.read(path, list[TrainedPart]) if path.exists() else []
+        held = history(folder) if path.exists() else []
     except CheckpointError:
-        held = [{"after_round": 0, "commit": "unknown", "machine": here["machine"]}]
+        held = [{"after_round": 0, **unknown}]
     if not held and round >= 0:
-        held = [{"after_round": -1, "commit": "unknown", "machine": here["machine"]}]
+        held = [{"after_round": -1, **unknown}]
     if not held or len(versions([held[-1], here])) > 1 or held[-1]["machine"] != here["machine"]:
         held.append({"after_round": round, **here})
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,8 +119,8 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """Return who trained the run of a folder."""
-    found: list[dict[str, Any]] = records.read(folder / "trained_by.json", list[TrainedPart])
+    """Return who trained the run in a folder, part by part."""
+    found: list[dict[str, Any]] = records.read(folder / _FILE, list[TrainedPart])
     return found
 
 
@@ -133,15 +133,10 @@ def _processor() -> str:
     return models[0] if models else platform.machine()
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(*words: str) -> str | None:
+    command = ["git", "-C", str(_ROOT), *words]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -1,6 +1,6 @@
-"""From the text of a recipe to a `Recipe`: what its file may hold, and what makes it unfair.
+"""Build a `Recipe` from the content of its file, and refuse invalid or unfair ones.
 
-Rows that are added to a recipe are read here, too, and held to the same.
+Rows that a user adds to a recipe follow the same rules.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
-# What would be taken for something else: ROW.tune.json holds trials, BUDGET-tuneN is a folder.
-_TAKEN = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile(".*-tune.*")}
+# ROW.tune.json holds trials, and BUDGET-tuneN is the folder of a tuned budget.
+_RESERVED = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile(".*-tune.*")}
 
 
 class _Part(NamedTuple):
-    """What stands under a key: its types, in words, and the types of what is in it."""
+    """The value of a key: its types, the same in words, and the types of its items."""
 
     kinds: tuple[type, ...]
     words: str
@@ -58,18 +58,18 @@ _ROW = {
 
 
 def read(name: str, tree: Any) -> Recipe:
-    """Make a recipe of what its file holds.
+    """Return the recipe that a file holds.
 
-    Raises ConfigError when something is missing, unknown or unfair.
+    Raises ConfigError for anything missing, unknown or unfair.
     """
     what = f"recipe {name}"
     parts = _checked(what, tree, _RECIPE)
     kind = parts.get("kind", "table")
     if kind not in KINDS:
         raise ConfigError(f"{what}: kind is {kind!r}; expected one of {', '.join(KINDS)}.")
-    for owed in ("title", "settings"):
-        if owed not in parts:
-            raise ConfigError(f"{what} has no {owed}.")
+    for required in ("title", "settings"):
+        if required not in parts:
+            raise ConfigError(f"{what} has no {required}.")
     _check_layer(what, parts["settings"])
     _check_places(f"{what}, tune", parts.get("tune", {}))
     columns = {
@@ -83,7 +83,7 @@ def read(name: str, tree: Any) -> Recipe:
         kind=kind,
         measure=parts.get("measure", "nothing"),
         open=parts.get("open", {}),
-        settings=written_out(parts["settings"]),  # pictures have no other layer
+        settings=written_out(parts["settings"]),
         columns=columns,
         rows={key: _row(f"{what}, row {key}", key, one, len(columns))
               for key, one in _keyed(what, "row", parts)},
@@ -100,9 +100,11 @@ def read(name: str, tree: Any) -> Recipe:
 
 
 def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
-    """Return a recipe with more rows. Raises ConfigError for rows that cannot be."""
+    """Return a recipe with more rows. Raises ConfigError for invalid rows."""
     if not recipe.rows:
-        raise ConfigError(f"{origin} adds rows to {recipe.name}, a picture without rows.")
+        raise ConfigError(
+            f"{origin} adds rows to {recipe.name}, a picture without rows. Remove it."
+        )
     rows = dict(recipe.rows)
     for key, one in _keyed(origin, "row", {"rows": tree}):
         if key.casefold() in {held.casefold() for held in recipe.rows}:
@@ -115,7 +117,7 @@ def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
 
 
 def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]:
-    """Return what a tree holds, without nulls. Raises ConfigError for what may not be there."""
+    """Return the values of a tree without nulls. Raises ConfigError for invalid keys or values."""
     if not isinstance(tree, dict):
         raise ConfigError(f"{what} holds {tree!r:.60}; expected keys and values.")
     held = {key: value for key, value in tree.items() if value is not None}
@@ -136,7 +138,7 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
 
 
 def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return columns, rows or budgets by keys, which name files."""
+    """Return the columns, rows or budgets, with valid keys."""
     found = parts.get(f"{kind}s", {})
     if not isinstance(found, dict):
         raise ConfigError(f"{what} holds {found!r:.60}; expected keys and values.")
@@ -144,12 +146,12 @@ def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, An
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise ConfigError(
                 f"{what}: the key of a {kind} is {key!r:.60}; expected up to 60 letters, digits, "
-                "'_' and '-', because it names files."
+                "'_' and '-', because it is part of file names."
             )
-        if kind in _TAKEN and _TAKEN[kind].fullmatch(key):
+        if kind in _RESERVED and _RESERVED[kind].fullmatch(key):
             raise ConfigError(f"{what}: a {kind} cannot be called {key!r}. Choose another key.")
     if len({key.casefold() for key in found}) < len(found):
-        raise ConfigError(f"{what}: two {kind}s differ in capital letters alone. Rename one.")
+        raise ConfigError(f"{what}: two {kind}s differ only in capital letters. Rename one.")
     return list(found.items())
 
 
@@ -169,7 +171,7 @@ def _budget(what: str, key: str, tree: Any) -> Budget:
         _check_places(f"{what}, row {row}", [place for place, _ in trees.flat(own)], searched=False)
         if not isinstance(own.get("method", {}), dict) or "name" in own.get("method", {}):
             raise ConfigError(
-                f"{what}, row {row} names a method; a row is one method. Set options of it alone."
+                f"{what}, row {row} names a method, but a row is one method. Set only its options."
             )
     return Budget(key, parts["exchanges"], parts.get("settings", {}), rows, parts.get("trials_as"))
 
@@ -194,26 +196,27 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
 
 
 def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a layer sets what tells one training from another."""
     for place in ("seed", "name"):
         if place in settings:
-            raise ConfigError(f"{what} sets {place}, of which every training has its own.")
+            raise ConfigError(f"{what} sets {place}, which differs for every training. Remove it.")
 
 
 def _check_places(what: str, places: Iterable[str], *, searched: bool = True) -> None:
-    """Raise ConfigError for places that a row may not set, or that no trial may search."""
+    """Raise ConfigError for options that a row may not set, or a search may not vary."""
     for place in places:
         if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
             raise ConfigError(
                 f"{what} sets {place}; a row may set {', '.join(ROW_MAY_SET)} alone, so that all "
-                "methods of a column get the same."
+                "methods of a column are compared on equal terms."
             )
         if searched and (place in ("method", "model.head") or place.endswith(".name")):
-            raise ConfigError(f"{what} would search for {place}; a row is one method. Add a row.")
+            raise ConfigError(
+                f"{what} would search for {place}, but a row is one method. Add a row instead."
+            )
 
 
 def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the search spaces of options, by place."""
+    """Return the search space of each option."""
     found: dict[str, Any] = parts.get("tune", {})
     for place, space in found.items():
         if len(space) != 1 or not _is_space(*next(iter(space.items()))):
@@ -225,13 +228,12 @@ def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_kind(recipe: Recipe, parts: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a recipe says what only another kind of recipe looks at."""
-    said = {
-        "against": ("table", "against" in parts),
-        "axis": ("curve", "axis" in parts),
-        "x in a column": ("curve", any(one.x is not None for one in recipe.columns.values())),
-    }
-    for part, (kind, given) in said.items():
+    """Raise ConfigError for a key that only another kind of recipe uses."""
+    for part, kind, given in (
+        ("against", "table", "against" in parts),
+        ("axis", "curve", "axis" in parts),
+        ("x in a column", "curve", any(one.x is not None for one in recipe.columns.values())),
+    ):
         if given and recipe.kind != kind:
             raise ConfigError(
                 f"recipe {recipe.name} is a {recipe.kind} and has {part}, which is for a {kind}. "
@@ -251,110 +253,100 @@ def _is_space(kind: Any, values: Any) -> bool:
 
 
 def _check(recipe: Recipe) -> None:
-    """Raise ConfigError for a recipe whose parts do not belong together."""
-    name, kind, columns = recipe.name, recipe.kind, recipe.columns
-    if kind != "picture" and not (recipe.rows and columns and recipe.budgets):
-        raise ConfigError(f"recipe {name} needs rows, columns and budgets, one of each at least.")
-    _check_data(recipe)
-    _check_against(recipe)
+    """Raise ConfigError for a recipe whose parts contradict each other."""
+    what = f"recipe {recipe.name}"
+    columns, budgets = list(recipe.columns.values()), list(recipe.budgets.values())
+    if recipe.kind != "picture" and not (recipe.rows and columns and budgets):
+        raise ConfigError(f"{what} needs rows, columns and budgets, one of each at least.")
+    for over in product(
+        [c.settings for c in columns] or [{}], [b.settings for b in budgets] or [{}]
+    ):
+        if not isinstance(trees.at(layered(recipe.settings, *over), "data.name"), str):
+            raise ConfigError(f"{what} names no data. Set settings.data.name.")
+    if not recipe.against:
+        raise ConfigError(f"{what}: against is empty. Name one of {', '.join(AGAINST)}.")
+    for axis in recipe.against:
+        if axis not in AGAINST:
+            raise ConfigError(f"{what}: against has {axis!r:.60}. {nearest(axis, AGAINST)}")
+    if recipe.kind == "curve" and not all(column.x is not None for column in columns):
+        raise ConfigError(f"{what} is a curve; every column needs an x.")
     for row in recipe.rows.values():
-        _check_fair(recipe, row)
+        _check_row(recipe, row)
     _check_budgets(recipe)
-    for row in (row for row in recipe.rows.values() if row.trained_as):
-        lead = recipe.rows.get(str(row.trained_as))
-        pace = (row.exchanges, row.stops_after)
-        if lead is None or lead.trained_as or (lead.exchanges, lead.stops_after) != pace:
-            raise ConfigError(
-                f"recipe {name}, row {row.key} is trained as {row.trained_as!r}; expected another "
-                "row of as many exchanges that is trained itself and stops where it does."
-            )
-    for row in recipe.rows.values():
-        for column, there in row.trained_in.items():
-            if not {column, there} <= columns.keys() or there in row.trained_in or row.trained_as:
-                raise ConfigError(
-                    f"recipe {name}, row {row.key} in {column} is trained in {there!r}; expected "
-                    "another column in which the row is trained itself."
-                )
-    if kind == "curve" and not all(column.x is not None for column in columns.values()):
-        raise ConfigError(f"recipe {name} is a curve; every column needs an x.")
-    for row in recipe.rows.values() if kind == "sweep" else ():
-        if not row.at:
-            raise ConfigError(
-                f"recipe {name} is a sweep, and row {row.key} has no at; expected an axis and a "
-                "number, or several."
-            )
 
 
-def _overlap(a: str, b: str) -> bool:
-    """Whether one dotted place is the other, or lies below it."""
-    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
-
-
-def _check_fair(recipe: Recipe, row: Row) -> None:
-    """Raise ConfigError for a row with a search or with rounds of its own."""
+def _check_row(recipe: Recipe, row: Row) -> None:
+    """Raise ConfigError for an invalid row, or one with a search or rounds unlike the others'."""
     what = f"recipe {recipe.name}, row {row.key}"
     for a, b in product(row.tune, recipe.tune):
         if _overlap(a, b):
             raise ConfigError(
-                f"{what} would search for {a} in its own way; the recipe says where all rows do."
+                f"{what} would search for {a} in its own space, but the recipe's tune sets one for "
+                "all rows. Remove one of them."
             )
     for budget in recipe.budgets.values():
         if row.exchanges > budget.exchanges:
             raise ConfigError(
                 f"{what} takes {row.exchanges} exchanges for one round, and budget {budget.name} "
-                f"has {budget.exchanges}. Give it more."
+                f"has {budget.exchanges}. Increase the budget's exchanges."
             )
     if row.stops_after is not None and row.exchanges > row.stops_after:
         raise ConfigError(
             f"{what} takes {row.exchanges} exchanges for one round, and stops_after is "
-            f"{row.stops_after}. Let it go on for one round at least."
+            f"{row.stops_after}. Set stops_after to {row.exchanges} or more."
+        )
+    if row.trained_as:
+        lead = recipe.rows.get(row.trained_as)
+        pace = (row.exchanges, row.stops_after)
+        if lead is None or lead.trained_as or (lead.exchanges, lead.stops_after) != pace:
+            raise ConfigError(
+                f"{what} is trained as {row.trained_as!r}; expected another row with the same "
+                "exchanges and stops_after, and without trained_as."
+            )
+    for column, there in row.trained_in.items():
+        known = {column, there} <= recipe.columns.keys()
+        if not known or there in row.trained_in or row.trained_as:
+            raise ConfigError(
+                f"{what} in {column} is trained in {there!r}; expected another column, which is "
+                "not in trained_in, of a row without trained_as."
+            )
+    if recipe.kind == "sweep" and not row.at:
+        raise ConfigError(
+            f"recipe {recipe.name} is a sweep, and row {row.key} has no at; expected an axis and "
+            "a number, or several."
         )
 
 
+def _overlap(a: str, b: str) -> bool:
+    """Whether one dotted place equals or contains the other."""
+    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
+
+
 def _check_budgets(recipe: Recipe) -> None:
-    """Raise ConfigError for a budget that names rows or another budget that are not there."""
+    """Raise ConfigError for a budget that names an unknown row or budget."""
     for budget in recipe.budgets.values():
         what = f"recipe {recipe.name}, budget {budget.name}"
         for key, own in budget.rows.items():
             if key not in recipe.rows:
                 raise ConfigError(
-                    f"{what} sets options of row {key!r:.60}, which is not there. "
+                    f"{what} sets options of row {key!r:.60}, which does not exist. "
                     f"{nearest(str(key), recipe.rows)}"
                 )
             for (a, _), b in product(trees.flat(own), [*recipe.tune, *recipe.rows[key].tune]):
                 if _overlap(a, b):
                     raise ConfigError(
-                        f"{what}, row {key} sets {a}, and a search for {b} would set it anew. "
-                        "Leave out one of them."
+                        f"{what}, row {key} sets {a}, and a search for {b} would overwrite it. "
+                        "Remove one of them."
                     )
-        if budget.trials_as is not None and budget.trials_as not in recipe.budgets:
+        if budget.trials_as is None:
+            continue
+        if budget.trials_as not in recipe.budgets:
             raise ConfigError(
-                f"{what} has its trials as {budget.trials_as!r:.60}, which is not there. "
+                f"{what}: trials_as is {budget.trials_as!r:.60}, a budget that does not exist. "
                 f"{nearest(budget.trials_as, recipe.budgets)}"
             )
-    for budget in recipe.budgets.values():
-        if budget.trials_as is not None and recipe.budgets[budget.trials_as].trials_as is not None:
+        if recipe.budgets[budget.trials_as].trials_as is not None:
             raise ConfigError(
-                f"recipe {recipe.name}, budget {budget.name} has its trials as "
-                f"{budget.trials_as!r}; expected another budget, and one without trials_as."
+                f"{what}: trials_as is {budget.trials_as!r}; expected another budget, and one "
+                "without trials_as."
             )
-
-
-def _check_against(recipe: Recipe) -> None:
-    if not recipe.against:
-        raise ConfigError(
-            f"recipe {recipe.name}: against is empty. Name one of {', '.join(AGAINST)}."
-        )
-    for axis in recipe.against:
-        if axis not in AGAINST:
-            raise ConfigError(
-                f"recipe {recipe.name}: against has {axis!r:.60}. {nearest(axis, AGAINST)}"
-            )
-
-
-def _check_data(recipe: Recipe) -> None:
-    columns = [column.settings for column in recipe.columns.values()]
-    budgets = [budget.settings for budget in recipe.budgets.values()]
-    for over in product(columns or [{}], budgets or [{}]):
-        if not isinstance(trees.at(layered(recipe.settings, *over), "data.name"), str):
-            raise ConfigError(f"recipe {recipe.name} names no data. Set settings.data.name.")

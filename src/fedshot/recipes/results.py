@@ -1,17 +1,17 @@
-"""Finished cells as small JSON files: a cell, its seeds, and everything needed to have it again.
+"""Finished cells as JSON files, with everything needed to reproduce them.
 
-results/RECIPE/VARIANT/ROW.COLUMN.json, where the variant is the budget, and how it was tuned. A
-seed is added to the file when its training has ended; nothing else is ever written there.
+A cell is results/RECIPE/VARIANT/ROW.COLUMN.json; the variant is the budget and the tuning. A seed
+is added to the file when its training has finished.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypeAlias
+from typing import Annotated, Any, NotRequired
 
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
@@ -32,12 +32,8 @@ from fedshot.reports.significance import ComparisonRow, combined
 from fedshot.runs.recorder import Round, Seconds
 from fedshot.runs.test_protocol import TestProtocol
 
-_NOT_THE_CELL = ("name", "seed")
-
 
 class _Score(TypedDict):
-    """What is relied on in a score, which `right` or `per_episode` completes."""
-
     accuracy: Share
     interval: HalfWidth
     tasks: str
@@ -63,19 +59,19 @@ class _Pixels(TypedDict):
     interval: HalfWidth
 
 
-def _checked_look(look: list[Any]) -> list[Any]:
-    """Return a look at validation classes. Raises ValueError for anything else."""
-    numbers = len(look) == 3 and all(type(value) in (int, float) for value in look)
-    if not numbers or type(look[0]) is not int or not 0 <= look[1] <= 1 or not 0 <= look[2] <= 100:
+def _checked_point(point: list[Any]) -> list[Any]:
+    numbers = len(point) == 3 and all(type(value) in (int, float) for value in point)
+    if (
+        not numbers
+        or type(point[0]) is not int
+        or not (0 <= point[1] <= 1 and 0 <= point[2] <= 100)
+    ):
         raise ValueError("expected a round, an accuracy and an interval")
-    return look
-
-
-SharedFeatures: TypeAlias = list[Annotated[list[Any], AfterValidator(_checked_look)]]
+    return point
 
 
 class _Seed(TypedDict):
-    """What a table relies on of a training."""
+    """The facts of one training that tables use."""
 
     test: _Score
     queries: Whole
@@ -88,7 +84,7 @@ class _Seed(TypedDict):
     data: _CellData
     partition: str
     clients: Annotated[list[Whole], Field(min_length=2, max_length=2)]
-    validation: SharedFeatures
+    validation: list[Annotated[list[Any], AfterValidator(_checked_point)]]
     faults: Whole
     skipped: Whole
     made: list[TrainedPart]
@@ -98,15 +94,12 @@ class _Seed(TypedDict):
 
 
 def _checked_seed(one: _Seed) -> _Seed:
-    """Return a training. Raises ValueError where its right answers are no accuracies."""
     if "right" in one and not all(0 <= n <= one["queries"] > 0 for n in one["right"]):
         raise ValueError("more right answers than queries")
     return one
 
 
 class _Cell(TypedDict):
-    """What is relied on in the file of a cell."""
-
     recipe: str
     variant: str
     cell: Annotated[str, Field(pattern="^[^/]+/[^/]+$")]
@@ -123,30 +116,20 @@ class _Cell(TypedDict):
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell with at least one seed trained.
-
-    Args:
-        recipe: the recipe's name.
-        variant: budget and tuning, such as "small" or "small-tune4".
-        row: key of the method.
-        column: key of the column.
-        settings: the whole configuration, without name and seed.
-        seeds: what each training came to, by seed.
-        tuned: the options that tuning chose; None without it.
-    """
+    """A cell with at least one finished seed."""
 
     recipe: str
-    variant: str
+    variant: str  # budget and tuning, such as "small" or "small-tune4"
     row: str
     column: str
-    settings: Settings
-    seeds: Mapping[int, Mapping[str, Any]]
-    tuned: Mapping[str, Any] | None = None
+    settings: Settings  # the whole configuration, without name and seed
+    seeds: Mapping[int, Mapping[str, Any]]  # seed -> facts of its training
+    tuned: Mapping[str, Any] | None = None  # options that tuning chose; None without tuning
     path: Path | None = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
-        """Its cell's name in commands."""
+        """The cell's name in commands."""
         return f"{self.row}/{self.column}"
 
     @property
@@ -156,46 +139,42 @@ class CellResult:
 
     @property
     def score(self) -> Mapping[str, Any]:
-        """The test score: the mean over seeds, its interval over episodes of that mean."""
+        """The test score of the mean over seeds, with its interval over episodes."""
         return combined([score_of(one) for _, one in sorted(self.seeds.items())])
 
     @property
     def first(self) -> Mapping[str, Any]:
-        """What does not depend on the seed is read here."""
+        """The facts of the first seed, for those that do not depend on the seed."""
         return self.seeds[min(self.seeds)]
 
     def command(self) -> str:
-        """Return the command that makes the same numbers again."""
+        """Return the command that reproduces the cell."""
         budget, tuned = split(self.variant)
-        words = [
-            *user_methods.program(self.method),
-            f"reproduce {self.recipe} --cells '{self.key}'",
-        ]
-        words += [f"--budget {budget}", f"--seeds {max(self.seeds) + 1}"]
+        words = [*user_methods.program(self.method), f"reproduce {self.recipe}"]
+        words += [f"--cells '{self.key}' --budget {budget} --seeds {max(self.seeds) + 1}"]
         return " ".join(words + ([f"--tune {tuned}"] if tuned else []))
 
 
 def split(variant: str) -> tuple[str, str]:
-    """Return the budget of a variant, and how many trials it has, "" without tuning."""
+    """Return the budget of a variant and its number of trials, "" without tuning."""
     budget, _, trials = variant.partition("-tune")
     return budget, trials
 
 
 class Results:
-    """The folder of finished cells."""
+    """A folder of finished cells."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, cell: Cell, variant: str) -> Path:
-        """Return where a cell's file is."""
+        """Return the path of a cell's file."""
         return self.folder / cell.recipe.name / variant / f"{cell.stem}.json"
 
     def of(self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None) -> CellResult | None:
-        """Return what is finished of a cell as its recipe is today; None when nothing is.
+        """Return the finished seeds of a cell; None if there are none, or the file is out of date.
 
-        A file that was made with other settings, because the recipe has changed, is out of date
-        and counts for nothing.
+        A file is out of date if its settings are not those of today's recipe.
         """
         path = self.path(cell, variant)
         found = read(path) if path.exists() else None
@@ -207,7 +186,7 @@ class Results:
         """Add a seed to a cell's file and return the cell."""
         path = self.path(cell, variant)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(f".{path.name}.lock")):  # others may add seeds of their own
+        with locked(path.with_name(f".{path.name}.lock")):  # other processes may add seeds
             before = self.of(cell, variant, chosen)
             seeds = dict(before.seeds) if before else {}
             seeds[seed] = kept(facts)
@@ -219,11 +198,11 @@ class Results:
         return result
 
     def every(self) -> list[CellResult]:
-        """Return all that is there, in the order of paths."""
+        """Return all finished cells, sorted by path."""
         return [read(path) for path in self._files()]
 
     def readable(self, recipe: str = "*", variant: str = "*") -> list[CellResult]:
-        """Return all that can be read: a damaged file is the matter of its own cell."""
+        """Return the finished cells whose files can be read; damaged files are skipped."""
         found = []
         for path in self._files(recipe, variant):
             with suppress(CheckpointError):
@@ -236,39 +215,62 @@ class Results:
 
 
 def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
-    """Return all settings of a cell, defaults included, without name and seed.
+    """Return all settings of a cell that decide its results, defaults included.
 
-    Beside them stands the file of a method of one's own: another one is another method.
+    For a user's method they include the fingerprint of its file.
     """
     whole = Config.of(cell.settings(0, chosen)).settings
-    kept = {key: value for key, value in whole.items() if key not in _NOT_THE_CELL}
+    kept = {key: value for key, value in whole.items() if key not in ("name", "seed")}
     return kept | user_methods.noted(cell.row.method)
 
 
 def outdated(result: CellResult, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:
-    """Say in which settings a result differs from its cell as it is today; None in none."""
+    """Return how the settings of a result differ from its cell today; None if they are equal.
+
+    Options added since then count as their defaults.
+    """
     if cell.row.method not in METHODS:
         return f"there is no method {cell.row.method!r}"
     try:
-        return departure(result.settings, identity(cell, chosen))
-    except ConfigError as error:  # of a row that was changed to what cannot be
+        return difference(result.settings, identity(cell, chosen))
+    except ConfigError as error:
         return f"refused as it is now: {error}"
 
 
-def departure(held: Settings, now: Settings) -> str | None:
-    """Say in which settings a cell, whose identity is `now`, is not what was trained; None in none.
+def shared(
+    cell: Cell,
+    variant: str,
+    chosen: Mapping[str, Any] | None,
+    every: Iterable[CellResult],
+    here: Mapping[str, Any] | None,
+) -> dict[int, dict[str, Any]]:
+    """Return the seeds, and their facts, of other cells trained with exactly a cell's settings.
 
-    Options that came later had their defaults.
+    Settings, data and seed determine a training. `every` holds finished cells of any recipe, `here`
+    the facts of the data on this machine; trainings on other data are left out. The other cell's
+    name is in "shared".
     """
-    return difference(held, now)
+    own = (cell.recipe.name, variant, cell.key)
+    alike = [r for r in every
+             if r.method == cell.row.method and (r.recipe, r.variant, r.key) != own]  # fmt: skip
+    found: dict[int, dict[str, Any]] = {}
+    wanted = identity(cell, chosen) if alike else {}
+    for result in alike:
+        if difference(result.settings, wanted) is not None:
+            continue
+        same_recipe = result.recipe == cell.recipe.name
+        name = f"{result.key} of {result.variant if same_recipe else result.recipe}"
+        for seed, one in result.seeds.items():
+            if not here or one["data"]["digest"] == here["data"]["digest"]:
+                found.setdefault(seed, {"shared": name, **one})  # keeps an earlier "shared"
+    return found
 
 
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a worker told, with accuracies of episodes as counts of right answers.
+    """Return the facts of a training with the accuracies of episodes as counts, if they are.
 
-    Where several clients answered an episode its accuracy is their mean, no count, and stays; so it
-    does where questions differ in their number of queries, which `queries` of 0 says. What has been
-    kept already stays as it is.
+    They are no counts if several clients answered an episode, whose accuracy is their mean, or if
+    episodes differ in their number of queries, which is then 0.
     """
     if "right" in facts:
         return dict(facts)
@@ -281,22 +283,22 @@ def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_of(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the score of one seed as `evaluation.Score` has it."""
+    """Return the score of one seed, with the accuracy of every episode."""
     if "right" not in one:
         return dict(one["test"])
     return {**one["test"], "per_episode": [n / one["queries"] for n in one["right"]]}
 
 
 def row_of(result: CellResult) -> ComparisonRow:
-    """Return the row of a cell in a comparison: its seeds, as those of runs are."""
+    """Return the row of a cell in a comparison of runs."""
     every = [one for _, one in sorted(result.seeds.items())]
     spent = [(one["bytes_down"], one["bytes_up"], one["seconds"]) for one in every]
-    terms = TestProtocol.of(result.settings, {"own": not every[0]["queries"]})
-    return ComparisonRow.of_tests(result.key, [score_of(one) for one in every], spent, terms)
+    protocol = TestProtocol.of(result.settings, {"own": not every[0]["queries"]})
+    return ComparisonRow.of_tests(result.key, [score_of(one) for one in every], spent, protocol)
 
 
 def write(path: Path, result: CellResult) -> None:
-    """Write a cell's file in one step."""
+    """Write a cell's file."""
     content = {
         "recipe": result.recipe,
         "cell": result.key,
@@ -310,12 +312,10 @@ def write(path: Path, result: CellResult) -> None:
 
 
 def read(path: Path) -> CellResult:
-    """Read a cell's file. Raises CheckpointError when it is no such file."""
-    path = path.absolute()  # its folders' names are a part of what it says
+    """Read a cell's file. Raises CheckpointError if it is damaged or not a cell's file."""
+    path = path.absolute()  # the names of its folders are checked
     if path.name.endswith(".tune.json"):
-        raise CheckpointError(
-            f"{path} is how a method was tuned, not a cell. Name ROW.COLUMN.json."
-        )
+        raise CheckpointError(f"{path} holds trials of tuning, not a cell. Name ROW.COLUMN.json.")
     fix = f"{records.COPY}, or remove it and train the cell again"
     tree = records.read(path, _Cell, fix)
     row, column = tree["cell"].split("/")
@@ -326,8 +326,8 @@ def read(path: Path) -> CellResult:
     place = (path.parent.parent.name, path.parent.name, path.stem)
     if (found.recipe, found.variant, f"{row}.{column}") != place:
         raise CheckpointError(
-            f"{path} is no result of a cell of this name: it holds {found.recipe}, {found.variant},"
-            f" {tree['cell']}. {fix}."
+            f"{path} does not match its name: it holds {found.recipe}, {found.variant}, "
+            f"{tree['cell']}. {fix}."
         )
     return found
 
@@ -338,7 +338,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _json(tree: Any, depth: int = 0) -> str:
-    """Return JSON with one line for each list, so that a file of a thousand counts stays short."""
+    """Return indented JSON with every list on one line: a list may hold a thousand counts."""
     if isinstance(tree, dict) and tree:
         pad = " " * (depth + 1)
         lines = [f"{pad}{json.dumps(k)}: {_json(v, depth + 1)}" for k, v in tree.items()]

@@ -1,4 +1,4 @@
-"""The page of results: Markdown made of the files of finished cells, and of nothing else."""
+"""The page of results: Markdown that is made from the files of finished cells alone."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import html
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from fedshot.config import settings as trees
 from fedshot.core.text import count, megabytes, printable, seconds
 from fedshot.methods import user_methods
 from fedshot.recipes import provenance
 from fedshot.recipes.current import current
-from fedshot.recipes.learning import shown, swept
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plane import planar
+from fedshot.recipes.plots import shown, swept
 from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import CellResult, mean, split
 from fedshot.recipes.runner import State
-from fedshot.recipes.tables import Marks, difference, floors, measure, ours, published, unfair
+from fedshot.recipes.tables import Marks, difference, measure, ours, published, raw_pixels, unfair
 
 _HEAD = """\
 # Results
@@ -39,34 +40,28 @@ code (the commits stand below it) on the same kind of machine.
 def markdown(
     results: Sequence[CellResult], recipes: Mapping[str, Recipe], figures: str = "../results"
 ) -> str:
-    """Return the page; what belongs to no cell of the recipes is named at its end.
+    """Return the page; results that no longer fit a recipe are listed at its end.
 
-    Args:
-        results: finished cells.
-        recipes: by name.
-        figures: folder of the figures, as seen from the page.
+    `figures` is the folder of the figures, relative to the page.
     """
-    parts, left = [_HEAD], []
-    for (name, variant), group in itertools.groupby(sorted(results, key=_place), _place):
+    parts, left_out = [_HEAD], []
+    table = attrgetter("recipe", "variant")
+    for (name, variant), group in itertools.groupby(sorted(results, key=table), table):
         states, others = current(name, variant, list(group), recipes.get(name))
-        left += others
+        left_out += others
         if states:
             parts.append(_section(recipes[name], variant, states, figures))
     if len(parts) == 1:
         parts.append("Nothing is finished yet.\n")
-    if left:
-        parts.append("\n".join(["## Left out", "", *(f"- {plain(text)}" for text in left), ""]))
+    if left_out:
+        parts.append("\n".join(["## Left out", "", *(f"- {plain(text)}" for text in left_out), ""]))
     return "\n".join(parts)
-
-
-def _place(result: CellResult) -> tuple[str, str]:
-    return result.recipe, result.variant
 
 
 def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str) -> str:
     letters = Marks()
     lines = [_line(state, letters) for state in states]
-    said = [
+    text = [
         f"## {plain(recipe.title_of(state.cell for state in states))} ({plain(variant)})",
         "",
         f"{plain(recipe.source)}. {plain(measure(recipe, states))}.",
@@ -77,9 +72,9 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str
         *lines,
         "",
         *_clients(states),
-        *[f"- {letter}: {plain(text)}" for letter, text in letters.told()],
-        *[f"- **{plain(text)}**" for text in unfair(states)],
-        *[f"- {plain(text)}" for text in floors(states)],
+        *[f"- {plain(note)}" for note in letters.notes()],
+        *[f"- **{plain(reason)}**" for reason in unfair(states)],
+        *[f"- {plain(line)}" for line in raw_pixels(states)],
         *_figures(recipe, variant, states, figures),
         "",
         *_commands(recipe, states),
@@ -88,30 +83,30 @@ def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str
         "",
     ]
     if recipe.open:
-        said += ["What the paper leaves open:", ""]
-        said += [f"- {plain(key)}: {plain(text)}" for key, text in recipe.open.items()]
-        said.append("")
-    return "\n".join(said)
+        text += ["What the paper leaves open:", ""]
+        text += [f"- {plain(topic)}: {plain(choice)}" for topic, choice in recipe.open.items()]
+        text.append("")
+    return "\n".join(text)
 
 
 def _figures(recipe: Recipe, variant: str, states: Sequence[State], folder: str) -> list[str]:
-    """Return links to the figures that are drawn beside the files, if any, and what they show."""
+    """Return the links to the recipe's figures, with captions."""
     title = plain(recipe.title_of(state.cell for state in states))
     link = f"{folder}/{recipe.name}/{variant}"
     if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
         return ["", f"![{title}]({link}.svg)"]
-    said = []
+    text = []
     if recipe.kind == "table" and shown(states):
-        said += [
+        text += [
             "",
             "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
             "is the round that they chose for the test.",
         ]
         for by in recipe.against:
-            said += ["", f"![{title}, against {by}]({link}{AGAINST[by]}.svg)"]
+            text += ["", f"![{title}, against {by}]({link}{AGAINST[by]}.svg)"]
     if recipe.kind == "table" and swept(states):
-        said += ["", f"![{title}, along an axis]({link}-at.svg)"]
-    return said
+        text += ["", f"![{title}, along an axis]({link}-at.svg)"]
+    return text
 
 
 def _line(state: State, letters: Marks) -> str:
@@ -121,7 +116,7 @@ def _line(state: State, letters: Marks) -> str:
     accuracies = [100 * one["test"]["accuracy"] for one in every]
     spread = f"{statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else "-"
     traffic = mean([one["bytes_down"] + one["bytes_up"] for one in every])
-    cells = (
+    return _row(
         state.cell.row.label,
         state.cell.column.label,
         published(state),
@@ -134,20 +129,19 @@ def _line(state: State, letters: Marks) -> str:
         seconds(mean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     )
-    return _row(cells)
 
 
-def _row(cells: Sequence[str]) -> str:
+def _row(*cells: str) -> str:
     return f"| {' | '.join(plain(cell) for cell in cells)} |"
 
 
 def plain(text: str) -> str:
-    """Return text that a page shows as it is: nothing in it is a tag, a link or a table's bar."""
+    """Escape HTML tags, links and the bars of tables in a text."""
     return html.escape(printable(text), quote=False).replace("|", r"\|").replace("](", r"]\(")
 
 
 def _clients(states: Sequence[State]) -> list[str]:
-    """Return a table of how clients fared who were tested on their own; none of other tests."""
+    """Return a table of the accuracies over clients, for cells that test each client alone."""
     lines = []
     for state in states:
         result = state.result
@@ -155,8 +149,8 @@ def _clients(states: Sequence[State]) -> list[str]:
             continue
         tests = [one["test"] for one in result.seeds.values()]
         spread, worst = (100 * mean([t[name] for t in tests]) for name in ("spread", "worst_tenth"))
-        cells = (state.cell.row.label, state.cell.column.label, f"{spread:.2f}", f"{worst:.2f}")
-        lines.append(_row(cells))
+        labels = state.cell.row.label, state.cell.column.label
+        lines.append(_row(*labels, f"{spread:.2f}", f"{worst:.2f}"))
     if not lines:
         return []
     head = "| method | setting | standard deviation over clients | worst tenth of the clients |"
@@ -164,10 +158,7 @@ def _clients(states: Sequence[State]) -> list[str]:
 
 
 def _validation(result: CellResult) -> str:
-    """Return accuracy before training and at the chosen round; "-" without validation classes.
-
-    Says so where the looks were at the test.
-    """
+    """Return the validation accuracy before training and at the chosen round; "-" without it."""
     pairs = []
     for one in result.seeds.values():
         curve = {round: accuracy for round, accuracy, _ in one["validation"]}
@@ -176,18 +167,18 @@ def _validation(result: CellResult) -> str:
     if not pairs:
         return "-"
     before, after = (100 * mean([pair[i] for pair in pairs]) for i in (0, 1))
-    peeked = trees.at(result.settings, "run.choose") == "best_on_test_classes"
-    return f"{before:.1f} → {after:.1f}{' on the test' if peeked else ''}"
+    on_test = trees.at(result.settings, "run.choose") == "best_on_test_classes"
+    return f"{before:.1f} → {after:.1f}{' on the test' if on_test else ''}"
 
 
 def _commands(recipe: Recipe, states: Sequence[State]) -> list[str]:
-    """Return a command for all lines of as many seeds, naming the cells unless it is every one."""
-    held: dict[int, list[State]] = {}
+    """Return the commands that reproduce the table, one for each number of seeds."""
+    by_seeds: dict[int, list[State]] = {}
     for state in states:
         if state.result:
-            held.setdefault(max(state.result.seeds) + 1, []).append(state)
+            by_seeds.setdefault(max(state.result.seeds) + 1, []).append(state)
     found: list[str] = []
-    for seeds, some in sorted(held.items(), reverse=True):
+    for seeds, some in sorted(by_seeds.items(), reverse=True):
         results = [state.result for state in some if state.result]
         words = [*user_methods.program(*(r.method for r in results)), "reproduce", recipe.name]
         budget, trials = split(results[0].variant)
@@ -199,7 +190,7 @@ def _commands(recipe: Recipe, states: Sequence[State]) -> list[str]:
 
 
 def _patterns(states: Sequence[State]) -> list[str]:
-    """Return 'row/*' where a row is whole, else its cells."""
+    """Return the patterns of cells: 'row/*' for a complete row, else its cells."""
     found = []
     for key in dict.fromkeys(state.cell.row.key for state in states):
         mine = [state.cell for state in states if state.cell.row.key == key]
@@ -209,7 +200,7 @@ def _patterns(states: Sequence[State]) -> list[str]:
 
 
 def _made(states: Sequence[State]) -> str:
-    """Say with which code and on what kind of machine."""
+    """Return a line with the code, the kinds of machine and the test episodes."""
     seeds = [one for state in states if state.result for one in state.result.seeds.values()]
     parts = [part for one in seeds for part in one["made"]]
     commits = sorted({part["commit"] for part in parts})

@@ -1,10 +1,9 @@
-"""Cells whose rounds are those of another cell: one training, and every cell's own answers.
+"""Cells that share the training of another cell and differ from it only at test.
 
-Methods whose rounds depend on the same options (their `training`) make the same models of the same
-settings and seed; where they draw from a pool that all clients see, also however its images are
-dealt. So one of them trains and keeps its models of the rounds that have a look at the
-validation classes; the others sit those looks and the test with these models. That gives what their
-own trainings would have given, to the last digit.
+Methods with equal `training` options train the same models from the same settings and seed; methods
+that train on a pool that all clients see also do so under any partition of it. One cell trains and
+keeps its model of every validated round. The followers evaluate these models on their validation
+and test episodes, which gives exactly the results of their own training.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from fedshot.runs.experiment import Experiment
 _FILE = "looks.json"
 
 
-class _Held(TypedDict):
-    """What was answered of a look."""
+class _Validation(TypedDict):
+    """The validation result of a round, and what it was computed `of`."""
 
     accuracy: Share
     interval: HalfWidth
@@ -39,68 +38,64 @@ class _Held(TypedDict):
 
 
 def trained_alike(run: Experiment, lead: Experiment) -> bool:
-    """Whether a run would train what another trains, and chooses its round as a follower can."""
+    """Whether a run's training equals that of another run, so that it can follow it."""
     first, second = (one.method.training for one in (run, lead))
     return (
         first is not None
         and first == second
-        and _besides(run) == _besides(lead)
+        and _other_settings(run) == _other_settings(lead)
         and run.config.run.choose == "validation"
         and run.setting.validation is not None
     )
 
 
 def kept_all(lead: Experiment) -> bool:
-    """Whether a run that is at its end has kept the models of all its looks."""
-    return set(_looks(lead)) <= set(lead.checkpoints.rounds())
+    """Whether a finished run has kept the models of all its validated rounds."""
+    return set(_validated(lead)) <= set(lead.checkpoints.rounds())
 
 
-def follow(run: Experiment, lead: Experiment, seen: Callable[[int, float], None]) -> dict[str, Any]:
-    """Sit the looks of a training, and the test with the round that they choose.
+def follow(
+    run: Experiment, lead: Experiment, validated: Callable[[int, float], None]
+) -> dict[str, Any]:
+    """Evaluate the models of `lead`, a finished run, for `run`: validate them all, test the best.
 
-    Args:
-        run: of the row, whose folder is there and holds what has been answered so far.
-        lead: that has trained.
-        seen: told a round and its accuracy, in [0, 1].
-
-    Returns:
-        "test" and "round", as `result.json` of a run has them, and "validation": [round, accuracy,
-        interval] of every look.
+    `validated` is called with each round and its validation accuracy. Returns "test" and "round",
+    as in `result.json`, and "validation", [round, accuracy, interval] of every validated round.
     """
     best, chosen = None, 0
     validation = []
-    for round, look in _answered(run, lead):
-        found = ValidationResult.from_json(look)
+    for round, result in _validate(run, lead):
+        found = ValidationResult.from_json(result)
         if found.beats(best):
             best, chosen = found, round
-        validation.append([round, look["accuracy"], look["interval"]])
-        seen(round, look["accuracy"])
+        validation.append([round, result["accuracy"], result["interval"]])
+        validated(round, result["accuracy"])
     test = run.evaluate_chosen(run.setting.test, _server(lead, chosen), chosen)
     return {"test": test.to_json(), "round": chosen, "validation": validation}
 
 
-def _besides(run: Experiment) -> dict[str, Any]:
-    """Return the settings, by place, that the rounds depend on beside the method's `training`."""
+def _other_settings(run: Experiment) -> dict[str, Any]:
+    """Return the settings besides the method's `training` that the trained models depend on."""
     settings = run.config.settings
-    no_part = ["name", *ROW_MAY_SET, "test"]
+    ignored = ["name", *ROW_MAY_SET, "test"]
     if settings["partition"]["name"] == "redealt" and run.method.traits.trains_on_pool:
-        no_part += ["partition.by", "partition.per_client", "partition.shards"]
-    own = tuple(f"{place}." for place in no_part)
-    found = {k: v for k, v in trees.flat(settings) if not f"{k}.".startswith(own)}
-    return found | {"test.seed": settings["test"]["seed"]}  # it draws a random split
+        ignored += ["partition.by", "partition.per_client", "partition.shards"]
+    prefixes = tuple(f"{place}." for place in ignored)
+    found = {k: v for k, v in trees.flat(settings) if not f"{k}.".startswith(prefixes)}
+    return found | {"test.seed": settings["test"]["seed"]}  # it seeds a random class split
 
 
-def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the looks, in order; what this model has answered here before is not answered again."""
+def _validate(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the validation result of each round; results of an unchanged model are read back."""
     path = run.folder / _FILE
     held = _read(path)
-    asked = {"settings": run.config.settings, "data": run.setting.dataset.digest}
+    inputs = {"settings": run.config.settings, "data": run.setting.dataset.digest}
     assert run.setting.validation is not None
-    for round in _looks(lead):
-        place, of = str(round), asked | {"model": lead.checkpoints.hash(round)}
-        if held.get(place, {}).get("of") != of or "missing" not in held[place]:
+    for round in _validated(lead):
+        key, of = str(round), inputs | {"model": lead.checkpoints.hash(round)}
+        if held.get(key, {}).get("of") != of or "missing" not in held[key]:
             found = run.evaluate_chosen(run.setting.validation, _server(lead, round), round)
-            held[place] = {
+            held[key] = {
                 "accuracy": found.accuracy,
                 "interval": found.interval,
                 "per_episode": found.per_episode,
@@ -108,20 +103,20 @@ def _answered(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str
                 "of": of,
             }
             storage.write_bytes(path, json.dumps(held).encode(), sync=True)
-        yield round, held[place]
+        yield round, held[key]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = records.read(
-            path, dict[str, Annotated[_Held, AfterValidator(checked_episodes)]]
+            path, dict[str, Annotated[_Validation, AfterValidator(checked_episodes)]]
         )
-    except (FileNotFoundError, CheckpointError):  # nothing yet; or damaged, and answered again
+    except (FileNotFoundError, CheckpointError):  # a damaged file is computed again
         return {}
     return found
 
 
-def _looks(lead: Experiment) -> list[int]:
+def _validated(lead: Experiment) -> list[int]:
     return [one["round"] for one in lead.recorder.records() if one["validation"]]
 
 

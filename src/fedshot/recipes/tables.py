@@ -1,6 +1,6 @@
-"""A recipe's table on a terminal: published, ours, interval, difference, and what sets them apart.
+"""A recipe's table for a terminal: published and own accuracies, their difference, and marks.
 
-Marks are letters behind a cell, told below the table once each, so that no number goes without.
+Marks are letters behind a cell; the notes that they stand for are below the table.
 """
 
 from __future__ import annotations
@@ -23,43 +23,38 @@ from fedshot.recipes.runner import State
 from fedshot.recipes.tuning import SEED
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
-MINUS = "\N{MINUS SIGN}"
 
 
 class Marks:
-    """Letters for remarks, each remark one letter, in the order they are met."""
+    """Letters for notes, in order of first use."""
 
     def __init__(self) -> None:
         self._letters: dict[str, str] = {}
 
-    def of(self, remarks: Iterable[str]) -> str:
-        """Return the letters of some remarks."""
-        return " ".join(self._letters.setdefault(text, self._next()) for text in remarks)
+    def of(self, notes: Iterable[str]) -> str:
+        """Return the letters of some notes."""
+        return " ".join(self._letters.setdefault(text, self._next()) for text in notes)
 
-    def told(self) -> list[tuple[str, str]]:
-        """Return (letter, remark) of all that were met."""
-        return [(letter, text) for text, letter in self._letters.items()]
+    def notes(self) -> list[str]:
+        """Return the notes so far, as "letter: note"."""
+        return [f"{letter}: {text}" for text, letter in self._letters.items()]
 
     def _next(self) -> str:
-        twice, n = divmod(len(self._letters), len(ascii_lowercase))
-        return (ascii_lowercase[twice - 1] if twice else "") + ascii_lowercase[n]
+        first, n = divmod(len(self._letters), len(ascii_lowercase))
+        return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[n]
 
 
 def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
-    """Return the table as it stands."""
+    """Return the table of a recipe's cells."""
     letters = Marks()
     rows = [(state, cells(state, letters)) for state in states]
-    notes = [f"{letter}: {text}" for letter, text in letters.told()]
-    notes += unfair(states)
+    caption = [f"{printable(measure(recipe, states))}.", *_data(states), *raw_pixels(states)]
+    caption += [*letters.notes(), *unfair(states)]
     title = recipe.title_of(state.cell for state in states)
-    made = Table(
+    found = Table(
         title=Text(f"{printable(title)}, budget {variant.replace('-tune', ', trials ')}"),
         title_justify="left",
-        caption=Text(
-            "\n".join(
-                [f"{printable(measure(recipe, states))}.", *used(states), *floors(states), *notes]
-            )
-        ),
+        caption=Text("\n".join(caption)),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -67,18 +62,18 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     )
     for name in _COLUMNS:
         left = name in ("method", "setting", "marks")
-        made.add_column(name, justify="left" if left else "right", overflow="fold")
+        found.add_column(name, justify="left" if left else "right", overflow="fold")
     before = None
-    for state, shown in rows:
+    for state, texts in rows:
         if before not in (None, state.cell.row.key):
-            made.add_section()
+            found.add_section()
         before = state.cell.row.key
-        made.add_row(*(Text(text) for text in shown))
-    return made
+        found.add_row(*(Text(text) for text in texts))
+    return found
 
 
 def cells(state: State, letters: Marks) -> tuple[str, ...]:
-    """Return what stands in each column of a cell's line."""
+    """Return the line of a cell, a text for each column."""
     cell = state.cell
     return (
         printable(cell.row.label),
@@ -87,36 +82,36 @@ def cells(state: State, letters: Marks) -> tuple[str, ...]:
         ours(state),
         difference(state),
         str(len(state.result.seeds)) if state.result else "",
-        letters.of(remarks(state)),
+        letters.of(_notes(state)),
     )
 
 
-def remarks(state: State) -> list[str]:
-    """Return what must be told of a cell."""
+def _notes(state: State) -> list[str]:
     found = []
     if state.result is not None or state.obstacle is None:
-        found += marks(state.cell, state.result, state.seen)
+        found += marks(state.cell, state.result, state.facts)
     if state.result is not None and len(state.result.seeds) < state.wanted:
         found.append(f"{len(state.result.seeds)} of {state.wanted} seeds so far")
     if state.obstacle is not None:
         found.append(f"{state.obstacle.kind}: {printable(state.obstacle.reason)}")
     for seed, text in state.failed.items():
-        other = "another process is training" in text
         what = "tuning" if seed == SEED else f"seed {seed}"
-        found.append(f"{what}: {'left to the other process' if other else 'broke off: '}"
-                     f"{'' if other else printable(text)}")  # fmt: skip
+        other = "another process is training" in text
+        found.append(
+            f"{what}: {'left to another process' if other else f'failed: {printable(text)}'}"
+        )
     return found
 
 
 def measure(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return what the published numbers are, and where they are left out."""
+    """Return what the published numbers are, and whether they are shown."""
     if all(state.cell.on_papers_data for state in states):
         return f"Published: {recipe.measure}"
     return f"Published on other data, and so not shown: {recipe.measure}"
 
 
 def published(state: State) -> str:
-    """Return the paper's number with its own +-."""
+    """Return the paper's accuracy with its own +-."""
     number, spread = state.cell.published, state.cell.spread
     if number is None:
         return "-"
@@ -124,51 +119,54 @@ def published(state: State) -> str:
 
 
 def ours(state: State) -> str:
-    """Return our number, or how far it is."""
+    """Return our accuracy, or the progress of the cell."""
     if state.result is not None:
         score = state.result.score
         return percent(score["accuracy"], score["interval"])
     if state.running:
-        seed, (round, rounds, seen) = next(iter(sorted(state.running.items())))
-        looked = "" if seen is None else f", validation {100 * seen:.1f}"
-        return f"seed {seed}: {round}/{rounds}{looked}"
+        seed, (round, rounds, accuracy) = min(state.running.items())
+        validation = "" if accuracy is None else f", validation {100 * accuracy:.1f}"
+        return f"seed {seed}: {round}/{rounds}{validation}"
     if state.obstacle is not None:
         return state.obstacle.kind
-    return "broke off" if state.failed else "waiting"
+    return "failed" if state.failed else "waiting"
 
 
 def difference(state: State) -> str:
-    """Return ours minus published, in points."""
+    """Return ours minus published, in percentage points."""
     if state.result is None or state.cell.published is None:
         return ""
     gap = 100 * state.result.score["accuracy"] - state.cell.published
-    return f"{MINUS if gap < 0 else '+'}{abs(gap):.2f}"
+    sign = "\N{MINUS SIGN}" if gap < 0 else "+"
+    return f"{sign}{abs(gap):.2f}"
 
 
-def used(states: Sequence[State]) -> list[str]:
-    """Return a line that tells the data, with their hashes; none while nothing is known of them."""
-    every = [state.result.first if state.result else state.seen for state in states]
+def _data(states: Sequence[State]) -> list[str]:
+    """Return a line with the data sets and their hashes; none while they are not known."""
+    every = [state.result.first if state.result else state.facts for state in states]
     held = {one["data"]["digest"]: one["data"] for one in every if one}
-    told = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"
-            for digest, data in held.items()]  # fmt: skip
-    return [f"Data: {'; '.join(told)}."] if told else []
+    texts = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"
+             for digest, data in held.items()]  # fmt: skip
+    return [f"Data: {'; '.join(texts)}."] if texts else []
 
 
-def floors(states: Sequence[State]) -> list[str]:
-    """Return a line with what raw pixels reach in each column; none where no cell tells it."""
-    told = [
+def raw_pixels(states: Sequence[State]) -> list[str]:
+    """Return a line with the raw-pixel baseline of each column; none if no cell has it."""
+    texts = [
         f"{printable(state.cell.column.label)} {percent(held['accuracy'], held['interval'])}"
         for state in states
         if state.result
         for one in state.result.seeds.values()
         if (held := one.get("pixels"))
     ]
-    told = list(dict.fromkeys(told))  # all seeds and rows of a column have one test
-    return [f"Raw pixels, nearest class mean, on the same test: {'; '.join(told)}."] if told else []
+    texts = list(dict.fromkeys(texts))  # all seeds and rows of a column have the same test
+    return (
+        [f"Raw pixels, nearest class mean, on the same test: {'; '.join(texts)}."] if texts else []
+    )
 
 
 def unfair(states: Sequence[State]) -> list[str]:
-    """Return sentences about columns whose rows cannot be compared; none in a fair table."""
+    """Return the reasons why rows of a column cannot be compared."""
     found = []
     for column in dict.fromkeys(state.cell.column.key for state in states):
         held = {
@@ -179,16 +177,19 @@ def unfair(states: Sequence[State]) -> list[str]:
 
 
 def as_text(recipe: Recipe, variant: str, states: Sequence[State], width: int = 110) -> str:
-    """Return the table as plain text."""
+    """Return the table of a recipe's cells as plain text."""
+    return plain_text(table(recipe, variant, states), width)
+
+
+def plain_text(table: Table, width: int) -> str:
+    """Return a table of rich as text without colours."""
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_terminal=False).print(
-        table(recipe, variant, states)
-    )
+    Console(file=out, width=width, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
 def as_json(states: Sequence[State]) -> str:
-    """Return the cells for programs: accuracies as shares, published ones in percent."""
+    """Return the cells as JSON: accuracies in [0, 1], published ones in percent."""
     return json.dumps([_values(state) for state in states], indent=1)
 
 
@@ -202,6 +203,6 @@ def _values(state: State) -> dict[str, Any]:
         "worst_tenth": score.get("worst_tenth"),
         "spread": score.get("spread"),
         "seeds": sorted(state.result.seeds) if state.result else [],
-        "marks": remarks(state),
+        "marks": _notes(state),
         "obstacle": state.obstacle and state.obstacle.kind,
     }

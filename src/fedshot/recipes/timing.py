@@ -1,27 +1,30 @@
-"""What a cell will take on this machine, from a few rounds of it and not from a guess.
+"""How long a cell takes on this machine, estimated from two measured rounds.
 
-A measured visit has few local steps, and one of many is reckoned from them: a visit of 50 steps of
-a ResNet-12 takes minutes. Measurements are kept beside the decoded data, by kind of machine and by
-what costs time: the seed, the numbers of rounds and local steps, who holds which sample, and how
-large a step size or a weight is, do not. A cell that cannot be formed is kept as such, until there
-is more data or less.
+A measured local update has few steps, and longer ones are extrapolated. Measurements are cached by
+machine and by the settings that affect time; the seed, the number of rounds and local steps, the
+partition of the examples and the size of step sizes and weights do not. A cell that cannot be
+formed from the data is cached, too, until the amount of data changes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.config.schema import RunOptions
 from fedshot.core import records, storage
-from fedshot.core.errors import CheckpointError
+from fedshot.core.errors import CheckpointError, FedshotError
 from fedshot.core.locks import locked
 from fedshot.core.records import Finite, Whole
 from fedshot.evaluation.episodic_test import TestOptions
@@ -30,15 +33,18 @@ from fedshot.protocol.method import PHASE_OPTIONS
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Cell
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import PreparedRun
 
 _FILE = "step-times.json"
+_START = 4.0  # seconds of a process before its first round: Python, torch, the data
+_MEASURED_STEPS = 3  # local steps in a measured local update
 
 
-class _Cost(TypedDict):
-    clients: Whole
-    step: Finite
-    question: Finite
-    own: NotRequired[bool]
+# Seconds of a local step and of a test episode, "question"; whether the episodes are clients' own.
+_Cost = TypedDict(  # noqa: UP013
+    "_Cost", {"clients": Whole, "step": Finite, "question": Finite, "own": NotRequired[bool]}
+)
 
 
 class _Refused(TypedDict):
@@ -46,99 +52,116 @@ class _Refused(TypedDict):
     examples: Whole
 
 
-_START = 4.0  # seconds of a process before its first round: Python, torch, the data
-_FREE = ("name", "seed", "partition")
-_STEPS = 3  # local steps of a measured visit
+def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
+    """Time two short rounds and a short test; return the cost, or why the cell is refused."""
+    settings = trees.merged(short(cell), {"run": {"workers": 1}})
+    try:
+        prepared = PreparedRun(Config.of(settings), data_dir)
+        with tempfile.TemporaryDirectory() as folder:
+            rounds = list(Experiment(prepared, Path(folder)).run())
+            trained = Experiment(prepared, Path(folder))
+            start = time.perf_counter()
+            trained.answer(prepared.test)
+            test = time.perf_counter() - start
+    except FedshotError as error:
+        return {"refused": str(error), "examples": examples(cell.settings()["data"], data_dir)}
+    update = rounds[-1].seconds / (prepared.config.run.cohort or len(prepared.clients))
+    return {
+        "step": update / steps(settings),
+        "question": test / len(prepared.test),
+        "clients": len(prepared.clients),
+        "own": prepared.own_tests,
+    }
+
+
+def short(cell: Cell) -> dict[str, Any]:
+    """Return settings of two short rounds of one client and a short test.
+
+    All clients take part where every episode is partitioned among all of them.
+    """
+    settings = cell.settings()
+    if "local_steps" in _options(settings):
+        few = min(steps(settings), _MEASURED_STEPS)
+        settings = {**settings, "method": settings["method"] | {"local_steps": few}}
+    redealt = settings.get("partition", {}).get("name") == "redealt"
+    run = settings["run"] | {"rounds": 2, "cohort": None if redealt else 1, "validate_every": 1000}
+    test = settings.get("test", {}) | {"episodes": 10, "validation_episodes": 2}
+    return {**settings, "run": run, "test": test}
 
 
 def seconds(cell: Cell) -> float | None:
-    """Return what one seed of a cell takes from beginning to end; None when not measured."""
-    found = _held().get(key(cell))
-    if found is None or "refused" in found:
+    """Return the estimated seconds of one seed of a cell; None if its cost is not measured."""
+    cost = _held().get(key(cell))
+    if cost is None or "refused" in cost:
         return None
     settings = cell.settings()
-    run, test = _sizes(json.dumps({part: settings.get(part, {}) for part in ("run", "test")}))
-    visits = run.cohort or int(settings["partition"].get("clients", found["clients"]))
-    looks = 1 + -(-run.rounds // run.validate_every)
-    peeks = run.choose == "best_on_test_classes"  # and every look is at the whole test
-    look = test.episodes if peeks else test.validation_episodes
-    eval_episodes = test.episodes + looks * look
-    if found.get("own"):  # a question for each client
-        validated = peeks or settings["partition"].get("validation", 0) > 0
-        eval_episodes = found["clients"] * (1 + looks * validated)
-    rounds = 0 if cell.lead else run.rounds  # another cell's training is this one's, too
-    work = rounds * visits * steps(settings) * found["step"]
-    total: float = _START + work + eval_episodes * found["question"]
+    run, test = _options_of(json.dumps({part: settings.get(part, {}) for part in ("run", "test")}))
+    cohort = run.cohort or int(settings["partition"].get("clients", cost["clients"]))
+    validations = 1 + -(-run.rounds // run.validate_every)
+    on_test = run.choose == "best_on_test_classes"  # then every validation is the whole test
+    each = test.episodes if on_test else test.validation_episodes
+    episodes = test.episodes + validations * each
+    if cost.get("own"):  # one episode for each client
+        validated = on_test or settings["partition"].get("validation", 0) > 0
+        episodes = cost["clients"] * (1 + validations * validated)
+    rounds = 0 if cell.lead else run.rounds  # a follower trains no rounds
+    work = rounds * cohort * steps(settings) * cost["step"]
+    total: float = _START + work + episodes * cost["question"]
     return total
 
 
 def refused(cell: Cell, data_dir: str | None) -> str | None:
-    """Return why the cell cannot be formed from the data that is here; None where it can."""
+    """Return why the cell cannot be formed from the data on this machine; None if it can."""
     data = cell.settings()["data"]
     present = examples(data, data_dir)
     if not present:
         return f"no data: {data['name']}"
     found = _held().get(key(cell), {})
-    if "refused" not in found or found["examples"] != present:
-        return None
-    reason: str = found["refused"]
+    reason: str | None = found.get("refused") if found.get("examples") == present else None
     return reason
 
 
+def unknown(cells: Sequence[Cell], data_dir: str | None) -> list[Cell]:
+    """Return one cell for each cost that is not measured yet, of cells whose data are here."""
+    by_key = {key(cell): cell for cell in reversed(cells)}
+    return [
+        cell
+        for name, cell in reversed(by_key.items())
+        if (name not in _held() or "refused" in _held()[name]) and refused(cell, data_dir) is None
+    ]
+
+
 def key(cell: Cell) -> str:
-    """Return the name of what a cell's time depends on, this machine included."""
-    tree = {name: part for name, part in cell.settings().items() if name not in _FREE}
+    """Return the cache key: a hash of the machine and of the settings that affect time."""
+    settings = cell.settings()
+    tree = {k: v for k, v in settings.items() if k not in ("name", "seed", "partition")}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
     method = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
     for option in PHASE_OPTIONS:  # of all rounds, whose number does not count either
         if option in method:
             method[option] = bool(method[option])
     tree["method"] = method
-    dealt = cell.settings().get("partition", {})
-    if own := {name: dealt[name] for name in ("way", "shot") if name in dealt}:
-        tree["dealt"] = own  # all that a client holds is a few images of a few classes
+    partition = settings.get("partition", {})
+    if few := {name: partition[name] for name in ("way", "shot") if name in partition}:
+        tree["dealt"] = few  # clients hold only a few images
     here = _machine()
     parts = [tree, *(here[name] for name in ("processor", "cores", "torch", "kernels"))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def unknown(cells: Sequence[Cell], data_dir: str | None) -> list[Cell]:
-    """Return a cell for each cost among those of present data that is not known yet."""
-    found = {key(cell): cell for cell in reversed(cells)}
-    return [
-        cell
-        for name, cell in reversed(found.items())
-        if (name not in _held() or "refused" in _held()[name]) and refused(cell, data_dir) is None
-    ]
-
-
-def short(cell: Cell) -> dict[str, Any]:
-    """Return settings of two short rounds of one client, and of a few questions.
-
-    Where every episode is dealt anew to all clients, all of them take part.
-    """
-    settings = cell.settings()
-    if "local_steps" in _options(settings):
-        few = min(steps(settings), _STEPS)
-        settings = {**settings, "method": settings["method"] | {"local_steps": few}}
-    alone = settings.get("partition", {}).get("name") != "redealt"
-    run = settings["run"] | {"rounds": 2, "cohort": 1 if alone else None, "validate_every": 1000}
-    test = settings.get("test", {}) | {"episodes": 10, "validation_episodes": 2}
-    return {**settings, "run": run, "test": test}
-
-
 def keep(cell: Cell, found: Mapping[str, Any]) -> None:
-    """Remember what was measured of a cell, or why it was refused."""
+    """Add the cost of a cell, or why it is refused, to the cache."""
     path = storage.cache_folder() / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{_FILE}.lock")):  # another process may keep one, too
-        held = _read() | {key(cell): dict(found)}
+    with locked(path.with_name(f".{_FILE}.lock")):
+        _held.cache_clear()  # another process may have written
+        held = _held() | {key(cell): dict(found)}
         storage.write_bytes(path, json.dumps(held, indent=1).encode(), sync=False)
     _held.cache_clear()
 
 
 def steps(settings: Mapping[str, Any]) -> int:
-    """Return the local steps of a visit; 1 for a method that has no such option."""
+    """Return the steps of a local update; 1 for a method without this option."""
     default = _options(settings).get("local_steps")
     return int(settings["method"].get("local_steps", default.default if default else 1))
 
@@ -148,14 +171,14 @@ def _options(settings: Mapping[str, Any]) -> dict[str, Field[Any]]:
 
 
 def _without_size(value: Any) -> Any:
-    """Return an option with 1.0 for all numbers that are not whole, but zero: it may save work."""
+    """Replace nonzero floats by 1.0: their size does not affect time, but zeros save work."""
     if isinstance(value, Mapping):
         return {name: _without_size(part) for name, part in value.items()}
     return 1.0 if isinstance(value, float) and value else value
 
 
 @cache
-def _sizes(parts: str) -> tuple[RunOptions, TestOptions]:
+def _options_of(parts: str) -> tuple[RunOptions, TestOptions]:
     config = Config.of(json.loads(parts))
     return config.run, config.test
 
@@ -167,14 +190,9 @@ def _machine() -> dict[str, Any]:
 
 @cache
 def _held() -> dict[str, Any]:
-    return _read()
-
-
-def _read() -> dict[str, Any]:
+    path = storage.cache_folder() / _FILE
     try:
-        found: dict[str, Any] = records.read(
-            storage.cache_folder() / _FILE, dict[str, _Cost | _Refused]
-        )
+        found: dict[str, Any] = records.read(path, dict[str, _Cost | _Refused])
     except (OSError, CheckpointError):
         return {}
     return found

@@ -1,11 +1,10 @@
-"""The same number of trials for every method, chosen on validation classes.
+"""Hyper-parameter search with the same number of trials for every method.
 
-Trial 0 is the recipe as it stands. The others draw each option from its space; one that several
-rows search in one space is drawn alike for all of them, so no method gets luckier step sizes. The
-trials train in the recipe's first column, as long as a cell does or as those of the budget that
-`trials_as` names, with a seed of their own; the one with the highest validation accuracy, at the
-round that would be tested, is used for every column of its row; one that diverges has lost. Novel
-classes are not looked at.
+Trial 0 is the recipe without changes. The other trials draw each option from its space; rows that
+search an option in the same space draw the same values. The trials train in the recipe's first
+column, with the cell's budget or that of `trials_as`, and with a seed of their own. The trial with
+the highest validation accuracy, at the round that would be tested, sets the options of its row in
+all columns; trials that diverge are not chosen. Novel classes are never used.
 """
 
 from __future__ import annotations
@@ -18,48 +17,50 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from fedshot.config.registry import difference
 from fedshot.config.schema import not_honest
 from fedshot.core import records, storage
 from fedshot.core.errors import ConfigError
 from fedshot.core.locks import locked
 from fedshot.core.seeds import Key
 from fedshot.recipes.recipe import Cell, Recipe, Row
-from fedshot.recipes.results import departure, identity
+from fedshot.recipes.results import identity
 
-SEED = 1_000  # of the trials: no training that is reported has it
+SEED = 1_000
+"""Seed of all trials; reported trainings have smaller seeds."""
 
 Chosen = Mapping[str, Any]
 
 
 def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
-    """Return n settings to try, by dotted place.
+    """Return the options of n trials, by dotted place.
 
-    Raises ConfigError when the recipe has no search space.
+    Raises ConfigError if the recipe has no search space.
     """
-    if not recipe.tune and not row.tune and n > 1:
-        raise ConfigError(f"{recipe.name} says of no option where to search; leave out --tune.")
+    spaces = {**recipe.tune, **row.tune}
+    if not spaces and n > 1:
+        raise ConfigError(f"recipe {recipe.name} has no search space (tune); leave out --tune.")
     key = Key(0).at("tune")
-    found: list[dict[str, Any]] = [{}]
-    for i in range(1, n):
-        spaces = {**recipe.tune, **row.tune}
-        found.append({place: _draw(space, key.at(i, place)) for place, space in spaces.items()})
-    return found
+    return [{}] + [
+        {place: _draw(space, key.at(i, place)) for place, space in spaces.items()}
+        for i in range(1, n)
+    ]
 
 
 def path(folder: Path, recipe: Recipe, variant: str, row: Row) -> Path:
-    """Return where a row's trials are kept."""
+    """Return the file of a row's trials in a results folder."""
     return folder / recipe.name / variant / name(row)
 
 
 def name(row: Row) -> str:
-    """Return the name of the file with a row's trials, beside its cells."""
+    """Return the name of the file of a row's trials."""
     return f"{row.key}.tune.json"
 
 
 def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
     """Return the cell in which a row is tuned.
 
-    Raises ConfigError when its looks are no honest ones: trials are judged by them.
+    Raises ConfigError if the settings of the cell do not allow honest validation.
     """
     shorter = recipe.budget(recipe.budget(budget).trials_as or budget)
     cell = Cell(recipe, row, next(iter(recipe.columns.values())), shorter)
@@ -68,13 +69,13 @@ def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
 
 
 def check_honest(what: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError when the looks of a training are no honest ones to judge a trial by."""
-    told = not_honest(settings)
-    if told:
+    """Raise ConfigError if validation with these settings is not honest."""
+    reasons = not_honest(settings)
+    if reasons:
         raise ConfigError(
-            f"--tune judges trials on validation classes, and of {what} there is to say: "
-            f"{'; '.join(told)}. Leave out --tune, or set run.choose to 'validation' and "
-            "test.first_client_only to false in the recipe's first column."
+            f"--tune judges trials on validation classes, but for {what}: {'; '.join(reasons)}. "
+            "Leave out --tune, or set run.choose to 'validation' and test.first_client_only to "
+            "false in the recipe's first column."
         )
 
 
@@ -87,8 +88,6 @@ class _TrialData(TypedDict):
 
 
 class _Trials(TypedDict):
-    """What is relied on in a file of trials."""
-
     tuned_in: str
     chosen: dict[str, Any]
     settings: dict[str, Any]
@@ -97,38 +96,35 @@ class _Trials(TypedDict):
 
 
 def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
-    """Return what was chosen, when the file holds these very trials of this very cell; else None.
-
-    Trials of a recipe that has changed since count for nothing.
-    """
+    """Return the chosen options, or None if the file does not hold these trials of this cell."""
     if not file.exists():
         return None
     tree = records.read(file, _Trials, "Remove it")
-    changed = departure(tree["settings"], identity(cell, None))
+    changed = difference(tree["settings"], identity(cell, None))
     tried = [trial["options"] for trial in tree["trials"]]
     same = tried == wanted and tree["tuned_in"] == cell.key and not changed
     return dict(tree["chosen"]) if same else None
 
 
 def data_of(file: Path) -> str:
-    """Return the hash of the data that the trials of a file were made on, which `read` has read."""
+    """Return the hash of the data that the trials of a file were trained on."""
     return str(records.read(file, _Trials, "Remove it")["data"]["digest"])
 
 
 def write(
     file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: Sequence[Mapping[str, Any]]
 ) -> Chosen:
-    """Keep the trials, all come to their end, and return the options of the best.
+    """Write the finished trials and return the options of the best one, the first if several.
 
-    Of equals the first. Raises ConfigError when all of them diverge.
+    Raises ConfigError if all of them diverge.
     """
     best = [None if one.get("diverged") else _tested(one) for one in facts]
-    held = [accuracy for accuracy in best if accuracy is not None]
-    if not held:
+    accuracies = [accuracy for accuracy in best if accuracy is not None]
+    if not accuracies:
         raise ConfigError(
             f"all {len(wanted)} trials of {cell.key} diverge, the last in {facts[-1]['diverged']}"
         )
-    chosen = wanted[best.index(max(held))]
+    chosen = wanted[best.index(max(accuracies))]
     content = {
         "tuned_in": cell.key,
         "seed": SEED,
@@ -143,19 +139,19 @@ def write(
         ],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(f".{file.name}.lock")):  # another process may have made them, too
+    with locked(file.with_name(f".{file.name}.lock")):
         storage.write_bytes(file, f"{json.dumps(content, indent=1)}\n".encode(), sync=True)
     return chosen
 
 
 def _tested(facts: Mapping[str, Any]) -> float:
-    """Return the accuracy on validation classes at the round that would be tested."""
-    looks = {round: accuracy for round, accuracy, _ in facts["validation"]}
-    return float(looks[facts["round"]])
+    """Return the validation accuracy at the round that would be tested."""
+    curve = {round: accuracy for round, accuracy, _ in facts["validation"]}
+    return float(curve[facts["round"]])
 
 
 def _draw(space: Mapping[str, Any], key: Key) -> Any:
-    """Draw from `{log: [a, b]}`, `{linear: [a, b]}` or `{choice: [...]}`; three digits are kept."""
+    """Draw from `{log: [a, b]}`, `{linear: [a, b]}` or `{choice: [...]}`; keep three digits."""
     kind, values = next(iter(space.items()))
     u = float(key.numpy().random())
     if kind == "choice":

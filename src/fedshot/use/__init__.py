@@ -1,4 +1,4 @@
-"""What was trained, in use: a classifier, its calibration, folders of files, and exports."""
+"""Use of a trained run: a classifier, its calibration, folders of files, and exports."""
 
 from fedshot.use.calibration import Calibration, CalibrationWarning, store, stored
 from fedshot.use.classifier import FewShotClassifier

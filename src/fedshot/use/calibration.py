@@ -1,4 +1,4 @@
-"""How far a run's confidence can be trusted: what was measured, stored with the run."""
+"""The calibration of a run's confidence, as measured and stored in the run's folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = "calibration.json"
 
 
 class CalibrationWarning(UserWarning):
-    """A threshold is used on another shape of support than it was measured on."""
+    """A threshold is used with a support set of another way or shot than it was measured on."""
 
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]
@@ -40,8 +40,6 @@ class _Threshold(TypedDict):
 
 
 class _Entry(TypedDict):
-    """What is relied on in a measurement, as calibration.json holds it."""
-
     __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
 
     round: Whole
@@ -66,67 +64,46 @@ class _Entry(TypedDict):
 
 
 class _Entries(TypedDict):
-    """What calibration.json holds."""
-
     calibrations: list[_Entry]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A temperature and what it is worth, for one shape of episode.
+    """The temperature and thresholds for episodes of one way and shot, and how well they work.
 
-    Args:
-        round: the run's round that answered.
-        way: classes of an episode.
-        shot: examples of each.
-        client: whose model answered; None for the server's, or for all clients in turn.
-        episodes: how many, half to fit and half to measure.
-        seed: of the episodes.
-        temperature: what logits are divided by.
-        at_bound: whether the best temperature lies outside of what is searched; 1 is taken then.
-        accuracy: on the measured half, in [0, 1].
-        ece_before: expected calibration error on the measured half, in [0, 1], at temperature 1.
-        ece_after: the same at the temperature found.
-        nll_before: cross-entropy in nats, at temperature 1.
-        nll_after: at the temperature found.
-        signal: what thresholds are of: the largest "probability" or the largest "logit".
-        auroc: chance that an example of the classes has more of it than one of another class.
-        unknown: thresholds by the share asked for; empty where no class was left to ask about.
-        end: at which end of what is searched: "cold" or "hot" (see `temperature`).
-        apart: whether no image of the half that fits is in the half that measures.
-        ece_interval: 95 % of bootstraps of `ece_after` over episodes.
+    One half of the episodes fits them; accuracy, errors and AUROC are of the other half.
     """
 
     round: int
     way: int
     shot: int
-    client: int | None
-    episodes: int
-    seed: int
-    temperature: float
-    at_bound: bool
+    client: int | None  # whose model was measured; None for the server's, or all in turn
+    episodes: int  # in both halves
+    seed: int  # of the episodes
+    temperature: float  # divisor of the logits
+    at_bound: bool  # the best temperature is outside the search range, and 1 is used instead
     accuracy: float
-    ece_before: float
-    ece_after: float
-    nll_before: float
-    nll_after: float
-    signal: Signal = "probability"
-    auroc: float | None = None
-    unknown: tuple[Unknown, ...] = ()
-    end: End = ""
-    apart: bool = False
-    ece_interval: Interval | None = None
+    ece_before: float  # expected calibration error, in [0, 1], at temperature 1
+    ece_after: float  # the same at `temperature`
+    nll_before: float  # cross-entropy in nats at temperature 1
+    nll_after: float  # the same at `temperature`
+    signal: Signal = "probability"  # what thresholds apply to: the largest probability or logit
+    auroc: float | None = None  # of `signal`, known against unknown examples
+    unknown: tuple[Unknown, ...] = ()  # by increasing `asked`; empty without unknown classes
+    end: End = ""  # the end of the search range, if `at_bound`; see `confidence.temperature`
+    apart: bool = False  # the two halves share no image
+    ece_interval: Interval | None = None  # 95 % bootstrap interval of `ece_after`
 
     def at(self, accept_unknown: float) -> Unknown:
-        """Return the threshold of the largest share measured that is not above the one asked for.
+        """Return the threshold of the largest measured share that is at most `accept_unknown`.
 
-        Raises ConfigError for a share below all, or where none was measured.
+        Raises ConfigError for a smaller share, or if no threshold was measured.
         """
         fit = [one for one in self.unknown if one.asked <= accept_unknown]
         if not self.unknown:
             raise ConfigError(
-                f"accept_unknown is {accept_unknown}; thresholds were not measured, because the "
-                f"validation classes are only {self.way}. Calibrate with a smaller --way."
+                f"accept_unknown is {accept_unknown}, but no thresholds were measured, because "
+                f"there are only {self.way} validation classes. Calibrate with a smaller --way."
             )
         if not fit or not accept_unknown < 1:
             shown = ", ".join(str(one.asked) for one in self.unknown)
@@ -137,27 +114,27 @@ class Calibration:
         return fit[-1]
 
     def accepts(self, logits: Tensor, accept_unknown: float) -> Tensor:
-        """Return for each row of logits whether it is taken for one of the classes."""
-        sure = signals(logits, self.temperature)[self.signal]
-        return sure >= self.at(accept_unknown).threshold
+        """Return for each row of logits whether its example is accepted as known, bool [n]."""
+        signal = signals(logits, self.temperature)[self.signal]
+        return signal >= self.at(accept_unknown).threshold
 
 
 def store(folder: Path, found: Calibration) -> Path:
-    """Put a measurement into the run's folder, in the place of an earlier one of its shape."""
-    with locked(folder / ".calibration.lock"):  # or another process's entry may be lost
-        kept = [one for one in stored(folder) if _shape(one) != _shape(found)]
-        entries = sorted([*kept, found], key=_order)
+    """Store a calibration in the run's folder; it replaces one of the same way, shot and client."""
+    with locked(folder / ".calibration.lock"):
+        kept = [one for one in stored(folder) if _key(one) != _key(found)]
+        entries = sorted([*kept, found], key=_key)
         text = json.dumps({"calibrations": [asdict(one) for one in entries]}, indent=1) + "\n"
         storage.write_bytes(folder / FILE, text.encode(), sync=False)
     return folder / FILE
 
 
-def _order(one: Calibration) -> tuple[int, int, int]:
+def _key(one: Calibration) -> tuple[int, int, int]:
     return one.way, one.shot, -1 if one.client is None else one.client
 
 
 def stored(folder: Path) -> list[Calibration]:
-    """Return the measurements that a run's folder holds. Raises CheckpointError for damage."""
+    """Return the calibrations in a run's folder. Raises CheckpointError for a damaged file."""
     path = folder / FILE
     if not path.exists():
         return []
@@ -168,20 +145,20 @@ def stored(folder: Path) -> list[Calibration]:
 def calibration_of(
     run: TrainedRun, way: int, shot: int, client: int | None, *, thresholds: bool = False
 ) -> Calibration | None:
-    """Return the measurement nearest to a shape, of the round that answers; None if there is none.
+    """Return the calibration of the chosen round with the nearest way and shot; None without any.
 
-    Temperatures differ between shapes, more with the shots than with the ways. With `thresholds`
-    one that has none for what is none of the classes is taken only where no other is there.
+    Temperatures depend on the shot more than on the way. With `thresholds`, a calibration that has
+    thresholds is preferred.
     """
     fit = [one for one in stored(run.folder) if one.round == run.round]
     if thresholds:
         fit = [one for one in fit if one.unknown] or fit
     own = [one for one in fit if one.client == client] or [one for one in fit if one.client is None]
 
-    def far(one: Calibration) -> float:
+    def distance(one: Calibration) -> float:
         return abs(math.log(one.shot / max(1, shot))) + abs(math.log(one.way / way)) / 2
 
-    return min(own, key=far, default=None)
+    return min(own, key=distance, default=None)
 
 
 def _entry(entry: dict[str, Any]) -> Calibration:
@@ -195,7 +172,3 @@ def _entry(entry: dict[str, Any]) -> Calibration:
 
 def _pair(found: Sequence[float] | None) -> Interval | None:
     return None if found is None else (found[0], found[1])
-
-
-def _shape(one: Calibration) -> tuple[int, int, int | None]:
-    return one.way, one.shot, one.client

@@ -1,4 +1,4 @@
-"""The model card: what a person should know of a model before they use it."""
+"""The model card: what users should know about a model before they use it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
 
-CARD = "Exported by fedshot"  # by which a card is known
-_MANY = 40  # names of classes that a card lists
+CARD = "Exported by fedshot"  # text by which a card is recognised
+_MAX_NAMES = 40  # names of classes that a card lists
 
 
 def card_facts(run: TrainedRun) -> dict[str, str]:
-    """Return what answers, in words, by name."""
+    """Return facts about the model in words, keyed by name."""
     settings, facts = run.config.settings, run.facts
     test = result_of(run)
     return {
@@ -37,23 +37,23 @@ def card_facts(run: TrainedRun) -> dict[str, str]:
 
 
 def result_of(run: TrainedRun) -> dict[str, Any] | None:
-    """Return result.json where it is of the round that answers; else None.
+    """Return result.json if it is of the chosen round; else None.
 
-    Raises CheckpointError when it is damaged.
+    Raises CheckpointError if it is damaged.
     """
     path = run.folder / RESULT
     if not path.exists():
         return None
     found: dict[str, Any] = records.read(
-        path, ResultJson, f"`fedshot resume {run.folder}` writes it anew"
+        path, ResultJson, f"`fedshot resume {run.folder}` writes it again"
     )
     return found if found.get("round") == run.round else None
 
 
 def tested_of(run: TrainedRun) -> TestProtocol:
-    """Return what the run's test asks, whether it was sat or not."""
-    told = TestProtocol.of(run.config.settings, result_of(run))
-    return replace(told, own=not run.facts.novel) if told.own is None else told
+    """Return the protocol of the run's test, whether or not it was carried out."""
+    found = TestProtocol.of(run.config.settings, result_of(run))
+    return replace(found, own=not run.facts.novel) if found.own is None else found
 
 
 def card_text(
@@ -63,14 +63,13 @@ def card_text(
     client: int | None,
     licence: str | None,
 ) -> str:
-    """Return the card of an export as Markdown: of an encoder in one format or several."""
+    """Return the card of an encoder, in one or more formats, as Markdown."""
     settings, facts = run.config.settings, run.facts
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",
         "",
-        f"Turns {'texts' if facts.is_text else 'images'} into features by which classes are told "
-        f"apart from a few examples each. {CARD} {__version__}; the files: "
-        f"{', '.join(files)}.",
+        f"Maps {'texts' if facts.is_text else 'images'} to features that separate classes, given a "
+        f"few examples of each. {CARD} {__version__}; files: {', '.join(files)}.",
         *(f"\n**{mark}.**" for mark in tested_of(run).marks),
         "",
         "## Data",
@@ -79,8 +78,7 @@ def card_text(
         f"`{facts.digest[:16]}`.",
         f"- Licence of the data: {licence or _licence(run)}.",
         f"- Trained on {facts.examples:,} examples of {len(facts.base)} base classes, which stayed "
-        f"with {len(facts.clients)} clients (partition "
-        f"`{settings['partition']['name']}`).",
+        f"with {len(facts.clients)} clients (partition `{settings['partition']['name']}`).",
         f"- Base classes: {_names(run, facts.base)}.",
         *_parts(run),
         "",
@@ -110,38 +108,37 @@ def card_text(
 
 
 def _parts(run: TrainedRun) -> list[str]:
-    """Return what chose the round and what tested, which differs with split and options."""
-    facts, told = run.facts, tested_of(run)
+    """Return the lines about the data that chose the round and the data of the test."""
+    facts, protocol = run.facts, tested_of(run)
     by = (result_of(run) or {}).get("chosen_by", run.config.run.choose)
-    unasked = not told.own and not facts.validation
     if by in ("best_on_test_classes", "test classes"):
-        chosen = "Round: chosen by the test itself, so the accuracy below is NOT HONEST"
-    elif by.startswith("last") or unasked:
-        chosen = "Round: the last one"
-    elif told.own:
-        chosen = "Round: chosen by other images of the clients' own classes, set aside for it"
-    elif told.users:
-        chosen = "Round: chosen by users who neither train nor test"
+        chosen = "chosen by the test itself, so the accuracy below is NOT HONEST"
+    elif by.startswith("last") or not (protocol.own or facts.validation):
+        chosen = "the last one"
+    elif protocol.own:
+        chosen = "chosen by held-out images of the clients' own classes"
+    elif protocol.users:
+        chosen = "chosen by users who neither train nor test"
     else:
-        chosen = "Round: chosen by the validation classes"
-    lines = [f"- {chosen}."]
-    if told.own:
-        return [*lines, "- Tested on images of the clients' own classes that were set aside."]
-    kind = "Classes of the users who" if told.users else "Novel classes, which"
-    other = "Classes of the users for validation" if told.users else "Validation classes"
+        chosen = "chosen by the validation classes"
+    lines = [f"- Round: {chosen}."]
+    if protocol.own:
+        return [*lines, "- Tested on other held-out images of the clients' own classes."]
+    of_users = " of the users" if protocol.users else ""
     return [
         *lines,
-        f"- {other}: {_names(run, facts.validation)}.",
-        f"- {kind} tested: {_names(run, facts.novel)}.",
+        f"- Validation classes{of_users}: {_names(run, facts.validation)}.",
+        f"- {'Classes of the test users' if protocol.users else 'Novel classes, for the test'}: "
+        f"{_names(run, facts.novel)}.",
     ]
 
 
 def _accuracy(run: TrainedRun, result: dict[str, Any]) -> str:
-    test, told = result["test"], tested_of(run)
-    marks = ["transductive"] if test.get("transductive") else []
+    test, protocol = result["test"], tested_of(run)
+    marks = [*(["transductive"] if test.get("transductive") else []), *protocol.marks]
     return (
         f"{100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} % "
-        f"({'; '.join([told.on(test['episodes']), *marks, *told.marks])})"
+        f"({'; '.join([protocol.on(test['episodes']), *marks])})"
     )
 
 
@@ -160,7 +157,7 @@ def _results(run: TrainedRun) -> list[str]:
         if one.round == run.round:
             lines.append(
                 f"- Confidence ({one.way}-way {one.shot}-shot, validation classes): expected "
-                f"calibration error {100 * one.ece_before:.1f} % as it comes, "
+                f"calibration error {100 * one.ece_before:.1f} % before, "
                 f"{100 * one.ece_after:.1f} % after dividing the logits by {one.temperature:.4g}."
             )
     return lines
@@ -172,64 +169,64 @@ def _use(run: TrainedRun, encoders: Sequence[str]) -> list[str]:
     if run.facts.is_text:
         takes = (
             f"int32 [n, {model.shape[0]}]: word numbers, 0 for padding after the words, 1 for "
-            "a word that is not known, and the line of words.txt plus 1 for others (the first line "
+            "an unknown word, and for others the line number in words.txt plus 1 (the first line "
             "is word 2)"
         )
     else:
         takes = (
-            f"uint8 [n, {shape}] (height, width, channels), {made_of(run)}; the scaling, "
-            f"(x / 255 - {model.pixel_mean:g}) / {model.pixel_std:g}, is inside"
+            f"uint8 [n, {shape}] (height, width, channels), {preprocessing(run)}; the program "
+            f"scales pixels by (x / 255 - {model.pixel_mean:g}) / {model.pixel_std:g}"
         )
     where = "`body/...` are the weights and `stats/...` the statistics of batch norm by layer"
     lines = [
-        f"- `{file}`: {where}; encoder.json says which layers."
+        f"- `{file}`: {where}; encoder.json describes the layers."
         if file == "encoder.safetensors"
         else f"- `{file}`: takes {takes}; gives {model.dtype} [n, {model.out_features}]."
         for file in encoders
     ]
     if model.by_support and len(model.backbone.norm_policies) > 1:
         lines.append(
-            "- Batch norm goes by the statistics of the support: pass support and queries together "
+            "- Batch norm uses the statistics of the support: pass support and queries together "
             "(inputs `support`, `query`)."
         )
     if run.model.bf16:
-        lines.append("- Trained in bfloat16, exported in float32: features differ by its rounding.")
+        lines.append("- Trained in bfloat16, exported in float32: features differ by rounding.")
     return lines
 
 
-_AT_ITS_ASPECT = {
-    "crop": " at its aspect, the middle of it",
-    "pad": " at its aspect, with black added",
+_ASPECTS = {
+    "crop": " at its aspect ratio and cropped to the centre",
+    "pad": " at its aspect ratio and padded with black",
 }
 
 
-def made_of(run: TrainedRun) -> str:
-    """Return how a picture becomes pixels of the run's data set, in words."""
+def preprocessing(run: TrainedRun) -> str:
+    """Return in words how an image file becomes pixels of the run's data set."""
     height, width, channels = run.model.shape
     pictures = Pictures.like(run.config.data, (height, width, channels))
     if pictures.ink:
         return "ink 255 on 0, averaged down from the drawing"
-    how = _AT_ITS_ASPECT.get(pictures.aspect, "")
-    return f"{'grey' if channels == 1 else 'colour'}, upright, scaled bilinearly{how}"
+    aspect = _ASPECTS.get(pictures.aspect, "")
+    return f"{'grey' if channels == 1 else 'colour'}, upright, scaled bilinearly{aspect}"
 
 
 def _limits(run: TrainedRun) -> list[str]:
     lines = [
-        "- The accuracy is that of this test alone. Other classes, other cameras, other languages "
-        "or more classes at once can do much worse; measure on your own.",
-        "- Without a threshold every example is given one of the classes, also what is none of "
-        "them.",
-        "- Features hold something of the images they are made of. Federated averaging alone is no "
-        "differential privacy: what clients trained on may be inferred in part.",
+        "- The accuracy is that of this test. With other classes, cameras or languages, or with "
+        "more classes at once, it can be much lower; measure it on your own data.",
+        "- Without a threshold, every example is assigned to one of the classes, even if it "
+        "belongs to none of them.",
+        "- Features contain information about their images. Federated averaging alone gives no "
+        "differential privacy: parts of the clients' training data may be inferred.",
     ]
     if run.method.traits.adapts:
         lines.append(
-            "- The method adapts by gradient steps at test, which this file does not do: class "
-            "means of its features answer otherwise than the run did."
+            "- The method adapts by gradient steps at test, which this file does not do: "
+            "predictions by class means of its features differ from the run's."
         )
     if run.facts.is_text:
         lines.append(
-            f"- Knows {len(run.facts.words):,} words, those of the data set that have a vector."
+            f"- Knows {len(run.facts.words):,} words: those of the data set that have a vector."
         )
     return lines
 
@@ -243,8 +240,8 @@ def _names(run: TrainedRun, classes: Sequence[int]) -> str:
     if not classes:
         return "none"
     names = [code(run.facts.class_names[c]) for c in classes]
-    more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-    return f"{', '.join(names[:_MANY])}{more}"
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def _options(settings: dict[str, Any]) -> str:
@@ -252,7 +249,7 @@ def _options(settings: dict[str, Any]) -> str:
 
 
 def code(text: object) -> str:
-    """Return text as code in Markdown, in which nothing is obeyed: a longer fence, on one line."""
+    """Return text as an inline code span of Markdown, with a fence longer than any inside."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     padded = f" {line} " if line.startswith("`") or line.endswith("`") else line

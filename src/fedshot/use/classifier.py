@@ -1,11 +1,11 @@
-"""A trained run as a scikit-learn classifier: a few labelled examples in, predictions out.
+"""A trained run as a scikit-learn classifier, fitted to a few labelled examples.
 
     classifier = FewShotClassifier.from_run("runs/x")
     classifier.fit(images, ["cat", "cat", "dog", "dog"])
     classifier.predict(["1.jpg", "2.jpg"])
 
-What happens between the two is the method's own: prototypes, gradient steps, a probe, the private
-model of a client. `fit` keeps the examples; the method adapts to them when it is asked.
+`fit` stores the examples. `predict` lets the run's method adapt to them as it does at test: by
+prototypes, gradient steps, a probe, or the private model of a client.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from torch import Tensor
 
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError
 from fedshot.data.dataset import check_spellings
-from fedshot.use.asked import Asked
 from fedshot.use.calibration import Calibration, CalibrationWarning, calibration_of
 from fedshot.use.inputs import Inputs, joined
-from fedshot.use.labels import Labels, labels_of, told_apart
+from fedshot.use.labels import Labels, encoded, labels_of
+from fedshot.use.query_episodes import QueryEpisodes
 from fedshot.use.trained import TrainedRun
 
 NONE = "none of these"
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # it has no types
-    """A classifier for classes that nobody trained on, from a few examples of each.
+    """A classifier for new classes, from a few examples of each.
 
     Args:
-        run: folder of a run; its best round on the validation classes answers.
-        client: whose model answers, where the method leaves models with its clients.
+        run: folder of a run; the chosen round predicts.
+        client: the client whose model predicts, for methods whose clients keep models.
         calibrated: divide the logits by the temperature that `fedshot calibrate` stored with the
-            run, if it did; `calibration_` says what was measured.
-        accept_unknown: the share in (0, 1) of examples of other classes that may be taken for one
-            of these; the rest, and what looks like it, is answered `unknown_label`. Needs a
-            calibration. None answers one of the classes always.
-        unknown_label: that answer.
+            run, if there is one.
+        accept_unknown: share, in (0, 1), of examples of unknown classes that may be accepted as
+            one of the known; rejected examples get `unknown_label`. Needs a calibration. None
+            accepts every example.
+        unknown_label: label of rejected examples.
         data_dir: folder of datasets, for the few runs that need their data (see `TrainedRun`).
 
     Attributes:
         classes_: labels, sorted, in the order of the columns of `predict_proba`.
-        n_features_in_: numbers that make up an image for the model; not set for texts.
-        calibration_: the measurement nearest to the shape of the support, or None.
+        n_features_in_: numbers in an image for the model; not set for texts.
+        calibration_: the calibration used, nearest to the support's way and shot, or None.
     """
 
     def __init__(
@@ -72,81 +72,81 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @classmethod
     def from_run(cls, run: str | Path, **options: Any) -> FewShotClassifier:
-        """Return the classifier of a run, which is opened and checked at once.
+        """Return the classifier of a run, after opening and checking the run.
 
-        Raises CheckpointError, ConfigError or DataError when it cannot be used.
+        Raises CheckpointError, ConfigError or DataError if the run cannot be used.
         """
-        made = cls(run, **options)
-        opened = made._open()
-        if made.client is not None:
-            opened.check_client(made.client)
-        return made
+        classifier = cls(run, **options)
+        opened = classifier.opened
+        if classifier.client is not None:
+            opened.check_client(classifier.client)
+        return classifier
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:  # noqa: N803  (scikit-learn's names)
-        """Take labelled examples, forgetting earlier ones.
+        """Store labelled examples in place of earlier ones.
 
         Args:
-            X: images: arrays [n, H, W, C] or [n, H, W], uint8 or shares in [0, 1]; paths, bytes of
+            X: images: arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1]; paths, bytes of
                 files, or PIL images. Texts: strings, paths (pathlib.Path), or lists of words.
             y: labels of any kind, one for each example; two classes at least.
 
-        Raises InputError, a ValueError, for examples or labels that cannot be.
+        Raises InputError, a ValueError, for invalid examples or labels.
         """
-        run = self._open()
+        run = self.opened
         x = self._examples(X)
-        with self._all_or_nothing():
+        with self._rolled_back_on_error():
             self._learn(run, x, labels_of(y, len(x)))
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> FewShotClassifier:  # noqa: N803
-        """Add examples, of old classes or of new ones, to those that are there.
+        """Add examples of old or new classes to the stored ones.
 
-        For methods whose answer is made of the examples one by one, such as class means; what
-        adapts by gradient steps takes all examples at once, with `fit`.
+        Only for methods that treat examples one by one, such as class means; methods that adapt by
+        gradient steps need all examples at once, with `fit`.
 
         Args:
             X: as in `fit`.
             y: as in `fit`.
-            classes: labels that may occur, as scikit-learn has it; others are then refused. With
-                it the first examples may be of one class; answers need two.
+            classes: all labels that may occur, as in scikit-learn; other labels are refused. With
+                it the first examples may be of one class; `predict` needs two.
         """
-        run = self._open()
+        run = self.opened
         if not run.method.traits.adds_examples:
             raise ConfigError(
-                f"{run.method.name}, as this run has it, adapts to all examples at once, so none "
-                "can be added later. Call fit with all of them."
+                f"{run.method.name}, with the options of this run, adapts to all examples at once, "
+                "so none can be added later. Call fit with all of them."
             )
         x = self._examples(X, fitting=not hasattr(self, "support_"))
         labels = labels_of(y, len(x))
         if classes is not None:
-            strange = set(labels.tolist()) - set(np.asarray(classes).tolist())
-            if strange:
-                raise InputError(f"label {strange.pop()!r} is not among `classes`.")
+            others = set(labels.tolist()) - set(np.asarray(classes).tolist())
+            if others:
+                raise InputError(f"label {others.pop()!r} is not among `classes`.")
         if hasattr(self, "support_"):
             self._check_unchanged()
             x, old = joined(self.support_, x), self.classes_[self.support_codes_]
             labels = labels_of([*old.tolist(), *labels.tolist()], len(x))
-        with self._all_or_nothing():
-            self._learn(run, x, labels, begun=classes is not None or self._begun)
+        # Examples of one class may be followed by others.
+        one_class = classes is not None or len(getattr(self, "classes_", ())) == 1
+        with self._rolled_back_on_error():
+            self._learn(run, x, labels, one_class=one_class)
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """Return the share of examples whose label is predicted, by equality.
-
-        Labels may be of any kind, and `sample_weight` [n] not negative.
-        """
-        said = self.predict(X).tolist()
-        right = [bool(a == b) for a, b in zip(said, labels_of(y, len(said)).tolist(), strict=True)]
+        """Return the accuracy, for labels of any kind; `sample_weight` [n] is not negative."""
+        predicted = self.predict(X).tolist()
+        labels = labels_of(y, len(predicted)).tolist()
+        right = [bool(a == b) for a, b in zip(predicted, labels, strict=True)]
         if not right:
             raise InputError("there are no examples to score.")
         if sample_weight is None:
             return float(np.mean(right))
         weights = np.asarray(sample_weight, dtype=np.float64)
-        sound = weights.shape == (len(right),) and np.isfinite(weights).all()
-        if not sound or weights.min() < 0 or not weights.sum():
+        valid = weights.shape == (len(right),) and np.isfinite(weights).all()
+        if not valid or weights.min() < 0 or not weights.sum():
             raise InputError(
                 f"sample_weight has shape {list(weights.shape)}; expected {len(right)} finite "
-                "numbers that are not negative, some of them positive."
+                "numbers, none of them negative and some positive."
             )
         return float(np.average(right, weights=weights))
 
@@ -162,47 +162,46 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return out
 
     def predict_proba(self, X: Any) -> Labels:  # noqa: N803
-        """Return probabilities [n, classes], those of a row summing to 1, for these classes."""
+        """Return probabilities [n, classes]; each row sums to 1."""
         return self.probabilities(self.logits(X))
 
     def probabilities(self, logits: Tensor) -> Labels:
-        """Return what `predict_proba` makes of logits, float64 [n, classes]."""
-        heat = self.calibration_.temperature if self.calibration_ else 1.0
-        return torch.softmax(logits.double() / heat, dim=1).numpy()
+        """Return the probabilities of logits, float64 [n, classes]."""
+        temperature = self.calibration_.temperature if self.calibration_ else 1.0
+        return torch.softmax(logits.double() / temperature, dim=1).numpy()
 
     def accepted(self, logits: Tensor) -> Labels:
-        """Return, for each row of logits, whether it is taken for one of the classes, bool [n]."""
-        if self.accept_unknown is None or self.calibration_ is None:
-            self._check_threshold(self.calibration_)
-            return np.ones(len(logits), dtype=bool)
+        """Return for each row of logits whether its example is accepted as known, bool [n]."""
         self._check_threshold(self.calibration_)
+        if self.accept_unknown is None or self.calibration_ is None:
+            return np.ones(len(logits), dtype=bool)
         return self.calibration_.accepts(logits, self.accept_unknown).numpy()
 
     def logits(self, X: Any) -> Tensor:  # noqa: N803
-        """Return the method's own logits [n, classes], before temperature and softmax."""
+        """Return the method's logits [n, classes], before temperature and softmax."""
         check_is_fitted(self, "support_")
         self._check_unchanged()
         if len(self.classes_) < 2:
             raise InputError(
-                f"all examples so far are of one class, {self.classes_.tolist()[0]!r}; answers "
-                "need two classes at least. Add examples of another with partial_fit."
+                f"all examples so far are of one class, {self.classes_.tolist()[0]!r}; expected "
+                "two classes at least. Add examples of another class with partial_fit."
             )
-        run = self._open()
+        run = self.opened
         query = self._examples(X, fitting=False)
         if not len(query):
             return torch.empty((0, len(self.classes_)))
-        found = torch.cat(run.answer(self._eval_episodes_of(run, query), self.client))
+        found = torch.cat(run.answer(self._eval_episodes(run, query), self.client))
         wrong = int((~torch.isfinite(found).all(1)).sum())
         if wrong:
             raise CheckpointError(
-                f"the model of {run.folder} at round {run.round} gives numbers that are not finite "
-                f"for {wrong} of {len(found)} examples: its training, or the adaptation, diverged."
+                f"the model of {run.folder} at round {run.round} gives logits that are not finite "
+                f"for {wrong} of {len(found)} examples, because its training or the adaptation "
+                "diverged. Use another run, or train with smaller step sizes."
             )
         return found
 
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Put everything back as it was when something is refused."""
+    def _rolled_back_on_error(self) -> Iterator[None]:
         before = dict(vars(self))
         try:
             yield
@@ -211,32 +210,35 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self.__dict__.update(before)
             raise
 
-    def _learn(self, run: TrainedRun, x: Tensor, labels: Labels, *, begun: bool = False) -> None:
+    def _learn(
+        self, run: TrainedRun, x: Tensor, labels: Labels, *, one_class: bool = False
+    ) -> None:
         if run.method.traits.base_classes_only:
             raise ConfigError(
-                f"{run.method.name} tells apart the {len(run.facts.base)} classes that it was "
-                "trained on, and has no answer about others, whatever the examples. Choose a run "
-                "of a method that learns from examples at test, such as fedavg_probe."
+                f"{run.method.name} predicts only the {len(run.facts.base)} classes that it was "
+                "trained on, and cannot learn others. Choose a run of a method that learns from "
+                "examples at test, such as fedavg_probe."
             )
         if not len(x):
             raise InputError("there are no examples (0 sample(s)); a minimum of 1 is required.")
-        classes, codes = told_apart(labels)
+        classes, codes = encoded(labels)
         try:
             check_spellings(
                 "the labels", [name for name in classes.tolist() if isinstance(name, str)]
             )
         except DataError as error:
             raise InputError(str(error)) from None
-        if len(classes) < 2 and not begun:
+        if len(classes) < 2 and not one_class:
             raise InputError(
                 f"the examples are all of one class, {classes.tolist()[0]!r}; expected two classes "
-                "at least. To tell one class from everything else, add examples of other things."
+                "at least. To recognise a single class, add examples of other things."
             )
-        widest = run.method.traits.max_test_way
-        if widest is not None and len(classes) > widest:
+        most = run.method.traits.max_test_way
+        if most is not None and len(classes) > most:
             raise InputError(
-                f"the examples are of {len(classes)} classes, and the head of this run tells "
-                f"{widest} apart. Use fewer classes, or a run with a wider model.head.way."
+                f"the examples are of {len(classes)} classes; expected at most {most}, the number "
+                "of outputs of this run's head. Use fewer classes, or a run with a larger "
+                "model.head.way."
             )
         self.classes_, self.support_ = classes, x
         self.support_codes_ = torch.from_numpy(codes.astype(np.int64))
@@ -248,58 +250,56 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             return
         counts = np.bincount(codes)
         shot = int(np.median(counts))
-        found = None
         if self.calibrated:
-            asked = self.accept_unknown is not None
-            found = calibration_of(run, len(classes), shot, self.client, thresholds=asked)
-        self.calibration_ = found
-        self._check_threshold(found)
-        if self.accept_unknown is not None and found is not None:
-            self._check_shape(found, counts, shot)
-        if self.client is not None or run.keeps_private:  # else the server answers in any case
+            self.calibration_ = calibration_of(
+                run, len(classes), shot, self.client, thresholds=self.accept_unknown is not None
+            )
+        self._check_threshold(self.calibration_)
+        if self.accept_unknown is not None and self.calibration_ is not None:
+            self._warn_of_shape(self.calibration_, counts, shot)
+        if self.client is not None or run.keeps_private:  # else the server can always predict
             if self.client is not None:
                 run.check_client(self.client)
-            run.answer(self._eval_episodes_of(run, x[:1]), self.client)
+            run.answer(self._eval_episodes(run, x[:1]), self.client)
 
     def _check_threshold(self, found: Calibration | None) -> None:
         if self.accept_unknown is None:
             return
         if any(bool(label == self.unknown_label) for label in self.classes_.tolist()):
             raise InputError(
-                f"unknown_label is {self.unknown_label!r}, and so is one of the classes; an answer "
-                "would not say which is meant. Rename the class, or set unknown_label."
+                f"unknown_label is {self.unknown_label!r}, which is also one of the classes. "
+                "Rename the class, or set another unknown_label."
             )
         if found is None:
             raise ConfigError(
-                f"accept_unknown is {self.accept_unknown}, which needs a measurement. Run `fedshot "
+                f"accept_unknown is {self.accept_unknown}, which needs a calibration. Run `fedshot "
                 f"calibrate {self.run}`{'' if self.calibrated else ', and leave calibrated on'}."
             )
         found.at(self.accept_unknown)
 
-    def _check_shape(self, found: Calibration, counts: Labels, shot: int) -> None:
-        """Warn where a threshold was measured on other episodes than the support makes."""
+    def _warn_of_shape(self, found: Calibration, counts: Labels, shot: int) -> None:
+        """Warn if a threshold was measured with another way or shot than the support has."""
         way = len(counts)
         uneven = int(counts.min()) != int(counts.max())
-        if (found.way, found.shot) == (way, shot) and not uneven:
+        same = (found.way, found.shot) == (way, shot)
+        if same and not uneven:
             return
         each = f"{counts.min()} to {counts.max()} examples of each" if uneven else f"{shot}-shot"
-        whose = f" --client {self.client}" if found.client is not None else ""
-        same = (found.way, found.shot) == (way, shot)
+        client = f" --client {self.client}" if found.client is not None else ""
         fix = (
-            "Give as many examples of each class"
+            "Give the same number of examples of each class"
             if same
-            else f"Run `fedshot calibrate {self.run} --way {way} --shot {shot}{whose}`"
+            else f"Run `fedshot calibrate {self.run} --way {way} --shot {shot}{client}`"
         )
         warnings.warn(
             f"the threshold for {self.unknown_label!r} was measured on {found.way}-way "
-            f"{found.shot}-shot episodes, and the examples are {way}-way, {each}: another share "
-            f"than {self.accept_unknown:g} of unknown examples may be accepted. {fix}.",
+            f"{found.shot}-shot episodes, but the examples are {way}-way, {each}: the share of "
+            f"unknown examples that are accepted may differ from {self.accept_unknown:g}. {fix}.",
             CalibrationWarning,
             stacklevel=4,
         )
 
     def _settings(self) -> tuple[Any, ...]:
-        """Return what examples are fitted with."""
         return str(self.run), self.client, bool(self.calibrated)
 
     def _check_unchanged(self) -> None:
@@ -307,30 +307,29 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         for name, new, old in zip(("run", "client", "calibrated"), now, then, strict=True):
             if new != old:
                 raise ConfigError(
-                    f"{name} is {new!r} now, and the examples were fitted when it was {old!r}. "
-                    "Call fit again."
+                    f"{name} is {new!r}, but the examples were fitted with {old!r}. Call fit again."
                 )
 
     @property
-    def _begun(self) -> bool:
-        """Whether examples of one class are there, and others are to come."""
-        return len(getattr(self, "classes_", ())) == 1
-
-    @property
     def opened(self) -> TrainedRun:
-        """The run, opened."""
-        return self._open()
+        """The run, opened once for each value of `run` and `data_dir`."""
+        asked = (str(self.run), self.data_dir)
+        if getattr(self, "_asked", None) != asked:
+            self._run = TrainedRun(self.run, self.data_dir)
+            self._inputs = Inputs(self._run.facts, self._run.config)
+            self._asked = asked
+        return self._run
 
     @property
     def inputs(self) -> Inputs:
-        """What makes examples of one's own into the run's."""
-        self._open()
+        """Converts examples to inputs of the run's model."""
+        _ = self.opened
         return self._inputs
 
-    def _eval_episodes_of(self, run: TrainedRun, query: Tensor) -> Asked:
+    def _eval_episodes(self, run: TrainedRun, query: Tensor) -> QueryEpisodes:
         way, known = len(self.classes_), len(run.facts.class_names)
-        classes = torch.arange(known, known + way)  # none of them is a class of the training data
-        return Asked(
+        classes = torch.arange(known, known + way)  # numbers of no class of the training data
+        return QueryEpisodes(
             self.support_,
             self.support_codes_,
             query,
@@ -340,29 +339,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         )
 
     def _examples(self, X: Any, *, fitting: bool = True) -> Tensor:  # noqa: N803
-        """Return examples as the model takes them; a subclass may read other kinds."""
+        """Return examples as inputs of the model; a subclass may read other kinds."""
         del fitting
         if isinstance(X, Tensor) and X.dtype in (torch.uint8, torch.int32):
             X = X.numpy(force=True)  # noqa: N806
-        self._open()
-        return self._inputs(X)
-
-    def _open(self) -> TrainedRun:
-        """Return the run, opened once for each setting of `run` and `data_dir`."""
-        asked = (str(self.run), self.data_dir)
-        if getattr(self, "_asked", None) != asked:
-            self._run = TrainedRun(self.run, self.data_dir)
-            self._inputs = Inputs(self._run.facts, self._run.config)
-            self._asked = asked
-        return self._run
+        return self.inputs(X)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the opened run out: a copy opens the folder itself."""
+        """Return the state without the opened run; a copy opens the folder again."""
         state: dict[str, Any] = super().__getstate__()
         return {k: v for k, v in state.items() if k not in ("_run", "_inputs", "_asked")}
 
     def __sklearn_tags__(self) -> Any:
-        """Say that examples are images or texts, not rows of features."""
+        """Declare that examples are images or texts, not rows of features."""
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = False
         tags.input_tags.three_d_array = True

@@ -1,10 +1,9 @@
-"""From logits to confidence: a temperature, its error, and what is none of the classes.
+"""Confidence from logits: temperature scaling, calibration error and thresholds.
 
-Logits are divided by a temperature T, found by minimising the cross-entropy of episodes of the
-validation classes (Guo et al. 2017); the loss is convex in 1 / T, so a golden section finds it.
-What is none of the classes is turned away by a threshold on the largest probability, or on the
-largest logit, which for prototypes is the distance to the nearest: whichever tells better, as
-measured on examples of classes that the logits know nothing of.
+Logits are divided by the temperature T that minimises the cross-entropy on validation episodes (Guo
+et al. 2017, On Calibration of Modern Neural Networks); the loss is convex in 1 / T, so golden
+section search finds it. A threshold rejects examples of unknown classes, on the largest probability
+or the largest logit, whichever separates them better on validation episodes.
 """
 
 from __future__ import annotations
@@ -27,52 +26,44 @@ Interval: TypeAlias = tuple[float, float]
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of unknown examples that may be accepted
 BINS = 15
 _COLDEST, _HOTTEST = 1e-3, 1e4  # temperatures
-_NEAR = 0.01  # of an end, in nats of the temperature
+_NEAR = 0.01  # of an end, in log temperature
 _RESAMPLED = 1000  # bootstraps of an interval
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A threshold for "none of these", and what it does to episodes that it was not made from.
+    """A threshold for rejecting unknown examples, and its error rates on held-out episodes."""
 
-    Args:
-        asked: share of unknown examples that may be accepted.
-        threshold: probability, or logit, from which an answer is accepted.
-        false_accept: share of unknown examples that were.
-        false_reject: share of examples of the classes that were turned away.
-        interval: 95 % of bootstraps of `false_accept` over episodes; None for older measurements.
-    """
-
-    asked: float
-    threshold: float
-    false_accept: float
-    false_reject: float
-    interval: Interval | None = None
+    asked: float  # requested share of unknown examples that are accepted
+    threshold: float  # probability or logit from which an example is accepted
+    false_accept: float  # measured share of unknown examples that are accepted
+    false_reject: float  # measured share of known examples that are rejected
+    interval: Interval | None = None  # 95 % bootstrap interval of `false_accept`
 
 
 @dataclass(frozen=True)
-class Marked:
-    """Logits [n, way] of queries, the right classes, -1 for none of them, half and episode."""
+class LabelledLogits:
+    """The logits of the queries of all episodes, with their labels."""
 
-    logits: Tensor
-    y: Tensor
-    measures: Tensor  # bool: not used to fit
-    episode: Tensor  # int64
+    logits: Tensor  # [n, way]
+    y: Tensor  # int64 [n]; -1 for a class outside the episode
+    measures: Tensor  # bool [n]: in the half that measures, not in the half that fits
+    episode: Tensor  # int64 [n]
 
 
-def signals(logits: Tensor, heat: float) -> dict[Signal, Tensor]:
-    """Return what may tell examples of the classes from others, float64 [n] each."""
+def signals(logits: Tensor, temperature: float) -> dict[Signal, Tensor]:
+    """Return the values that may separate known from unknown examples, float64 [n] each."""
     logits = logits.double()
-    probability = torch.softmax(logits / heat, 1).max(1).values
+    probability = torch.softmax(logits / temperature, 1).max(1).values
     return {"probability": probability, "logit": logits.max(1).values}
 
 
 def temperature(logits: Tensor, y: Tensor) -> tuple[float, End]:
-    """Return (the temperature of the least cross-entropy, the end of the range that it lies at).
+    """Return (temperature with the smallest cross-entropy, end of the search range).
 
-    There it is 1: "cold", where all answers are right, the loss falls for ever; "hot", where they
-    are no better than chance, every temperature is too low. Neither says how sure to be.
+    At an end of the range the temperature is 1: at "cold" all predictions are right and the loss
+    has no minimum; at "hot" they are no better than chance. Elsewhere the end is "".
     """
     logits = logits.double()
 
@@ -89,7 +80,7 @@ def temperature(logits: Tensor, y: Tensor) -> tuple[float, End]:
 
 
 def golden_section(f: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one valley is lowest, to 1e-6."""
+    """Return the minimum of a unimodal function, to 1e-6."""
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     fa, fb = f(a), f(b)
     while high - low > 1e-6:
@@ -106,89 +97,90 @@ def golden_section(f: Callable[[float], float], low: float, high: float) -> floa
 
 def expected_calibration_error(p: Tensor, y: Tensor) -> float:
     """Return the mean over 15 equal bins of |accuracy - confidence|, weighted by their sizes."""
-    place, gap = _gaps(p, y)
-    total = torch.zeros(BINS, dtype=torch.float64).index_add(0, place, gap)
+    bins, gap = _gaps(p, y)
+    total = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gap)
     return float(total.abs().sum() / len(y))
 
 
 def _gaps(p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bin of every answer, and whether it is right less its confidence."""
-    confidence, said = p.max(dim=1)
-    place = (confidence * BINS).long().clamp(max=BINS - 1)
-    return place, (said == y).double() - confidence.double()
+    """Return the bin of every prediction, and its correctness (0 or 1) minus its confidence."""
+    confidence, predicted = p.max(dim=1)
+    bins = (confidence * BINS).long().clamp(max=BINS - 1)
+    return bins, (predicted == y).double() - confidence.double()
 
 
 def error_interval(p: Tensor, y: Tensor, episode: Tensor) -> Interval:
     """Return the 95 % interval of the expected calibration error, by bootstrap over episodes.
 
-    Queries of an episode share a support, so episodes are drawn, not queries. The error is a sum of
-    absolute values, so that few episodes overstate it, and its bootstraps more so.
+    Episodes are resampled, not queries, because the queries of an episode share a support. The
+    error is a sum of absolute values, so few episodes overestimate it, and resampling more so.
     """
-    place, gap = _gaps(p, y)
-    ids, where = torch.unique(episode, return_inverse=True)
+    bins, gap = _gaps(p, y)
+    ids, number = torch.unique(episode, return_inverse=True)
     sums = torch.zeros(len(ids), BINS, dtype=torch.float64)
-    sums.index_put_((where, place), gap, accumulate=True)
-    sizes = torch.bincount(where, minlength=len(ids)).double()
-    times = _times(len(ids))
-    return _middle((times @ sums).abs().sum(1) / (times @ sizes))
+    sums.index_put_((number, bins), gap, accumulate=True)
+    sizes = torch.bincount(number, minlength=len(ids)).double()
+    times = _resampled(len(ids))
+    return _interval((times @ sums).abs().sum(1) / (times @ sizes))
 
 
 def share_interval(hit: Tensor, episode: Tensor) -> Interval:
-    """Return the 95 % interval of a share of queries, by bootstrap over episodes.
+    """Return the 95 % interval of the share of queries that hit, by bootstrap over episodes.
 
-    Where none or all of them hit, which no bootstrap varies, the exact binomial one over episodes.
+    If none or all of them hit, it is the exact binomial interval over episodes.
     """
-    ids, where = torch.unique(episode, return_inverse=True)
-    sizes = torch.bincount(where, minlength=len(ids)).double()
-    hits = torch.bincount(where, weights=hit.double(), minlength=len(ids))
+    ids, number = torch.unique(episode, return_inverse=True)
+    sizes = torch.bincount(number, minlength=len(ids)).double()
+    hits = torch.bincount(number, weights=hit.double(), minlength=len(ids))
     if not bool(hit.any()):
         return 0.0, 1 - 0.025 ** (1 / len(ids))
     if bool(hit.all()):
         return 0.025 ** (1 / len(ids)), 1.0
-    times = _times(len(ids))
-    return _middle((times @ hits) / (times @ sizes))
+    times = _resampled(len(ids))
+    return _interval((times @ hits) / (times @ sizes))
 
 
-def _times(n: int) -> Tensor:
-    """Return how often each of n episodes is drawn, float64 [bootstraps, n]; always the same."""
+def _resampled(n: int) -> Tensor:
+    """Return how often each of n episodes is drawn, float64 [bootstraps, n], with a fixed seed."""
     drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), _RESAMPLED)
     return torch.from_numpy(drawn).double()
 
 
-def _middle(values: Tensor) -> Interval:
+def _interval(values: Tensor) -> Interval:
     low, high = np.quantile(values.numpy(), (0.025, 0.975))
     return float(low), float(high)
 
 
-def thresholds(marked: Marked, heat: float) -> dict[str, Any]:
-    """Return the signal that tells better, how well, and its thresholds."""
-    known, half = (marked.y >= 0).numpy(), marked.measures.numpy()
+def thresholds(labelled: LabelledLogits, temperature: float) -> dict[str, Any]:
+    """Return the better signal, its AUROC and its thresholds, as fields of a `Calibration`."""
+    known, half = (labelled.y >= 0).numpy(), labelled.measures.numpy()
     if known.all():
         return {}
-    found = signals(marked.logits, heat)
+    found = signals(labelled.logits, temperature)
 
     def area(signal: Signal, part: np.ndarray[Any, Any]) -> float:
         return float(roc_auc_score(known[part], found[signal].numpy()[part]))
 
     best = max(found, key=lambda signal: area(signal, ~half))
-    lines = lines_of(found[best].numpy(), known, half, marked.episode.numpy())
-    return {"signal": best, "auroc": area(best, half), "unknown": lines}
+    unknown = thresholds_of(found[best].numpy(), known, half, labelled.episode.numpy())
+    return {"signal": best, "auroc": area(best, half), "unknown": unknown}
 
 
-def lines_of(
-    sure: np.ndarray[Any, Any],
+def thresholds_of(
+    signal: np.ndarray[Any, Any],
     known: np.ndarray[Any, Any],
     half: np.ndarray[Any, Any],
     episode: np.ndarray[Any, Any],
 ) -> tuple[Unknown, ...]:
-    """Return the thresholds of a signal `sure` [n] for all shares; `half` does not fit them."""
-    fit, strange, own = sure[~known & ~half], sure[~known & half], sure[known & half]
-    asked = torch.from_numpy(episode[~known & half])
+    """Return a threshold of `signal` [n] for each share, measured on the examples in `half`."""
+    fit, others, own = signal[~known & ~half], signal[~known & half], signal[known & half]
+    episodes = torch.from_numpy(episode[~known & half])
     found = []
     for share in SHARES:
-        # The next number above, since what equals a threshold is accepted.
-        line = float(np.nextafter(np.quantile(fit, 1 - share, method="higher"), np.inf))
-        accepted, turned = float((strange >= line).mean()), float((own < line).mean())
-        interval = share_interval(torch.from_numpy(strange >= line), asked)
-        found.append(Unknown(share, line, accepted, turned, interval))
+        # The next larger number, because a signal equal to the threshold is accepted.
+        threshold = float(np.nextafter(np.quantile(fit, 1 - share, method="higher"), np.inf))
+        accepted = others >= threshold
+        interval = share_interval(torch.from_numpy(accepted), episodes)
+        rejected = float((own < threshold).mean())
+        found.append(Unknown(share, threshold, float(accepted.mean()), rejected, interval))
     return tuple(found)

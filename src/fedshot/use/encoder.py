@@ -1,34 +1,41 @@
-"""The encoder inside a run's state, whatever its method calls it."""
+"""The encoder of a run: found in its state, and as a `torch.nn.Module` that exporters can trace.
+
+The module calls the functions that training calls. While they are traced, these do not use their
+compiled kernels, and recurrent networks use their cells, of which one step is traced for all words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
+from fedshot.learners.learner import test_modes
+from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import OptState
 from fedshot.use.trained import TrainedRun
 
-# Trees of a model's shape that are none: step sizes, sums, others' models, states of optimisers.
+# Trees with the shape of a model that are step sizes, sums, optimiser states or others' models.
 _NOT_MODELS = frozenset({"alpha", "pool", "outer", "optimizer", "bank", "moments"})
 
 
 def encoder_of(run: TrainedRun, client: int | None = None) -> tuple[Tree, Tree]:
-    """Return (parameters of the backbone, running statistics) of the round that answers.
+    """Return (parameters of the backbone, running statistics) of the chosen round.
 
-    Args:
-        run: the run.
-        client: whose, where clients keep encoders of their own.
-
-    Raises ConfigError when there is none, or several and no way to tell which is meant.
+    Where clients have encoders of their own, `client` chooses one. Raises ConfigError if there is
+    no encoder, or more than one.
     """
     states: list[Tree] = [] if run.banked else [run.server]
     if client is not None:
         run.check_client(client)
-        # Who uploads a model answers with that; what it keeps beside may be where it began.
+        # A client that uploads a model predicts with it; its private state may hold an older one.
         states = [run.remembered(client), run.private(client), *states]
     for state in states:
         found = _find(run.model, state)
@@ -52,7 +59,7 @@ def _find(model: Model, state: Tree) -> tuple[Tree, Tree] | None:
 
 
 def _alike(state: Tree, like: Tree, name: str) -> list[Tree]:
-    """Return the trees of one form in a state; those called `name`, where there are several."""
+    """Return the subtrees of a state with the form of `like`; if several, those named `name`."""
     found = [(path, node) for path, node in _nodes(state, ()) if not tree.difference(like, node)]
     if len(found) > 1:
         found = [(path, node) for path, node in found if path and path[-1] == name]
@@ -64,9 +71,89 @@ def _nodes(node: Tree, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
         return
     if isinstance(node, Mapping | tuple):
         yield path, node
-        names = getattr(node, "_fields", None) or (
-            list(node) if isinstance(node, Mapping) else [str(i) for i in range(len(node))]
-        )
-        for i, name in enumerate(names):
-            child = node[name] if isinstance(node, Mapping) else node[i]
+        names = node if isinstance(node, Mapping) else getattr(node, "_fields", range(len(node)))
+        children = node.values() if isinstance(node, Mapping) else node
+        for name, child in zip(names, children, strict=True):
             yield from _nodes(child, (*path, str(name)))
+
+
+class Encoder(nn.Module):
+    """An encoder for the batch-norm policies "running" and "transductive".
+
+    It maps uint8 [n, H, W, C], or int32 [n, L] for texts, to float [n, d]. Under "transductive" the
+    rows depend on each other.
+    """
+
+    def __init__(self, model: Model, body: Tree, stats: Tree) -> None:
+        super().__init__()
+        self.model = traceable(model)
+        if model.table is not None:
+            # The model caches its table, which must not be made of traced values.
+            self.model.prepare(torch.zeros(1, 1, dtype=torch.int32))
+        self._like, self._stats_like = body, stats
+        self._names = [_put(self, "body", body), _put(self, "stats", stats)]
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """Return the features of examples."""
+        _, query = test_modes(self.model)
+        return self._features(examples, self._read()[1], query)[0]
+
+    def _features(self, x: Tensor, stats: Tree, mode: Mode) -> tuple[Tensor, Tree]:
+        body, _ = self._read()
+        return self.model.features({"body": body}, stats, x, mode)
+
+    def _read(self) -> tuple[Tree, Tree]:
+        """Return (body, stats), rebuilt from the buffers."""
+        body, stats = (
+            tree.rebuild(like, {path: self.get_buffer(name) for path, name in names.items()})
+            for like, names in zip((self._like, self._stats_like), self._names, strict=True)
+        )
+        return body, stats
+
+
+class TaskEncoder(Encoder):
+    """An encoder for the batch-norm policy "support".
+
+    It maps support and queries to the features of both, under the statistics of the support.
+    """
+
+    def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return (features of the support, features of the queries)."""
+        first, then = test_modes(self.model)
+        h, seen = self._features(support, {}, first)
+        return h, self._features(query, seen, then)[0]
+
+
+def encoder_module(model: Model, body: Tree, stats: Tree) -> Encoder:
+    """Return the module for the model's batch-norm policy."""
+    has_norm = len(model.backbone.norm_policies) > 1
+    kind = TaskEncoder if model.by_support and has_norm else Encoder
+    return kind(model, body, stats).eval()
+
+
+def traceable(model: Model) -> Model:
+    """Return the same model without options that cannot be traced."""
+    backbone = model.backbone
+    if hasattr(backbone, "kernel"):
+        backbone = replace(backbone, kernel="cell")  # type: ignore[type-var]
+    policy = model.norm_policy if len(backbone.norm_policies) > 1 else "running"
+    return replace(model, backbone=backbone, norm_policy=policy, bf16=False)
+
+
+def _put(module: nn.Module, name: str, of: Tree) -> dict[str, str]:
+    """Register the leaves of a tree as buffers; return the buffer's name of each path."""
+    names = {}
+    for path, leaf in tree.items(of):
+        names[path] = f"{name}__{path}".replace("/", "__").replace(".", "_")
+        module.register_buffer(names[path], leaf.detach().clone())
+    return names
+
+
+def example(model: Model, n: int, seed: int = 0) -> Tensor:
+    """Return n random examples for a model."""
+    random = torch.Generator().manual_seed(seed)
+    if model.table is None:
+        return torch.randint(0, 256, (n, *model.shape), generator=random, dtype=torch.uint8)
+    words = torch.randint(1, len(model.table), (n, model.shape[0]), generator=random)
+    lengths = torch.randint(1, model.shape[0] + 1, (n, 1), generator=random)
+    return torch.where(torch.arange(model.shape[0]) < lengths, words, 0).to(torch.int32)

@@ -1,7 +1,7 @@
-"""The encoder of a run for other programs: weights, a torch program, or ONNX, with a model card.
+"""Export the encoder of a run as weights, a torch program or ONNX, with a model card.
 
-What is exported turns examples into features. How a task is learnt from features is the method's:
-class means need no more, and methods that adapt by gradient steps start from these weights.
+The encoder maps examples to features. Methods that compare class means need nothing else; methods
+that adapt by gradient steps start from its weights.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from fedshot.core.errors import (
     check_word,
 )
 from fedshot.learners.learner import test_modes
-from fedshot.use.card import CARD, card_text, made_of
-from fedshot.use.encoder import encoder_of
-from fedshot.use.plain import Encoder, TaskEncoder, encoder_module, example
+from fedshot.use.card import CARD, card_text, preprocessing
+from fedshot.use.encoder import Encoder, TaskEncoder, encoder_module, encoder_of, example
 from fedshot.use.trained import TrainedRun
 
 Format = Literal["safetensors", "torch-export", "onnx"]
@@ -43,7 +42,7 @@ FILES: dict[str, str] = {
     "torch-export": "encoder.pt2",
     "onnx": "encoder.onnx",
 }
-TOLERANCE = 1e-5  # of the features, relative to the largest
+TOLERANCE = 1e-5  # difference of features, relative to the largest
 
 
 def export(
@@ -54,19 +53,19 @@ def export(
     client: int | None = None,
     licence: str | None = None,
 ) -> list[Path]:
-    """Write the encoder, its description and a model card; return the files.
+    """Write the encoder of the chosen round, its description and a model card; return the files.
 
     Args:
-        run: whose chosen round.
+        run: the run.
         to: "safetensors", the weights and statistics by name; "torch-export", a program for
-            `torch.export.load`; "onnx", which needs the extra of that name.
-        folder: where; it is made if it is not there.
-        client: whose encoder, for methods that leave them with the clients.
-        licence: of the training data, for the card.
+            `torch.export.load`; "onnx", which needs the extra `onnx`.
+        folder: output folder, created if missing.
+        client: the client whose encoder to export, for methods whose clients keep encoders.
+        licence: licence of the training data, for the card.
 
     Raises:
         ConfigError: there is no single encoder, or a package is missing.
-        DataError: the exported program does not give the same features.
+        DataError: the features of the exported program differ from the run's.
     """
     check_kind("run", run, TrainedRun, "Open one with TrainedRun(folder).")
     check_word("to", to, FILES)
@@ -82,60 +81,57 @@ def export(
         data = _checked(run, module, _torch_export if to == "torch-export" else _onnx)
     _check_card(folder / "README.md")
     folder.mkdir(parents=True, exist_ok=True)
-    told = _described(run, module) | {"weights": weights, "licence": licence}
-    described = (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
-    made = {FILES[to]: data, "encoder.json": described, "README.md": b""}
+    description = _description(run, module) | {"weights": weights, "licence": licence}
+    text = json.dumps(description, indent=1, sort_keys=True) + "\n"
+    files = {FILES[to]: data, "encoder.json": text.encode(), "README.md": b""}
     if run.facts.is_text:
-        made["words.txt"] = "\n".join(run.facts.words).encode("utf-8", "surrogateescape") + b"\n"
-    encoders = [file for file in FILES.values() if file in made or (folder / file).exists()]
-    others = [file for file in encoders if file not in made]
-    made["README.md"] = card_text(run, encoders, [*made, *others], client, licence).encode()
-    for name, content in made.items():
+        files["words.txt"] = "\n".join(run.facts.words).encode("utf-8", "surrogateescape") + b"\n"
+    encoders = [file for file in FILES.values() if file in files or (folder / file).exists()]
+    others = [file for file in encoders if file not in files]
+    files["README.md"] = card_text(run, encoders, [*files, *others], client, licence).encode()
+    for name, content in files.items():
         storage.write_bytes(folder / name, content, sync=False)
-    return [folder / name for name in made]
+    return [folder / name for name in files]
 
 
 def _check_card(path: Path) -> None:
-    """Raise ConfigError where another README stands in the place of the model card."""
+    """Raise ConfigError if the model card would replace another README."""
     if path.exists() and CARD not in path.read_text(encoding="utf-8", errors="replace"):
         raise ConfigError(
-            f"{path} is there and is no model card of an earlier export, which would replace it. "
-            "Name a folder of its own with --out."
+            f"{path} exists and is not the model card of an earlier export. Choose another folder "
+            "with --out."
         )
 
 
 class _Description(TypedDict, total=False):
-    """What is relied on in encoder.json."""
-
     weights: str
     licence: str | None
 
 
 def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
-    """Return what an earlier export in the folder says of the same encoder; `{}` without one.
+    """Return the description of the same encoder by an earlier export in the folder, or `{}`.
 
-    One card is for all the files of a folder. Raises ConfigError where another encoder's would
-    stay beside it.
+    Raises ConfigError if the folder would hold files of two encoders.
     """
     path = folder / "encoder.json"
     others = [name for name in FILES.values() if name != file and (folder / name).exists()]
     found: dict[str, Any] = {}
     if path.exists():
-        with suppress(CheckpointError):  # not what an export writes
+        with suppress(CheckpointError):  # a file of another program
             found = records.read(path, _Description)
     if found.get("weights") == weights:
         return found
     if others:
         raise ConfigError(
             f"{folder} holds {' and '.join(others)} of another encoder, which the new model card "
-            "would not describe. Name another folder with --out, or remove them."
+            "would not describe. Choose another folder with --out, or remove them."
         )
     return {}
 
 
-def _described(run: TrainedRun, module: Encoder) -> dict[str, Any]:
+def _description(run: TrainedRun, module: Encoder) -> dict[str, Any]:
     model, settings = run.model, run.config.settings["model"]
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "backbone": settings["backbone"],
         "dtype": model.dtype,
         "features": model.out_features,
@@ -147,8 +143,8 @@ def _described(run: TrainedRun, module: Encoder) -> dict[str, Any]:
         "shape": list(model.shape),
     }
     if not run.facts.is_text:
-        told["pixels"] = made_of(run)
-    return told
+        found["pixels"] = preprocessing(run)
+    return found
 
 
 def _weights(run: TrainedRun, module: Encoder) -> bytes:
@@ -162,34 +158,34 @@ def _weights(run: TrainedRun, module: Encoder) -> bytes:
 def _checked(
     run: TrainedRun, module: Encoder, make: Callable[[Encoder, tuple[Tensor, ...]], Any]
 ) -> bytes:
-    """Return the bytes of an exported program that answers as the run's own encoder does."""
-    pair = isinstance(module, TaskEncoder)
-    traced = (example(run.model, 3), example(run.model, 4, 1))[: 2 if pair else 1]
-    asked = (example(run.model, 5, 2), example(run.model, 7, 3))[: 2 if pair else 1]
+    """Return the bytes of an exported program, whose features equal those of the run's encoder."""
+    n_inputs = 2 if isinstance(module, TaskEncoder) else 1
+    traced = (example(run.model, 3), example(run.model, 4, 1))[:n_inputs]
+    inputs = (example(run.model, 5, 2), example(run.model, 7, 3))[:n_inputs]
     with torch.no_grad():
-        data, answer = make(module, traced)
-        wanted, found = _own_features(run, module, asked), answer(asked)
+        data, program = make(module, traced)
+        wanted, found = _own_features(run, module, inputs), program(inputs)
     for a, b in zip(wanted, found, strict=True):
         gap = float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
         if not gap <= TOLERANCE:
             raise DataError(
-                f"the exported encoder gives other features, by {gap:.2g} of the largest; "
-                f"expected {TOLERANCE:g} at most. Nothing was written."
+                f"the features of the exported encoder differ by {gap:.2g} of the largest; "
+                f"expected {TOLERANCE:g} at most. Nothing was written; export to another format."
             )
     return bytes(data)
 
 
 def _own_features(
-    run: TrainedRun, module: Encoder, asked: tuple[Tensor, ...]
+    run: TrainedRun, module: Encoder, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the features by the run's own model, kernels and all, in full precision."""
+    """Return the features of the run's own model, with its kernels, in full precision."""
     model = replace(run.model, bf16=False)
     body, stats = module._read()
     first, then = test_modes(model)
-    if len(asked) == 1:
-        return (model.features({"body": body}, stats, asked[0], then)[0],)
-    support, seen = model.features({"body": body}, {}, asked[0], first)
-    return support, model.features({"body": body}, seen, asked[1], then)[0]
+    if len(inputs) == 1:
+        return (model.features({"body": body}, stats, inputs[0], then)[0],)
+    support, stats = model.features({"body": body}, {}, inputs[0], first)
+    return support, model.features({"body": body}, stats, inputs[1], then)[0]
 
 
 def _torch_export(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
@@ -197,7 +193,7 @@ def _torch_export(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
     out = BytesIO()
     torch.export.save(program, out)
     loaded = torch.export.load(BytesIO(out.getvalue())).module()
-    return out.getvalue(), lambda asked: _tuple(loaded(*asked))
+    return out.getvalue(), lambda inputs: _tuple(loaded(*inputs))
 
 
 def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
@@ -213,7 +209,7 @@ def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
 
     names = list(_dynamic(module))
     with warnings.catch_warnings(), _quiet("torch.onnx._internal.exporter._registration"):
-        warnings.simplefilter("ignore")  # the exporter's, of its own deprecations
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
         program = torch.onnx.export(
             module,
             traced,
@@ -227,19 +223,19 @@ def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
     data = program.model_proto.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors: a loop's weights that it does not use are none
+    options.log_severity_level = 3  # errors; unused weights of a loop are warnings
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
-    def answer(asked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        fed = {name: x.numpy() for name, x in zip(names, asked, strict=True)}
-        return tuple(torch.from_numpy(out) for out in session.run(None, fed))
+    def features(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        return tuple(torch.from_numpy(out) for out in session.run(None, feed))
 
-    return data, answer
+    return data, features
 
 
 @contextmanager
 def _quiet(logger: str) -> Iterator[None]:
-    """Keep a logger from telling which packages are not there."""
+    """Log only errors, and not which optional packages are missing."""
     log = logging.getLogger(logger)
     before = log.level
     log.setLevel(logging.ERROR)

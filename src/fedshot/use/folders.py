@@ -1,7 +1,7 @@
-"""Folders of files in, answers out: a folder for each class to learn from, a folder to answer.
+"""Fit a classifier to folders of files, one for each class, and predict a folder of files.
 
-Texts may also stand in the rows of a table or of JSON lines, one of each. A file or row that cannot
-be read is reported and skipped. No link leads out of its folder.
+Texts may also be the rows of a table or JSON lines. Files and rows that cannot be read are reported
+and skipped. Links that lead out of a folder are not followed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.inputs import Inputs, padded
 
 TEXTS = frozenset({".txt", ".text", ".md"})
-_BLOCK = 512  # files read before they are answered, so that memory does not grow with their number
-WHOLE = 2048  # files of one question, where answers depend on all files of it
+_BLOCK = 512  # files predicted at once; bounds the memory
+WHOLE = 2048  # most files that a transductive method predicts together
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that could not be used, and why.
+    """A file that was not used, and why.
 
-    `passed` tells that it was not tried: a file of another kind, one beside the class folders, or
+    `passed` is set for files that were not tried: of another kind, beside the class folders, or in
     a linked folder.
     """
 
@@ -45,32 +45,21 @@ class Skipped:
 
 @dataclass(frozen=True)
 class FileAnswer:
-    """What a classifier says about a file.
-
-    Args:
-        path: the file.
-        name: where it lies below its folder, with "/"; of a row, the name of its file and its line.
-        label: the answer; that for unknown examples where the threshold turned it away.
-        confidence: probability of the most probable class, accepted or not.
-        nearest: the most probable class.
-        turned_away: whether the label is that for unknown examples.
-        probabilities: of all classes, in their order.
-        text: what the row of a table says; "" for a file.
-    """
+    """The prediction for a file, or for a row of a table."""
 
     path: Path
-    name: str
-    label: str
-    confidence: float
-    nearest: str
-    turned_away: bool
-    probabilities: tuple[float, ...]
-    text: str = ""
+    name: str  # path relative to the folder, with "/"; for a row, the file's name and the line
+    label: str  # the predicted class, or the label for unknown examples
+    confidence: float  # probability of `nearest`
+    nearest: str  # the most probable class
+    turned_away: bool  # whether the example was rejected as unknown
+    probabilities: tuple[float, ...]  # of all classes, in order
+    text: str = ""  # of a row
 
 
 @dataclass(frozen=True)
 class Support:
-    """Labelled files, or rows of a table with their texts, that could be read."""
+    """The labelled files, or rows of a table with their texts, that were read."""
 
     paths: tuple[Path, ...]
     labels: tuple[str, ...]
@@ -78,11 +67,11 @@ class Support:
     texts: tuple[str, ...]
 
 
-class _Found(NamedTuple):
+class _Example(NamedTuple):
     path: Path
     name: str
     x: Tensor
-    text: str = ""  # of a row of a table
+    text: str = ""
     label: str = ""
 
 
@@ -91,13 +80,13 @@ def learn(
 ) -> tuple[Support, list[Skipped]]:
     """Fit a classifier to `folder/<class>/<file>`, or to the rows of a table of texts.
 
-    Raises DataError when there is no folder, or a class of which nothing can be read.
+    Raises DataError if the folder does not exist or no example of a class can be read.
     """
     skipped: list[Skipped] = []
     if is_text and folder.is_file():
         found = list(_table(classifier, folder, inputs, skipped, labelled=True))
         if not found:
-            raise DataError(f"{folder} holds no text that can be read.{_first(skipped)}")
+            raise DataError(f"{folder} holds no text that can be read.{_last(skipped)}")
     else:
         found = _by_class(folder, inputs, is_text, skipped)
     paths, _, rows, texts, labels = zip(*found, strict=True)
@@ -106,30 +95,33 @@ def learn(
     return Support(paths, labels, x, texts), skipped
 
 
-def _by_class(folder: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]) -> list[_Found]:
-    root = _root(folder, is_text)
-    every: list[_Found] = []
+def _by_class(
+    folder: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
+) -> list[_Example]:
+    root, suffix = _root(folder, is_text), ".txt" if is_text else ".png"
+    every: list[_Example] = []
     classes = [p for p in sorted(root.iterdir()) if p.is_dir() and not p.name.startswith(".")]
     if not classes:
         raise DataError(
-            f"{folder} holds no folders; expected one for each class, with its examples, such as "
-            f"{folder}/cat/1{_suffix(is_text)} and {folder}/dog/1{_suffix(is_text)}."
+            f"{folder} holds no folders; expected one folder for each class, such as "
+            f"{folder}/cat/1{suffix} and {folder}/dog/1{suffix}."
         )
     for path in sorted(root.iterdir()):
         if path.is_file() and not path.name.startswith("."):
             skipped.append(Skipped(path, f"{path} lies beside the class folders.", "beside"))
-    for place in classes:
-        if not _stays(place, root):
+    for path in classes:
+        if not _is_inside(path, root):
             raise DataError(
-                f"{place} is a link to {place.resolve()}, outside {root}. Copy the folder instead."
+                f"{path} is a link to {path.resolve()}, outside {root}. Copy the folder instead."
             )
-        files = list(_read(place, root, inputs, is_text, skipped))
-        if not files:
+        examples = list(_read(path, root, inputs, is_text, skipped))
+        if not examples:
+            noun = f"text ({', '.join(sorted(TEXTS))})" if is_text else "picture"
             raise DataError(
-                f"class folder {place} holds no {_noun(is_text)} that can be read. Add some, or "
-                f"remove the folder.{_first(skipped)}"
+                f"class folder {path} holds no {noun} that can be read. Add some, or remove the "
+                f"folder.{_last(skipped)}"
             )
-        every += [one._replace(label=place.name) for one in files]
+        every += [one._replace(label=path.name) for one in examples]
     return every
 
 
@@ -140,14 +132,12 @@ def replies(
     is_text: bool,
     skipped: list[Skipped],
 ) -> Iterator[FileAnswer]:
-    """Yield the answer to every file below a folder, or every row of a table of texts, in order.
+    """Yield the prediction of every file below a folder, or row of a table of texts, in order.
 
-    What was skipped goes to a list.
+    Appends to `skipped`. Transductive methods predict all files together.
 
-    Answers of transductive methods depend on the other files, so these are asked all together.
-
-    Raises DataError when the folder does not exist, or holds more than `WHOLE` files for such a
-    method.
+    Raises DataError if the folder does not exist, or holds more than `WHOLE` files for a
+    transductive method.
     """
     if is_text and folder.is_file():
         examples = _table(classifier, folder, inputs, skipped, labelled=False)
@@ -155,32 +145,37 @@ def replies(
         root = _root(folder, is_text)
         examples = _read(root, root, inputs, is_text, skipped)
     method = classifier.opened.method
-    block: list[_Found] = []
-    for found in examples:
-        block.append(found)
+    block: list[_Example] = []
+    for example in examples:
+        block.append(example)
         if method.traits.transductive:
             if len(block) > WHOLE:
                 raise DataError(
-                    f"{folder} holds more than {WHOLE} files, and {method.name} answers each "
-                    "by all of them together. Ask for fewer files at once, of one kind."
+                    f"{folder} holds more than {WHOLE} files, and {method.name} predicts all of "
+                    "them together. Predict fewer files at once."
                 )
         elif len(block) == _BLOCK:
-            yield from _answered(classifier, block)
+            yield from _predicted(classifier, block)
             block.clear()
     if block:
-        yield from _answered(classifier, block)
+        yield from _predicted(classifier, block)
 
 
-def _answered(classifier: FewShotClassifier, block: Sequence[_Found]) -> Iterator[FileAnswer]:
+def _predicted(classifier: FewShotClassifier, block: Sequence[_Example]) -> Iterator[FileAnswer]:
     logits = classifier.logits(padded([one.x for one in block]))
-    p, known = classifier.probabilities(logits), classifier.accepted(logits)
+    p, accepted = classifier.probabilities(logits), classifier.accepted(logits)
     names = [str(name) for name in classifier.classes_.tolist()]
-    for one, row, fits in zip(block, p, known.tolist(), strict=True):
-        best = int(np.argmax(row))
-        label = names[best] if fits else str(classifier.unknown_label)
-        sure = tuple(row.tolist())
+    for one, row, known in zip(block, p.tolist(), accepted.tolist(), strict=True):
+        confidence, best = max(row), int(np.argmax(row))
         yield FileAnswer(
-            one.path, one.name, label, sure[best], names[best], not fits, sure, one.text
+            one.path,
+            one.name,
+            names[best] if known else str(classifier.unknown_label),
+            confidence,
+            names[best],
+            not known,
+            tuple(row),
+            one.text,
         )
 
 
@@ -188,49 +183,46 @@ def as_csv(found: Sequence[FileAnswer], classes: Sequence[str]) -> str:
     """Return a table with a header: file, label, confidence, and a probability for each class."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    # Spreadsheets run cells that begin like a formula.
     writer.writerow(["file", "label", "confidence", *(f"p({name})" for name in classes)])
     for one in found:
         numbers = (f"{value:.6f}" for value in (one.confidence, *one.probabilities))
-        writer.writerow([_plain(one.name), _plain(one.label), *numbers])
+        writer.writerow([_escaped(one.name), _escaped(one.label), *numbers])
     return out.getvalue()
 
 
-def _plain(cell: str) -> str:
-    """Return a cell after an apostrophe where a spreadsheet would take it for a formula."""
+def _escaped(cell: str) -> str:
+    """Prefix a cell with an apostrophe if a spreadsheet would run it as a formula."""
     formula = cell.startswith(("\t", "\r", "\n")) or cell.lstrip().startswith(("=", "+", "-", "@"))
     return f"'{cell}" if formula else cell
 
 
 def as_json_lines(found: Sequence[FileAnswer], classes: Sequence[str]) -> str:
-    """Return one object a line."""
-    return "".join(
-        json.dumps(
-            {
-                "file": one.name,
-                "label": one.label,
-                "confidence": one.confidence,
-                "probabilities": dict(zip(classes, one.probabilities, strict=True)),
-            }
-        )
-        + "\n"
+    """Return one JSON object per line."""
+    rows = (
+        {
+            "file": one.name,
+            "label": one.label,
+            "confidence": one.confidence,
+            "probabilities": dict(zip(classes, one.probabilities, strict=True)),
+        }
         for one in found
     )
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def _read(
     folder: Path, root: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
-) -> Iterator[_Found]:
-    """Yield the examples in all files that can be read below a folder, in order of their names."""
+) -> Iterator[_Example]:
+    """Yield the examples in the files below a folder, in order of their names."""
     for path in _files(folder, is_text, skipped):
         try:
-            if not _stays(path, root):
+            if not _is_inside(path, root):
                 raise DataError(f"{path} is a link out of its folder. Copy the file instead.")
             example = inputs.one(path)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
         else:
-            yield _Found(path, path.relative_to(root).as_posix(), example)
+            yield _Example(path, path.relative_to(root).as_posix(), example)
 
 
 def _table(
@@ -240,48 +232,45 @@ def _table(
     skipped: list[Skipped],
     *,
     labelled: bool,
-) -> Iterator[_Found]:
-    """Yield the examples in the rows of a table; its columns are named as in the run's own data."""
+) -> Iterator[_Example]:
+    """Yield the examples in the rows of a table, whose columns are named as in the run's data."""
     if path.suffix.lower() not in TABLES:
         raise DataError(
-            f"{path} is no folder and no table of texts; expected a file that ends in "
+            f"{path} is neither a folder nor a table of texts; expected a file that ends in "
             f"{', '.join(sorted(TABLES))}."
         )
-    path, source = path.resolve(), classifier.opened.config.data
-    told = source if isinstance(source, Texts | HF) else Texts("")
-    text, columns = told.text or "text", [told.text or "text"]
-    columns += [told.label] if labelled else []
-    for where, row in table_rows(path, columns):
+    path, data = path.resolve(), classifier.opened.config.data
+    source = data if isinstance(data, Texts | HF) else Texts("")
+    text = source.text or "text"
+    for where, row in table_rows(path, [text, source.label] if labelled else [text]):
         try:
             content = text_of(where, row, text)
-            label = label_of(where, row, told.label) if labelled else ""
+            label = label_of(where, row, source.label) if labelled else ""
             example = inputs.text(content, where)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
         else:
-            yield _Found(path, where.replace(str(path), path.name, 1), example, content, label)
+            yield _Example(path, where.replace(str(path), path.name, 1), example, content, label)
 
 
 def _files(folder: Path, is_text: bool, skipped: list[Skipped]) -> Iterator[Path]:
-    """Yield pictures or texts below a folder by their suffix; hidden ones are passed over."""
+    """Yield the pictures or texts below a folder by their suffix, without hidden files."""
     wanted = TEXTS if is_text else SUFFIXES
 
-    def noted(error: OSError) -> None:
+    def failed(error: OSError) -> None:
         skipped.append(Skipped(Path(str(error.filename)), f"{error.filename}: {error.strerror}"))
 
-    for place, folders, names in os.walk(
-        folder, onerror=noted
-    ):  # links to folders are not followed
+    for parent, folders, names in os.walk(folder, onerror=failed):  # follows no links
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:
-            if (path := Path(place) / name).is_symlink():
+            if (path := Path(parent) / name).is_symlink():
                 reason = f"{path} is a link to a folder, which is not followed."
                 skipped.append(Skipped(path, reason, "linked folder"))
         for name in sorted(names):
-            path, kind = Path(place) / name, Path(name).suffix.lower()
+            path = Path(parent) / name
             if name.startswith("."):
                 continue
-            if kind in wanted:
+            if path.suffix.lower() in wanted:
                 yield path
             else:
                 reason = f"{path} is of another kind; expected {', '.join(sorted(wanted))}."
@@ -295,22 +284,14 @@ def _root(folder: Path, is_text: bool) -> Path:
     return folder.resolve()
 
 
-def _stays(path: Path, root: Path) -> bool:
+def _is_inside(path: Path, root: Path) -> bool:
     try:
         return path.resolve(strict=True).is_relative_to(root)
-    except (OSError, RuntimeError) as error:  # Python 3.11 and 3.12 call a loop a RuntimeError
-        raise DataError(f"{path} is a link that leads nowhere. Remove it.") from error
+    except (OSError, RuntimeError) as error:  # a loop is a RuntimeError in Python 3.11 and 3.12
+        raise DataError(f"{path} is a broken link. Remove it.") from error
 
 
-def _noun(is_text: bool) -> str:
-    return f"text ({', '.join(sorted(TEXTS))})" if is_text else "picture"
-
-
-def _suffix(is_text: bool) -> str:
-    return ".txt" if is_text else ".png"
-
-
-def _first(skipped: Sequence[Skipped]) -> str:
+def _last(skipped: Sequence[Skipped]) -> str:
     return f" {skipped[-1].reason}" if skipped else ""
 
 

@@ -1,6 +1,6 @@
-"""What people hand to a classifier, turned into what a model takes.
+"""Convert the examples of users to inputs of a model.
 
-Everything that is wrong raises InputError, which scikit-learn's users know as a ValueError.
+Invalid examples raise InputError, a ValueError as scikit-learn expects.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _WORKERS = 4  # decoding releases Python's lock
 
 
 class Inputs:
-    """Turns examples of one's own into the model's, as a run's training data were made.
+    """Converts examples to inputs of a model in the same way as the run's training data.
 
     Args:
-        facts: of the run's data.
-        config: of the run.
+        facts: facts of the run's data.
+        config: configuration of the run.
     """
 
     def __init__(self, facts: Facts, config: Config) -> None:
@@ -46,7 +46,7 @@ class Inputs:
     def __call__(self, x: Any) -> Tensor:
         """Return uint8 [n, H, W, C], or int32 [n, L] padded to the longest text.
 
-        Raises InputError, naming the example, for what cannot be one.
+        Raises InputError, naming the example, for an invalid one.
         """
         x = array_of(x, "the examples") if isinstance(x, Tensor) else _listed(x)
         try:
@@ -57,14 +57,14 @@ class Inputs:
             raise InputError(str(error)) from error
 
     def one(self, path: Path) -> Tensor:
-        """Return the example in a file. Raises DataError, naming it, when it cannot be read."""
+        """Return the example in a file. Raises DataError, naming the file, if it cannot be read."""
         if self._pictures is not None:
             return torch.from_numpy(self._pictures.read(path, path).copy())
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(path, path))
 
     def text(self, text: str, name: object) -> Tensor:
-        """Return the example that a text is. Raises DataError, naming it, when nothing is known."""
+        """Return a text as an example. Raises DataError, naming it, if no word is known."""
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(text, name))
 
@@ -80,20 +80,21 @@ class Inputs:
                 )
             if (array.ndim == 4 and array.shape[-1] == 0) or 0 in array.shape[1:]:
                 raise InputError(
-                    f"images are an array of shape {list(array.shape)}, without pixels."
+                    f"images are an array of shape {list(array.shape)}, without pixels. Remove "
+                    "empty images."
                 )
             if array.ndim == 3 and array.shape[-1] in (1, 3, 4):
                 n, h, w = array.shape
                 raise InputError(
-                    f"images are an array of shape [{n}, {h}, {w}]: one picture of {w} channels, "
-                    f"or {n} grey ones of {h} x {w} pixels? Put a single picture into a list; give "
-                    f"grey ones as [{n}, {h}, {w}, 1]."
+                    f"images are an array of shape [{n}, {h}, {w}], which is either one image with "
+                    f"{w} channels or {n} grey images of {h} x {w} pixels. Put a single image into "
+                    f"a list; give grey images the shape [{n}, {h}, {w}, 1]."
                 )
             array = as_bytes(array, "the images")
             if array.ndim == 3:
                 array = array[..., None]
             if array.shape[1:] == pictures.shape:
-                return torch.from_numpy(_own(array))
+                return torch.from_numpy(np.array(array, order="C"))  # a copy that torch may own
             items: Sequence[Any] = list(array)
         elif _is_list(x) or (isinstance(x, np.ndarray) and x.ndim):
             items = list(x)
@@ -129,16 +130,16 @@ class Inputs:
         return padded([torch.from_numpy(row) for row in rows])
 
     def _rows(self, x: np.ndarray[Any, Any]) -> Tensor:
-        """Take word numbers, as the run's own data has them."""
+        """Return rows of word numbers, numbered as in the run's data."""
         most = FIRST_WORD + len(self._facts.words)
         if x.size and (x.min() < PADDING or x.max() >= most):
             raise InputError(
-                f"word numbers run from {x.min()} to {x.max()}; expected 0 to {most - 1}, rows of "
-                "the run's word vectors."
+                f"word numbers range from {x.min()} to {x.max()}; expected 0 to {most - 1}, rows "
+                "of the run's word vectors."
             )
         if x.shape[1] > self._facts.shape[0] or not x.shape[1]:
             raise InputError(
-                f"rows have {x.shape[1]} words; expected 1 to {self._facts.shape[0]}. Cut them."
+                f"rows have {x.shape[1]} words; expected 1 to {self._facts.shape[0]}. Shorten them."
             )
         empty = np.flatnonzero((x == PADDING).all(axis=1))
         if len(empty):
@@ -146,11 +147,11 @@ class Inputs:
                 f"text {empty[0]} has no words: its row holds {PADDING} alone, which is padding. "
                 "Remove it."
             )
-        return torch.from_numpy(_own(x.astype(np.int32, copy=False)))
+        return torch.from_numpy(np.array(x, dtype=np.int32, order="C"))
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
-    """Return examples as one tensor: images stacked, texts filled up with 0 to the longest."""
+    """Return examples as one tensor: images stacked, texts padded with 0 to the longest."""
     if not rows:
         return torch.empty((0, 1), dtype=torch.int32)
     if rows[0].ndim > 1:
@@ -159,14 +160,12 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def joined(a: Tensor, b: Tensor) -> Tensor:
-    """Return the examples of both, texts padded to the longer."""
-    if a.ndim > 2:
-        return torch.cat([a, b])
-    return padded([*a, *b])
+    """Return the examples of both, texts padded to the longest."""
+    return torch.cat([a, b]) if a.ndim > 2 else padded([*a, *b])
 
 
 def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    """Return pixels as uint8: bytes as they are, whole numbers 0..255, or shares in [0, 1]."""
+    """Return pixels as uint8, from integers 0..255 or floats in [0, 1]."""
     kind = array.dtype.kind
     if array.dtype == np.uint8 or array.size == 0:
         return array.astype(np.uint8, copy=False)
@@ -178,15 +177,15 @@ def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
             raise InputError(f"{name} hold NaN or infinity; expected finite numbers in [0, 1].")
         if low < 0 or high > 1:
             raise InputError(
-                f"{name} are {array.dtype} from {low:g} to {high:g}; floating point pixels are "
-                "taken as shares in [0, 1]. Divide by the largest value, or pass uint8."
+                f"{name} are {array.dtype} from {low:g} to {high:g}; expected floating point "
+                "pixels in [0, 1]. Divide by the largest value, or pass uint8."
             )
         rounded: np.ndarray[Any, Any] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
         return rounded
     if kind in "iu" and array.dtype.itemsize == 2:
         raise InputError(
-            f"{name} are {array.dtype}, deeper than 8 bits. Convert them to uint8 first, so that "
-            "the scaling is your choice."
+            f"{name} are {array.dtype}, with more than 8 bits. Convert them to uint8 first, with a "
+            "scaling of your choice."
         )
     if kind in "iu" and low >= 0 and high <= 255:
         return array.astype(np.uint8)
@@ -220,7 +219,7 @@ def array_of(tensor: Tensor, name: str) -> np.ndarray[Any, Any]:
         values = tensor.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     except (RuntimeError, TypeError) as error:  # sparse, quantised, of the meta device
-        raise InputError(f"{name} are a tensor that numpy cannot hold: {error}") from None
+        raise InputError(f"{name} are a tensor that numpy cannot represent: {error}") from None
 
 
 def _as_array(one: Any, name: str) -> np.ndarray[Any, Any]:
@@ -228,9 +227,9 @@ def _as_array(one: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _listed(x: Any) -> Any:
-    """Return as a list what holds its examples in order, as a column of pandas or a torch Dataset.
+    """Return a sequence of examples, such as a column of pandas or a torch Dataset, as a list.
 
-    Whatever else it is comes back as it is.
+    Other values are returned unchanged.
     """
     known = isinstance(x, str | bytes | list | tuple | np.ndarray | Mapping | Set)
     if known or hasattr(x, "columns") or not hasattr(x, "__len__"):
@@ -245,9 +244,9 @@ def _column(x: Any) -> str:
 
 
 def _pairs(one: Any) -> str:
-    pair = _is_list(one) and len(one) == 2
-    fix = " Where they are (example, label), pass [x for x, _ in data] and [y for _, y in data]."
-    return fix if pair else ""
+    if not _is_list(one) or len(one) != 2:
+        return ""
+    return " For pairs (example, label), pass [x for x, _ in data] and [y for _, y in data]."
 
 
 def _all_arrays(x: Sequence[Any]) -> bool:
@@ -256,11 +255,6 @@ def _all_arrays(x: Sequence[Any]) -> bool:
 
 def _is_list(x: Any) -> bool:
     return isinstance(x, list | tuple)
-
-
-def _own(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return memory that is contiguous and that torch may hold: not read-only, not somebody's."""
-    return np.array(array, order="C")
 
 
 def _kind(x: Any) -> str:

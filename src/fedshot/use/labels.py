@@ -1,4 +1,4 @@
-"""What people call their classes: labels of any kind, checked, and told apart."""
+"""Labels of any kind: checked, and encoded as numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Labels: TypeAlias = np.ndarray[Any, Any]
 
 
 def labels_of(y: Any, n: int) -> Labels:
-    """Return the labels as a 1-d array, whatever they are.
+    """Return n labels as a 1-d array.
 
-    Raises InputError where they do not fit, or where one is missing: None, NaN, NaT or masked.
+    Raises InputError for another number of labels, or a missing one: None, NaN, NaT or masked.
     """
     if y is None:
         raise InputError(
@@ -61,7 +61,7 @@ def labels_of(y: Any, n: int) -> Labels:
 
 
 def _absent(y: Any, found: Labels) -> list[int]:
-    """Return the places of labels that are missing."""
+    """Return the indices of missing labels."""
     if isinstance(y, np.ma.MaskedArray):
         return np.flatnonzero(np.ma.getmaskarray(y)).tolist()
     if found.dtype.kind in "mM":
@@ -71,21 +71,19 @@ def _absent(y: Any, found: Labels) -> list[int]:
     return [i for i, label in enumerate(found.tolist()) if is_missing(label)]
 
 
-def told_apart(labels: Labels) -> tuple[Labels, Labels]:
-    """Return (classes, class number of each label): sorted where that can be, else as they come."""
+def encoded(labels: Labels) -> tuple[Labels, Labels]:
+    """Return (classes, class number of each label); classes that cannot be sorted keep order."""
     try:
         classes, codes = np.unique(labels, return_inverse=True)
         return classes, codes.reshape(-1)
     except TypeError:
-        places: dict[Any, int] = {}
-        codes = np.array([places.setdefault(label, len(places)) for label in labels])
-        classes = np.empty(len(places), dtype=object)
-        classes[:] = list(places)
-        return classes, codes
+        index: dict[Any, int] = {}
+        codes = np.array([index.setdefault(label, len(index)) for label in labels])
+        return _object_array(list(index)), codes
 
 
 def _objects(y: Sequence[Any]) -> Labels | None:
-    """Return labels as objects where numpy would make others of them; None where it would not."""
+    """Return labels as objects if numpy would convert them to another type; else None."""
     kinds = {
         str if isinstance(label, str) else float if isinstance(label, numbers.Number) else object
         for label in y
@@ -93,6 +91,10 @@ def _objects(y: Sequence[Any]) -> Labels | None:
     nested = any(isinstance(label, list | np.ndarray) for label in y)
     if nested or (len(kinds) < 2 and object not in kinds):
         return None
-    found = np.empty(len(y), dtype=object)
-    found[:] = list(y)
+    return _object_array(y)
+
+
+def _object_array(values: Sequence[Any]) -> Labels:
+    found = np.empty(len(values), dtype=object)
+    found[:] = list(values)
     return found

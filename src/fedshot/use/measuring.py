@@ -1,15 +1,14 @@
-"""Measuring how far a run's confidence can be trusted, on episodes of its validation classes.
+"""Calibrate the confidence of a run on episodes of its validation classes.
 
-Half of the episodes fit a temperature and thresholds (see `confidence`), the other half measures,
-on other images where there are enough of each class; the classes are the same. The halves follow
-each other, so that clients who answer in turn have part in both. Every episode also asks about a
-class that is not in its support.
+One half of the episodes fits a temperature and thresholds (see `confidence`); the other half
+measures them on other images, if there are enough of each class. Both halves have the same classes,
+and clients that predict in turn take part in both. Every episode also has queries of a class that
+is not in its support.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from fedshot.nn.losses import cross_entropy
 from fedshot.protocol.method import Prediction
 from fedshot.use.calibration import Calibration
 from fedshot.use.confidence import (
-    Marked,
+    LabelledLogits,
     error_interval,
     expected_calibration_error,
     temperature,
@@ -43,25 +42,23 @@ def measure(
     episodes: int = 400,
     client: int | None = None,
 ) -> Calibration:
-    """Measure a run on episodes of its validation classes; its data must be there.
+    """Return the calibration of a run; its data must be on this machine.
 
     Args:
         run: the run.
-        way: classes of an episode; by default as in the run's test.
-        shot: examples of each; likewise.
-        episodes: how many, 4 at least.
-        client: whose model answers; None for the server's, or for all clients in turn.
+        way: classes of an episode; None for those of the run's test.
+        shot: support examples per class; None for those of the run's test.
+        episodes: number of episodes, 4 at least.
+        client: the client whose model predicts; None for the server's, or all clients in turn.
 
-    Raises:
-        ConfigError: the run has no validation classes, or too few.
-        DataError: its data are not there, or do not fill such episodes.
+    Raises ConfigError for too few validation classes, DataError for missing or too few data.
     """
     check_kind("run", run, TrainedRun, "Open one with TrainedRun(folder).")
     test = run.config.test
     way = test.spec.max_way if way is None else way
     shot = test.shot if shot is None else shot
     if shot < 1:
-        raise ConfigError(f"shot is {shot}; expected 1 at least.")
+        raise ConfigError(f"shot is {shot}; expected at least 1.")
     if episodes < 4:
         raise ConfigError(f"episodes is {episodes}; expected at least 4, half of them to measure.")
     rows = run.federated.rows.validation
@@ -69,59 +66,58 @@ def measure(
     classes = np.unique(dataset.y[rows]).tolist()
     if not classes and not run.facts.novel:
         raise ConfigError(
-            f"the clients of {run.folder} are tested on their own classes, and no others were set "
-            "aside: there is nothing to measure confidence on."
+            f"{run.folder} tests its clients on their own classes and has no validation classes to "
+            "measure confidence on. Calibrate a run with novel classes and split.validation."
         )
     if not classes:
         raise ConfigError(
-            f"{run.folder} has no validation classes, which confidence is measured on; the novel "
-            "ones are for the test alone. Train with split.validation."
+            f"{run.folder} has no validation classes to measure confidence on, and the novel "
+            "classes are for the test alone. Train with split.validation."
         )
     if way > len(classes) or way < 2:
         raise ConfigError(
-            f"way is {way}, and there are {len(classes)} validation classes; expected 2 to "
+            f"way is {way}, but there are {len(classes)} validation classes; expected 2 to "
             f"{len(classes)}. Pass --way."
         )
-    widest = run.method.traits.max_test_way
-    if widest is not None and way > widest:
-        raise ConfigError(f"way is {way}; the head of this run tells {widest} apart.")
+    most = run.method.traits.max_test_way
+    if most is not None and way > most:
+        raise ConfigError(
+            f"way is {way}; expected at most {most}, the number of outputs of this run's head. "
+            "Pass --way."
+        )
     if client is not None:
         run.check_client(client)
-    stranger = way < len(classes)
-    spec = EpisodeSpec(way + stranger, shot, test.query, labels=run.config.episode.labels)
+    with_unknown = way < len(classes)
+    spec = EpisodeSpec(way + with_unknown, shot, test.query, labels=run.config.episode.labels)
     key = Key(test.seed).at("exam", "calibration")
     tasks, apart = _halves(dataset, rows, classes, spec, episodes, key)
-    asked, truth = (
-        _without_one(tasks, dataset.y, shot, key) if stranger else _as_is(tasks, dataset.y)
-    )
-    answers = run.evaluate(
-        EpisodicTest(dataset, asked).eval_episodes.on(run.config.run.device), client
-    )
-    found = _judged(_marked(answers, truth))
-    return replace(
-        found, round=run.round, way=way, shot=shot, client=client, episodes=episodes,
-        seed=test.seed, apart=apart,
-    )  # fmt: skip
-
-
-def _judged(marked: Marked) -> Calibration:
-    known, half = marked.y >= 0, marked.measures
-    heat, end = temperature(marked.logits[known & ~half], marked.y[known & ~half])
-    logits, y = marked.logits[known & half].double(), marked.y[known & half]
+    if with_unknown:
+        tasks = _without_one(tasks, shot, key)
+    test_episodes = EpisodicTest(dataset, tasks).eval_episodes.on(run.config.run.device)
+    labelled = _labelled(run.evaluate(test_episodes, client), _labels(tasks, dataset.y))
+    known, half = labelled.y >= 0, labelled.measures
+    heat, end = temperature(labelled.logits[known & ~half], labelled.y[known & ~half])
+    logits, y = labelled.logits[known & half].double(), labelled.y[known & half]
     before, after = torch.softmax(logits, 1), torch.softmax(logits / heat, 1)
     return Calibration(
-        round=0, way=0, shot=0, client=None, episodes=0, seed=0,
+        round=run.round,
+        way=way,
+        shot=shot,
+        client=client,
+        episodes=episodes,
+        seed=test.seed,
+        apart=apart,
         temperature=heat,
         at_bound=bool(end),
         end=end,
-        ece_interval=error_interval(after, y, marked.episode[known & half]),
+        ece_interval=error_interval(after, y, labelled.episode[known & half]),
         accuracy=float((logits.argmax(1) == y).double().mean()),
         ece_before=expected_calibration_error(before, y),
         ece_after=expected_calibration_error(after, y),
         nll_before=float(cross_entropy(logits, y)),
         nll_after=float(cross_entropy(logits / heat, y)),
-        **thresholds(marked, heat),
-    )  # fmt: skip
+        **thresholds(labelled, heat),
+    )
 
 
 def _halves(
@@ -132,9 +128,9 @@ def _halves(
     episodes: int,
     key: Key,
 ) -> tuple[Tasks, bool]:
-    """Return the episodes that fit and then those that measure, and whether they share no image.
+    """Return the episodes, the half that fits first, and whether the halves share no image.
 
-    Where half of a class's images cannot fill an episode, both halves are of all images.
+    If half of a class's images cannot fill an episode, both halves are drawn from all images.
     """
     counts = (episodes - episodes // 2, episodes // 2)
     mixed = key.at("halves").numpy().permutation(rows)
@@ -147,13 +143,11 @@ def _halves(
     )
     both = ((fit.support, measured.support), (fit.query, measured.query),
             (fit.classes, measured.classes))  # fmt: skip
-    return Tasks(*(np.concatenate(two) for two in both)), apart
+    return Tasks(*map(np.concatenate, both)), apart
 
 
-def _without_one(
-    tasks: Tasks, y: np.ndarray[Any, Any], shot: int, key: Key
-) -> tuple[Tasks, list[Tensor]]:
-    """Take one class of every episode out of its support, and leave its queries in."""
+def _without_one(tasks: Tasks, shot: int, key: Key) -> Tasks:
+    """Remove a random class from the support of every episode, but not from its queries."""
     rng = key.at("stranger").numpy()
     support, classes = [], []
     for u in range(len(tasks)):
@@ -161,29 +155,28 @@ def _without_one(
         kept = np.delete(np.arange(way), int(rng.integers(way)))
         classes.append(tasks.classes[u][kept])
         support.append(np.asarray(tasks.support[u]).reshape(way, shot)[kept].reshape(-1))
-    asked = Tasks(np.stack(support), tasks.query, np.stack(classes))
-    return _as_is(asked, y)
+    return Tasks(np.stack(support), tasks.query, np.stack(classes))
 
 
-def _as_is(tasks: Tasks, y: np.ndarray[Any, Any]) -> tuple[Tasks, list[Tensor]]:
-    truth = []
+def _labels(tasks: Tasks, y: np.ndarray[Any, Any]) -> list[Tensor]:
+    """Return the labels of the queries of each episode; -1 for classes outside its support."""
+    labels = []
     for u in range(len(tasks)):
         match = y[tasks.query[u]][:, None] == tasks.classes[u]
-        truth.append(torch.from_numpy(np.where(match.any(1), match.argmax(1), -1)))
-    return tasks, truth
+        labels.append(torch.from_numpy(np.where(match.any(1), match.argmax(1), -1)))
+    return labels
 
 
-def _marked(answers: Sequence[Prediction], truth: Sequence[Tensor]) -> Marked:
-    sound = [(a, torch.isfinite(a.logits).all(1)) for a in answers]
-    if not sound or not all(bool(finite.all()) for _, finite in sound):
+def _labelled(predictions: Sequence[Prediction], labels: Sequence[Tensor]) -> LabelledLogits:
+    if not predictions or not all(bool(torch.isfinite(p.logits).all()) for p in predictions):
         raise CheckpointError(
-            "some answers to the episodes are missing or not finite; confidence cannot be measured "
-            "on a model that diverged."
+            "the model gives no logits, or logits that are not finite, because it diverged. "
+            "Calibrate another run."
         )
-    episode = torch.cat([torch.full((len(a.logits),), a.eval_episode) for a, _ in sound])
-    return Marked(
-        torch.cat([a.logits for a, _ in sound]),
-        torch.cat([truth[a.eval_episode] for a, _ in sound]),
-        episode >= len(truth) - len(truth) // 2,
+    episode = torch.cat([torch.full((len(p.logits),), p.eval_episode) for p in predictions])
+    return LabelledLogits(
+        torch.cat([p.logits for p in predictions]),
+        torch.cat([labels[p.eval_episode] for p in predictions]),
+        episode >= len(labels) - len(labels) // 2,
         episode,
     )

@@ -1,8 +1,7 @@
-"""A finished, or half-finished, run opened to answer questions: its chosen round and nothing else.
+"""The chosen round of a finished or unfinished run, opened for predictions.
 
-The run's folder is enough: no example of the training data is read. What answers is the method's
-own `evaluate`, in the arithmetic of the run, so that a question of the run's test gets the run's
-own answer.
+The run's folder is enough: no training data are read. The method's own `evaluate` predicts, in the
+arithmetic of the run, so an episode of the run's test gets the same prediction as in the run.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ class TrainedRun:
     """The chosen round of a run: the best on validation, else the last one saved.
 
     Args:
-        folder: of the run.
-        data_dir: folder of datasets, for runs that were started before runs kept facts of their
-            data, and for methods whose answers need the clients' own data.
+        folder: the run's folder.
+        data_dir: folder of datasets, for methods whose predictions need the clients' data, and for
+            runs of older versions, which stored no dataset info.
 
     Raises:
         CheckpointError: no run, no checkpoint yet, or a damaged one.
-        DataError: the run is an old one, and its data are not there.
+        DataError: the run is of an older version, and its data are missing.
     """
 
     def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
@@ -59,7 +58,7 @@ class TrainedRun:
         rounds = self.checkpoints.rounds()
         if not rounds:
             raise CheckpointError(
-                f"{self.folder} has no checkpoint yet. Go on with `fedshot resume {self.folder}`."
+                f"{self.folder} has no checkpoint yet. Run `fedshot resume {self.folder}`."
             )
         last = self.checkpoints.notes(rounds[-1])
         self.trained_rounds: int = rounds[-1]
@@ -79,12 +78,12 @@ class TrainedRun:
         self._first = self.method.init(self._key.at("init"))
         self.server, notes = self.checkpoints.read(self.round, self._first)
         self._fleet.open(self.round, notes["private"])
-        self.banked = "/" in notes["private"]  # models of clients lie at the server
-        self._lock = Lock()  # torch's threads and rounding are settings of the whole process
+        self.banked = "/" in notes["private"]  # the server keeps the models of clients
+        self._lock = Lock()  # torch's threads and rounding are global
 
     @property
     def keeps_private(self) -> bool:
-        """Whether clients have anything of their own, with them or in the server's bank."""
+        """Whether clients have states of their own, private or in the server's bank."""
         return self.banked or bool(tree.leaves(self._first_private))
 
     @cached_property
@@ -96,67 +95,69 @@ class TrainedRun:
         return self._host.private(client, (self.round, 0))
 
     def remembered(self, client: int) -> Tree:
-        """Return what the server's bank has of a client after the chosen round, or `{}`."""
+        """Return the state of a client in the server's bank after the chosen round, or `{}`."""
         found: dict[str, Any] = {}
         for path, leaf in (self._fleet.bank.load(client, (self.round, 0)) or {}).items():
-            *above, name = path.split("/")
-            at = found
-            for part in above:
-                at = at.setdefault(part, {})
-            at[name] = leaf
+            *parents, name = path.split("/")
+            node = found
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[name] = leaf
         return found
 
     def check_client(self, client: int) -> None:
-        """Raise ConfigError unless this client has a model of its own that was trained."""
+        """Raise ConfigError unless this client has a trained model of its own."""
         known = self.facts.clients
         if client not in known:
             shown = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
             raise ConfigError(f"client is {client!r}; the clients of this run are {shown}.")
         if not self.keeps_private:
             raise ConfigError(
-                f"client is {client}, and clients of {self.method.name} keep no model of their "
-                "own: the server's answers. Leave client out."
+                f"client is {client}, but the clients of {self.method.name} keep no models: the "
+                "server's model predicts. Leave client out."
             )
         kept = self._host.store.load(client, (self.round, 0))
         trained = kept is not None or bool(self.remembered(client))
         if not trained and self.round != _BEFORE:
             raise ConfigError(
-                f"client {client} was in no cohort up to round {self.round}, the chosen one, so "
-                "its model is untrained. Choose another client."
+                f"client {client} was in no cohort up to the chosen round, {self.round}, so its "
+                "model is untrained. Choose another client."
             )
 
     def answer(
         self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
     ) -> list[Tensor]:
-        """Return the logits [queries, way] of each question.
+        """Return the logits [queries, way] of each episode.
 
         Args:
-            questions: of any shape, up to the method's `max_way`.
-            client: whose model answers, for methods whose clients have models of their own.
+            eval_episodes: episodes of any way and shot, up to the method's `max_way`.
+            client: the client whose model predicts, for methods whose clients have models.
 
-        Raises ConfigError when a client must be chosen, or none can be.
+        Raises ConfigError if a client must be given, or must not.
         """
-        answers = self.evaluate(eval_episodes, client)
-        by_client = {answer.client for answer in answers} - {None}
+        predictions = self.evaluate(eval_episodes, client)
+        by_client = any(p.client is not None for p in predictions)
         if client is None and by_client:
             first = ", ".join(map(str, self.facts.clients[:3]))
             raise ConfigError(
-                f"the models of {self.method.name} are its clients': choose whose answers with "
-                f"client, one of {first}, ..."
+                f"{self.method.name} predicts with the models of its clients. Set client to one "
+                f"of {first}, ..."
             )
         if client is not None and not by_client:
             raise ConfigError(
-                f"{self.method.name} answers with the server's model. Leave client out."
+                f"{self.method.name} predicts with the server's model. Leave client out."
             )
-        found = {answer.eval_episode: answer.logits for answer in answers}
+        found = {p.eval_episode: p.logits for p in predictions}
         if len(found) != len(eval_episodes):
-            raise CheckpointError(f"{self.folder}: the model gave no answer that can be used.")
+            raise CheckpointError(
+                f"{self.folder}: the model gave no usable prediction. Use another run."
+            )
         return [found[u] for u in range(len(eval_episodes))]
 
     def evaluate(
         self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
     ) -> list[Prediction]:
-        """Let the method answer as it does at test, with all its clients or with one."""
+        """Return the method's predictions as at test, with all clients or with one."""
         ids = self.facts.clients if client is None else (client,)
         clients = Clients(self._fleet, ids, quorum=0.0, round=self.round, phase="evaluate")
         threads, device = self.config.run.threads, self.config.run.device
@@ -168,12 +169,12 @@ class TrainedRun:
 
     @cached_property
     def federated(self) -> FederatedDataset:
-        """The run's data and who holds what. Raises DataError when the data are not there."""
+        """The run's data, split among the clients. Raises DataError if the data are missing."""
         found = FederatedDataset(self.config, self._data_dir)
         if found.dataset.digest != self.facts.digest:
             raise DataError(
                 f"{self.folder} was trained on other data: the hash of dataset {self.facts.name!r} "
-                "differs. Put the data back."
+                "differs. Restore the data."
             )
         return found
 
@@ -184,20 +185,20 @@ class TrainedRun:
                 facts = FederatedDataset(self.config, self._data_dir).facts()
             except DataError as error:
                 raise DataError(
-                    f"{self.folder} is of a version that kept no facts of its data, and the data "
-                    f"are needed to use it: {error} `fedshot resume {self.folder}`, with the data "
-                    "at hand, writes them."
+                    f"{self.folder} is of an older version that stored no dataset info, so its "
+                    f"data are needed: {error} Run `fedshot resume {self.folder}` with the data to "
+                    "store it."
                 ) from None
         if facts.digest != digest:
             raise CheckpointError(
-                f"{self.folder}: the facts of dataset {facts.name!r} are those of other data than "
-                "the checkpoint's. Restore the folder from a copy."
+                f"{self.folder}: the dataset info of {facts.name!r} does not belong to the "
+                "checkpoint. Restore the folder from a copy."
             )
         return facts
 
 
 class _Hosts(Host):
-    """Clients whose private states are here, and whose data are read when a method asks for it."""
+    """The clients of a run: their private states, and their data, which are read on access."""
 
     def __init__(self, run: TrainedRun) -> None:
         super().__init__(
@@ -211,11 +212,11 @@ class _Hosts(Host):
         self._run = run
 
     def data(self, client: int) -> ClientData:
-        return _Later(self._run, client)  # type: ignore[return-value]
+        return _LazyData(self._run, client)  # type: ignore[return-value]
 
 
-class _Later:
-    """A client's data, not read before somebody looks at them."""
+class _LazyData:
+    """A client's data, read on first access."""
 
     def __init__(self, run: TrainedRun, client: int) -> None:
         self._run, self._client = run, client

@@ -104,7 +104,7 @@ def test_two_draws_that_come_to_the_same_are_trained_once(tmp_path: Path) -> Non
     events = [(event.kind, event.job.do) for event in asked.run()]
     assert events.count(("done", "tune")) == 3, "2 values, and what the recipe leaves open"
     assert events.count(("done", "train")) == 1
-    file = asked._trials_path(asked.request.recipe.rows["proto"])
+    file = asked._search(asked.request.recipe.rows["proto"]).file
     assert len(json.loads(file.read_text("utf-8"))["trials"]) == 4
 
 
@@ -297,7 +297,7 @@ def test_a_worker_that_found_all_trained_is_not_told_to_have(
     late = experiment(tmp_path)
     for commit, run in (("aaa", experiment(tmp_path)), ("bbb", late)):
         monkeypatch.setattr(cell_worker.provenance, "revision", lambda _, told=commit: told)
-        cell_worker._to_the_end(run)
+        cell_worker._finish(run)
     assert [hand["commit"] for hand in provenance.history(tmp_path)] == ["aaa"]
 
 
@@ -311,7 +311,7 @@ def test_new_trials_do_not_join_seeds_of_other_data(tmp_path: Path) -> None:
     asked.check()
     assert asked.states["proto/one"].obstacle is None, "untuned, nothing of it counts"
     told = {i: of_here(validation=[[2, 0.6 - 0.1 * i, 0.1]]) for i in range(3)}
-    asked._settle(made.rows["proto"], told)
+    asked._choose(made.rows["proto"], told)
     obstacle = asked.states["proto/one"].obstacle
     assert obstacle is not None
     assert "its seeds were trained on other data (d)" in obstacle.reason
@@ -333,7 +333,7 @@ def test_trials_that_could_not_be_today_leave_the_rest_of_the_page(
         tree["columns"]["one"]["settings"] = {"run": {"choose": "best_on_test_classes"}}
     states, left = current("t", "small-tune3", [result], read("t", tree))
     assert states == []
-    said = "where to search" if broken == "search" else "judges trials on validation classes"
+    said = "has no search space" if broken == "search" else "judges trials on validation classes"
     assert said in left[0]
     other = replace(result, variant="small-tunex")
     assert "names no number of trials" in current("t", "small-tunex", [other], made)[1][0]

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshot.recipes import learning, plots, results_page
+from fedshot.recipes import plots, results_page
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
@@ -42,13 +42,13 @@ def panels(
 ) -> list[Axes]:
     """The axes as they were drawn."""
     kept: list[Figure] = []
-    real = learning.drawing
+    real = plots.drawing
 
     def drawing(title: str, size: tuple[float, float], draw: Any, kind: Any) -> Any:
         return real(title, size, lambda figure: (kept.append(figure), draw(figure)), kind)
 
-    monkeypatch.setattr(learning, "drawing", drawing)
-    assert learning.learning(made or recipe(), states, by).startswith("<?xml")
+    monkeypatch.setattr(plots, "drawing", drawing)
+    assert plots.learning(made or recipe(), states, by).startswith("<?xml")
     return kept[0].axes
 
 
@@ -89,17 +89,17 @@ def test_a_panel_for_each_setting_in_which_two_methods_can_be_compared(
 ) -> None:
     told = TRAINED | {"validation": LOOKS, "round": 4}
     every = [state(tmp_path, key, told) for key in ("proto/one", "proto/five", "local/one")]
-    assert [s.cell.key for s in learning.shown(every)] == ["proto/one", "local/one"]
+    assert [s.cell.key for s in plots.shown(every)] == ["proto/one", "local/one"]
     assert [axes.get_title() for axes in panels(every, monkeypatch)] == ["1-shot"]
-    assert learning.shown(every[:2]) == []
-    assert learning.learning(recipe(), every[:2]) == ""
+    assert plots.shown(every[:2]) == []
+    assert plots.learning(recipe(), every[:2]) == ""
 
 
 @pytest.mark.parametrize("told", [{"validation": []}, {"validation": LOOKS[:1], "round": 0}])
 def test_what_was_not_looked_at_has_no_line(tmp_path: Path, told: dict[str, Any]) -> None:
     one = state(tmp_path, "proto/one", TRAINED | told)
     other = state(tmp_path, "local/one", TRAINED | {"validation": LOOKS, "round": 4})
-    assert learning.shown([one, other]) == []
+    assert plots.shown([one, other]) == []
 
 
 def test_of_rows_along_an_axis_the_first_has_a_line(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_of_rows_along_an_axis_the_first_has_a_line(tmp_path: Path) -> None:
     tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
     made, told = read("t", tree), TRAINED | {"validation": LOOKS, "round": 4}
     every = [state(tmp_path, f"{row}/one", told, made=made) for row in ("far", "local", "proto")]
-    assert [s.cell.row.key for s in learning.shown(every)] == ["local", "proto"]
+    assert [s.cell.row.key for s in plots.shown(every)] == ["local", "proto"]
 
 
 def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
     made = read("t", tree)
     told = TRAINED | {"validation": LOOKS, "round": 4}
     both = [state(tmp_path, key, told, made=made) for key in ("proto/one", "local/one")]
-    assert learning.shown(both) == []
+    assert plots.shown(both) == []
 
 
 def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_curves_against_rounds_count_every_exchange(
     (axes,) = panels([talks, early], monkeypatch, made, "rounds")
     assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 10, 20], [0, 2, 4]]
     assert axes.get_xlabel() == "communication rounds"
-    assert learning.learning(made, [talks, early]) == "", "the recipe does not ask for megabytes"
+    assert plots.learning(made, [talks, early]) == "", "the recipe does not ask for megabytes"
     links = results_page._figures(made, "small", [talks, early], "there")
     assert links[-1] == "![A test, against rounds](there/t/small-rounds.svg)"
     assert plots.write(tmp_path, made, "small") == [tmp_path / "t" / "small-rounds.svg"]

@@ -12,7 +12,6 @@ import pytest
 
 from fedshot.config import settings as trees
 from fedshot.recipes import timing
-from fedshot.recipes.cell_timing import measure
 from fedshot.recipes.overview import overview, overview_text
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Cell
@@ -41,7 +40,7 @@ def test_what_was_measured_is_kept_and_reckoned_with() -> None:
     proto, *_ = every = cells()
     assert timing.seconds(proto) is None
     assert len(timing.unknown(every, None)) == 4
-    found = measure(proto, None)
+    found = timing.measure(proto, None)
     assert found["step"] > 0
     assert found["question"] > 0
     assert found["clients"] == 4
@@ -56,7 +55,7 @@ def test_a_cell_that_cannot_be_formed_says_why_until_the_data_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     greedy = one(test={"shot": 500})
-    found = measure(greedy, None)
+    found = timing.measure(greedy, None)
     assert "500-shot" in found["refused"]
     timing.keep(greedy, found)
     assert timing.refused(greedy, None) == found["refused"]
@@ -103,7 +102,7 @@ def test_the_list_reckons_the_cells_that_can_be_formed() -> None:
     line = overview(recipe, "small", 3, None, 1)
     assert (line.cells, line.seconds, line.refused) == (6, None, {})
     for cell in timing.unknown(recipe.cells("small"), None):
-        timing.keep(cell, measure(cell, None))
+        timing.keep(cell, timing.measure(cell, None))
     line = overview(recipe, "small", 3, None, 1)
     assert sum(line.refused.values()) == 2
     able = [s for cell in recipe.cells("small") if (s := timing.seconds(cell)) is not None]

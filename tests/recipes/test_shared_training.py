@@ -65,11 +65,11 @@ def done(
     job: Job, monkeypatch: pytest.MonkeyPatch, *, alone: bool = False, here: Any = HERE
 ) -> dict[str, Any]:
     """Obey a job in this process; `alone` has a follower train by itself."""
-    monkeypatch.setattr(cell_worker, "_say", lambda *_: None)
+    monkeypatch.setattr(cell_worker, "_emit", lambda *_: None)
     monkeypatch.setattr(cell_worker, "_here", lambda _: here)
     order = json.loads(job.order())
     do = "train" if alone else order["do"]
-    told: dict[str, Any] = cell_worker._DEEDS[do](cell_worker._opened(order), order)
+    told: dict[str, Any] = cell_worker._ACTIONS[do](cell_worker._experiment(order), order)
     return kept({key: one for key, one in told.items() if key not in ("seconds", "peak")})
 
 
@@ -140,9 +140,9 @@ def test_a_column_that_deals_otherwise_has_the_numbers_of_its_own_training(
     """What prepares on a pool that all see does not look at how a test deals its images."""
     made = two_columns({"name": method, "batch": 20}, trained_in={"two": "one"})
     found = jobs(made, tmp_path / "one")
-    assert found["lead/one"].keep_looks
+    assert found["lead/one"].keep_validated
     job = found["lead/two"]
-    assert (job.do, job.keep_looks) == ("follow", False)
+    assert (job.do, job.keep_validated) == ("follow", False)
     told = done(job, monkeypatch)
     assert not (job.folder / "checkpoints").exists(), "it trained nothing itself"
     assert told["followed"] == "lead/one"
@@ -274,7 +274,7 @@ def test_a_job_that_follows_waits_for_the_run_that_it_follows(tmp_path: Path) ->
     def following(waiting: list[Job], running: list[Job], ended: list[Job]) -> Job | None:
         queue = Jobs(waiting)
         queue._running = {job.key: (job, None) for job in running}  # type: ignore[misc]
-        queue._settled = {job.folder for job in ended}
+        queue._finished = {job.folder for job in ended}
         return queue._next()
 
     assert following([one, two, lead, other], [], []) is lead
@@ -307,7 +307,7 @@ def test_with_tuning_every_row_trains_for_itself(tmp_path: Path) -> None:
     asked = bench(made, tmp_path, tune=2)
     for key in ("lead/one", "row/one"):
         job = asked._job(made.cells("small", [key])[0], 0, "train", None)
-        assert (job.do, job.keep_looks) == ("train", False)
+        assert (job.do, job.keep_validated) == ("train", False)
 
 
 @pytest.mark.parametrize(

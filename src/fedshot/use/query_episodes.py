@@ -1,0 +1,72 @@
+"""A support set and any number of queries, as episodes that a method can predict."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedshot.evaluation.episodic_test import LazyEpisodes
+from fedshot.learners.feature_cache import EpisodeIndex
+from fedshot.learners.learner import EvalEpisode
+from fedshot.use.inputs import padded
+
+CHUNK = 256  # queries of an episode; bounds the memory of long lists
+
+
+class QueryEpisodes(LazyEpisodes):
+    """Episodes that share a support set, each with a part of the queries.
+
+    Their examples have indices, the support first, so that an encoder can embed the support once.
+
+    Args:
+        support: examples, uint8 [n, H, W, C] or int32 [n, L].
+        codes: labels of the support, int64 [n], 0..way-1.
+        query: examples of the same kind.
+        classes: class numbers for the method, int64 [way].
+        device: device of the model.
+        whole: keep all queries in one episode, for transductive methods.
+    """
+
+    def __init__(
+        self,
+        support: Tensor,
+        codes: Tensor,
+        query: Tensor,
+        classes: Tensor,
+        device: str = "cpu",
+        *,
+        whole: bool = False,
+    ) -> None:
+        self._n = len(support)
+        both = torch.cat([support, query]) if support.ndim > 2 else padded([*support, *query])
+        self._x = both.to(device)
+        self._codes, self._classes = codes.to(device), classes.to(device)
+        self._chunk = max(1, len(query)) if whole else CHUNK
+
+    def __len__(self) -> int:
+        return math.ceil((len(self._x) - self._n) / self._chunk)
+
+    def _build(self, u: int) -> EvalEpisode:
+        first, last = self._span(u)
+        return EvalEpisode(self._x[: self._n], self._codes, self._x[first:last], self._classes)
+
+    @property
+    def distinct(self) -> int:
+        """Number of examples; the support counts once."""
+        return len(self._x)
+
+    def examples(self, first: int, last: int) -> Tensor:
+        """Return the examples first .. last - 1."""
+        return self._x[first:last]
+
+    def sheet(self, u: int) -> EpisodeIndex:
+        """Return the examples of episode u as indices."""
+        places = torch.arange(len(self._x), device=self._x.device)
+        first, last = self._span(u)
+        return EpisodeIndex(places[: self._n], self._codes, places[first:last], len(self._classes))
+
+    def _span(self, u: int) -> tuple[int, int]:
+        first = self._n + u * self._chunk
+        return first, min(first + self._chunk, len(self._x))
