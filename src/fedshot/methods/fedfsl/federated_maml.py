@@ -103,6 +103,8 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     def init_client(self, client: int, key: Key) -> Tree:
         """Return the client's share of the mean and the optimiser state, where they are kept."""
         del client
+        if self.stays_near == "global" and self.moments == "fresh":
+            return {}
         w, _ = self.learner.init(key)  # only its shapes matter
         share = {} if self.stays_near == "global" else {"share": first_share(w)}
         return share | ({"optimizer": self.optimizer.init(w)} if self.moments == "kept" else {})
