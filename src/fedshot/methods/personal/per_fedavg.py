@@ -6,10 +6,10 @@ w~ = w - alpha grad f(w; D); w <- w - beta (I - alpha Hess f(w; D'')) grad f(w~;
 order "first" (FO) leaves the Hessian out; "hessian_free" (HF) has for Hess f(w; D'') v the
 difference (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta), v = grad f(w~; D').
 Symbols: alpha the learning rate of `optimizer`; beta, delta as in the paper.
-Departures from the paper: by default all three batches are all samples of the client, which makes a
-step that of the objective itself; clients upload w_i - w; the average is plain, as in the paper.
-At test a client takes `test_steps` steps of alpha on its own training samples, never on those that
-are scored. An answer is one of the question's classes.
+Departures from the paper: by default each of the three batches has all samples of the client, so
+that the step is a gradient step on the objective itself; clients upload w_i - w; the average is
+plain, as in the paper. At test the model takes `test_steps` steps of alpha on the client's training
+samples, never on the queries. The prediction is one of the episode's classes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fedshot.protocol.method import ModelState
 
 @dataclass(frozen=True)
 class PerFedAvg(AmongBaseClasses[ModelState]):
-    """A start from which one gradient step fits each client.
+    """An initialisation from which one gradient step adapts to a client.
 
     Args:
         model: backbone; a head is not used.
@@ -54,9 +54,9 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         classes: the dataset's numbers of the base classes.
         order: "first" (FO), or "hessian_free" (HF).
         beta: outer step size.
-        delta: of the difference that stands for a product with the Hessian.
-        local_steps: outer steps of a visit.
-        batch: samples of each of the three batches of a step, drawn one by one; null for all.
+        delta: step of the difference that approximates the product with the Hessian.
+        local_steps: outer steps of a local update.
+        batch: samples of each of the three batches of a step; null for all.
         optimizer: plain SGD; its lr is the inner step size, alpha.
         test_steps: inner steps at test.
     """
@@ -109,7 +109,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         gradients = gradient(adapted, step[1], 1)
         if self.order == "first":
             return gradients
-        # One site for both: the same dropout masks on either side of w.
+        # Both gradients use the same dropout masks.
         way = tree.map(lambda v: self.delta * v, gradients.grads)
         up = gradient(tree.add(w, way), step[2], 2).grads
         down = gradient(tree.sub(w, way), step[2], 2).grads
