@@ -167,7 +167,7 @@ def distillation(m: F2L, z_phi: Tensor, z_psi: Tensor, y: Tensor) -> Tensor:
         t = torch.sigmoid(torch.exp(negative) / torch.exp(z[y[i]]))
         q = torch.exp(z / t) / torch.exp(z / t).sum()
         term = -(q * torch.log(torch.exp(z_psi[i] / t) / torch.exp(z_psi[i] / t).sum())).sum()
-        total = total + term * (t**2 if m.reading.kd_squared else 1)
+        total = total + term
     return total / len(y)
 
 

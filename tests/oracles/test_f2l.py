@@ -40,7 +40,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.runs.prepare import PreparedRun
 from oracles.classifying import SPEC, Run, Twin, assert_readout, unequal_clients
-from oracles.f2l import WAY, Client, Oracle, assert_client, begin, beside, close, method
+from oracles.f2l import WAY, Client, Oracle, assert_client, begin, close, method
 from oracles.fedfsl import assert_slopes
 from system.runs import CHOOSING, SMALL, experiment, finished, last_hash, merged
 
@@ -56,7 +56,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "through both, from psi": {"mi_gradient": "both", "mi_from": "psi"},
     "new phi": {"client_phi": "new"},
     "new phi, second order": {"client_phi": "new", "inner": InnerChoice(0.3, 2, order="second")},
-    "T squared": {"kd_squared": True},
     "queries together": {"queries": "query_set"},
     "queries alone": {"queries": "alone"},
     "head only": {"inner": InnerChoice(0.3, 2, adapts="head")},
@@ -243,7 +242,7 @@ def test_second_order_gradients_are_finite_differences(
     e, seed = drawn.steps[0][0], Key(6).tensor()
 
     def loss(by: F2L, psi: Any) -> Tensor:
-        return by.models.second_look(at.phi, at.phi, psi, at.stats, e, seed).loss
+        return by.models.client_loss_after(at.phi, at.phi, psi, at.stats, e, seed).loss
 
     assert_slopes(lambda psi: loss(m, psi), at.psi)
     _, _, second = value_and_grad(lambda psi: (loss(m, psi), None), at.psi)
@@ -345,21 +344,6 @@ def test_a_query_is_answered_whatever_the_others_are(
     torch.testing.assert_close(answer(q[turned]), whole[turned], rtol=1e-12, atol=1e-12)
     same = torch.allclose(answer(torch.cat([q[:1], 3 - q[1:]]))[0], whole[0], rtol=1e-10)
     assert same == alone
-
-
-def test_a_fresh_head_at_test_does_not_know_the_learned_one(tmp_path: Path) -> None:
-    m = method(test_head="fresh")
-    at, _ = begin(m, tmp_path)
-    s = torch.randn(6, 7, generator=Key(8).torch(), dtype=torch.float64)
-    asked = EvalEpisode(s, torch.arange(6) % 3, s, torch.arange(3))
-    other = at.psi | {"head": beside(at.psi["head"])}
-
-    def found(psi: Any, fresh: bool) -> Tensor:
-        return m.client_model.answer(psi, asked, fresh_head=fresh)
-
-    assert torch.equal(found(at.psi, True), found(other, True))
-    assert not torch.allclose(found(at.psi, False), found(other, False))
-    assert torch.equal(m._answer(at.psi, asked), found(at.psi, True))
 
 
 def test_a_head_of_prototypes_classifies_by_squared_distances(tmp_path: Path) -> None:

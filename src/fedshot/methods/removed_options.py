@@ -12,6 +12,7 @@ from typing import Any
 from fedshot.core.errors import ConfigError
 
 REMOVED: dict[str, dict[str, Any]] = {
+    "f2l": {"kd_squared": None, "test_head": None},
     "fedfsl_mi": {"clip": None},
     "fedfsl_mi_adv": {
         "clip": None, "alternation": None, "second_head": "fresh", "noise": 0.01,

@@ -28,7 +28,7 @@ HeadStart = Literal["zero", "prototypes"]
 
 
 class Task(NamedTuple):
-    """A task as the client-model sees it."""
+    """A task, as features of the server-model."""
 
     s: Tensor  # [D, d]: features of the support
     q: Tensor  # [queries, d]: of the queries
@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the client-model makes of a task."""
+    """Features and logits of a task under the client-model."""
 
     s: Tensor  # [D, d]: features of the support
     z_s: Tensor  # [D, way]: their logits
@@ -58,8 +58,8 @@ class ClientModel:
         d: length of a feature row.
         inner: how psi is fine-tuned.
         queries: what a query attends to.
-        head_start: the head is learned, from "zero", or made of each task's "prototypes" before it
-            is fine-tuned (Proto-MAML, Triantafillou et al. 2020); psi has no head of its own then.
+        head_start: the head is learned, starting from "zero", or made of each task's "prototypes"
+            before fine-tuning (Proto-MAML, Triantafillou et al. 2020); then psi has no head.
     """
 
     transformer: SetTransformer
@@ -80,14 +80,14 @@ class ClientModel:
     def start(self, psi: Tree, task: Task, mode: Mode) -> Tree:
         """Return psi with the head that fine-tuning starts from.
 
-        That of prototypes c has the logits 2 <c, g> - |c|^2: minus the squared distance, but for
-        what is the same for all classes.
+        That of prototypes c has the logits 2 <c, g> - |c|^2: minus the squared distance, up to a
+        term that is the same for all classes.
         """
         if self.head_start == "zero":
             return psi
         c = class_means(self._support(psi, task.s, mode), task.y, task.way)
-        # Views, since fine-tuning differentiates by encoder and head apart, although autograd would
-        # find its way from this head back to the encoder.
+        # Views, because fine-tuning treats encoder and head as independent, although this head has
+        # a graph back to the encoder.
         encoder = tree.map(lambda w: w.view_as(w), psi["encoder"])
         return {"encoder": encoder, "head": {"weight": 2 * c, "bias": -c.square().sum(-1)}}
 
@@ -101,16 +101,13 @@ class ClientModel:
         g_s, g_q = self.transformer.apply(psi["encoder"], task.s, task.q, mode, self.queries)
         return View(g_s, self._logits(psi, g_s, task.way), self._logits(psi, g_q, task.way))
 
-    def answer(self, psi: Tree, eval_episode: EvalEpisode, *, fresh_head: bool = False) -> Tensor:
+    def answer(self, psi: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Return the logits of the queries after fine-tuning on the support, without dropout.
 
-        `eval_episode` holds features in place of examples. `fresh_head` puts a head of zeros in the
-        place of the learned one, whose outputs have met other labels.
+        `eval_episode` holds features in place of examples.
         """
         way = len(eval_episode.classes)
         task = Task(eval_episode.support_x, eval_episode.query_x, eval_episode.support_y, way)
-        if fresh_head and self.head_start == "zero":
-            psi = psi | {"head": tree.zeros_like(psi["head"])}
         tuned = self._tune(psi, task, Mode(), self.inner.test_steps, False)
         with torch.no_grad():
             return self.view(tuned, task, Mode()).z_q

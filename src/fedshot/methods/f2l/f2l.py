@@ -1,35 +1,35 @@
-"""F2L: a server-model that all clients share, and a client-model that each keeps to itself.
+"""F2L: a server-model that all clients share, and a private client-model for each client.
 
 The server-model is an encoder under a classifier of all base classes, trained by cross-entropy. The
 client-model is a set Transformer and an N-way head on its features, meta-learned as in MAML. Each
-teaches the other: what a client-model makes of its support goes into the server-model by mutual
-information, and the server-model's view of the episode's classes into the client-model by
-distillation. The server averages the server-models; client-models never leave their clients.
+teaches the other: mutual information draws the server-model's features to the client-model's, and
+the server-model's logits of the episode's classes are distilled into the client-model. The server
+averages the server-models; client-models never leave their clients.
 
 Source: Wang et al., Federated Few-shot Learning, KDD 2023, section 3, appendices B and C; mode
-"official" is what the authors' published code does.
+"official" follows the authors' published code.
 Symbols: phi server-model, psi client-model; an episode (S, Q); a_ft = inner.lr. A local step is
 psi~ = psi - a_ft grad CE(S; phi, psi), eq. (3); one optimiser step of phi on
 (1 - l_MI) CE_base(S) + l_MI L_MI, eqs. (5) and (14); one of psi on (1 - l_KD) CE(Q; psi~) + l_KD
 L_KD, eqs. (4) and (20); phi <- the mean of the clients' phi, eq. (2).
 
-Both steps see the features of one pass of the encoder, under the phi before the step. So batch norm
-normalises support and queries together and moves the running statistics once; and dropout
+Both steps use the features of one pass of the encoder, under the phi before the step. So batch norm
+normalises support and queries together and updates the running statistics once; and dropout
 (DropBlock) in the encoder has one mask an episode, where a pass for each of the three uses would
 draw three. The client-model has two: of the fine-tuning, and of the pass that both losses share.
-Without batch norm, queries pass by themselves and without a graph, since nobody differentiates
+Without batch norm, queries pass by themselves and without a graph, since nothing differentiates
 them: the same features, and with 15 queries a class no backward pass for 15 texts of 16 at one
 shot, for 3 of 4 at five.
 
-What the paper leaves open is in `fedshot.methods.f2l.readings.F2LReading`. Departures: clients
-upload phi_i - phi. "strict" alone takes b over the whole support, since a 1-shot L_MI as printed
-is zero for any features, a temperature of b, the gradient of eq. (4) in first order, and that of
-L_MI through the server-model's own features alone.
+What the paper leaves open is in `fedshot.methods.f2l.readings`. Departures: clients upload
+phi_i - phi. "strict" alone takes b over the whole support, since a 1-shot L_MI as printed is zero
+for any features, a temperature of b, the gradient of eq. (4) in first order, and that of L_MI
+through the server-model's own features alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
@@ -40,14 +40,12 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Classifier, base_numbers
 from fedshot.learners.learner import EvalEpisode, InnerLoop
 from fedshot.learners.local_training import (
     LocalEpisodes,
     mean_gradient,
     mean_metrics,
-    sample_episodes,
 )
 from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.methods.f2l.client_model import ClientModel
@@ -64,16 +62,15 @@ from fedshot.methods.f2l.set_transformer import Queries, SetTransformer
 from fedshot.methods.f2l.two_models import TwoModels
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import (
+    ClientModels,
     EpisodicMethod,
     Prediction,
     Traits,
-    predict_all,
     predict_at_clients,
     predict_at_server,
 )
@@ -81,15 +78,15 @@ from fedshot.protocol.probe_answers import embedded, predict_by_probe
 
 
 class F2LState(NamedTuple):
-    """What the server remembers."""
+    """State of the server."""
 
     phi: Tree  # {"body", "classifier"}
     stats: Tree  # running statistics of batch norm
-    psi: Tree  # {}, or the one client-model that is averaged, too, without `personal`
+    psi: Tree  # {}, or without `personal` the averaged client-model
 
 
 class F2LLocalState(NamedTuple):
-    """Where local training stands."""
+    """State of local training."""
 
     phi: Tree
     psi: Tree
@@ -98,51 +95,50 @@ class F2LLocalState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class F2L(EpisodicMethod[F2LState]):
+class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     """A shared server-model and private client-models that teach each other.
 
-    What is null is as `mode` says; `fedshot.methods.f2l.readings.F2LReading` tells what the words
-    mean.
+    `mode` gives the value of an option that is null.
 
     Args:
         model: backbone, and the client-model's linear head.
         episode: shape of the training episodes.
         classes: the dataset's numbers of the base classes.
         mode: "strict"; "paper", its equations to the letter; "official", the authors' code.
-        lambda_mi: weight of the transfer to the server-model; 0 goes without.
-        lambda_kd: weight of the distillation to the client-model; 0 goes without.
-        personal: client-models stay with their clients; false averages them, too.
-        weights: of cross-entropy and added term: "shared" or "added".
-        mi_loss: "confidences" or "shots".
-        mi_denominator: "all" or "same_class".
-        mi_tau: temperature of the transfer.
-        mi_from: "tuned" or "psi".
-        mi_gradient: "server" or "both".
-        kd_targets: "softmax" or "sum".
-        kd_squared: whether the distillation is multiplied by the temperature squared.
-        server_rows: "support" or "both".
-        client_phi: "old" or "new".
-        classifier: "linear" or "mlp".
-        queries: "support_context", "query_set" or "alone".
-        head_start: "zero" or "prototypes".
-        test_head: "trained" or "fresh".
-        evaluated: "client" or "server".
-        probe: "logistic", "mean" or "ridge", on features of length 1.
-        answer_by: at test, "turns" gives question u to client u mod K, "all" to every client.
-        weighting: "uniform" or "examples".
+        lambda_mi: weight of the transfer from the client-model to the server-model; 0 for none.
+        lambda_kd: weight of the distillation from the server-model to the client-model; 0 for none.
+        personal: whether client-models stay with their clients; false averages them, too.
+        weights: a weight l makes (1 - l) CE + l X, "shared", or CE + l X, "added".
+        mi_loss: "confidences", eq. (13), or the authors' contrast of "shots".
+        mi_denominator: b over the support, "all", or over the row's class, "same_class".
+        mi_tau: temperature of b.
+        mi_from: features and confidences of the client-model "tuned" to the task, or before, "psi".
+        mi_gradient: of L_MI, through the "server" features alone, or "both" through them and
+            through the client-model that they pass.
+        kd_targets: probabilities of the task's classes, "softmax", or logits over their "sum".
+        server_rows: the server-model learns to classify the "support", or "both" support and
+            queries.
+        client_phi: the server-model in the client-model's step: before this local step, "old", or
+            after it, "new".
+        classifier: of the server-model: "linear", or the "mlp" of the authors' code.
+        queries: what a query attends to in the client-model: "support_context", the "query_set", or
+            itself "alone".
+        head_start: initial head of the client-model: "zero", or each task's "prototypes".
+        evaluated: the "client" models, or a probe on the "server" model's features.
+        probe: that of "server": "logistic", "mean" or "ridge", on features of length 1.
+        answer_by: at test, "turns" gives test episode u to client u mod K, "all" to every client.
+        weighting: weight of a client in the mean: "uniform", or the number of its "examples".
         transformer: the client-model's encoder.
         inner: how the client-model adapts.
-        local_steps: local steps per visit.
+        local_steps: local steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the server-model; its state starts afresh at every visit.
-        client_optimizer: of the client-model; its state stays with it. What is null is as of
-            `optimizer`, in mode "official" SGD of the code's own step size.
+        optimizer: of the server-model; its state is fresh in every round.
+        client_optimizer: of the client-model, which keeps its state. Null values are those of
+            `optimizer`, in mode "official" SGD with the code's own step size.
     """
 
     name: ClassVar[str] = "f2l"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     mode: F2LMode = "strict"
     lambda_mi: float | None = None
@@ -155,13 +151,11 @@ class F2L(EpisodicMethod[F2LState]):
     mi_from: Literal["tuned", "psi"] | None = None
     mi_gradient: Literal["server", "both"] | None = None
     kd_targets: Literal["softmax", "sum"] | None = None
-    kd_squared: bool | None = None
     server_rows: Literal["support", "both"] | None = None
     client_phi: Literal["old", "new"] | None = None
     classifier: Literal["linear", "mlp"] | None = None
     queries: Queries | None = None
     head_start: Literal["zero", "prototypes"] | None = None
-    test_head: Literal["trained", "fresh"] | None = None
     evaluated: Literal["client", "server"] | None = None
     probe: Probe | None = None
     answer_by: Literal["turns", "all"] = "turns"
@@ -196,7 +190,7 @@ class F2L(EpisodicMethod[F2LState]):
 
     @cached_property
     def reading(self) -> F2LReading:
-        """Every choice made."""
+        """All readings of the paper, by mode and options."""
         return chosen(self._mode.reading, self)
 
     @cached_property
@@ -220,17 +214,17 @@ class F2L(EpisodicMethod[F2LState]):
 
     @cached_property
     def models(self) -> TwoModels:
-        """Both, and what they make of an episode."""
+        """Both models, with their losses on an episode."""
         return TwoModels(self.learner, self.client_model, self.reading)
 
     @cached_property
     def server_steps(self) -> Optimizer:
-        """What moves phi."""
+        """The optimiser of phi."""
         return self.optimizer.over(self._mode.server)
 
     @cached_property
     def client_steps(self) -> Optimizer:
-        """What moves psi."""
+        """The optimiser of psi."""
         return self.client_optimizer.over(self._mode.client or self.server_steps)
 
     @property
@@ -269,7 +263,7 @@ class F2L(EpisodicMethod[F2LState]):
         return F2LState(phi, stats, {} if self.personal else self._first_psi(key.at("psi")))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a client's first client-model, drawn by itself, and its optimiser's state."""
+        """Return a client's own random client-model, and its optimiser's state."""
         del client
         if not self.personal:
             return {}
@@ -277,22 +271,20 @@ class F2L(EpisodicMethod[F2LState]):
         return {"psi": psi, "optimizer": self.client_steps.init(psi)}
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the local episodes; their classes are told as numbers of base classes."""
-        local_episodes = sample_episodes(
-            data, self.episode, self.local_steps, self.episodes_per_step, key
-        )
+        """Sample the local episodes; their classes are indices of base classes."""
+        drawn: LocalEpisodes = super().draw(data, key)
         steps = tuple(
             tuple(e._replace(classes=base_numbers(e.classes, self.classes)) for e in step)
-            for step in local_episodes.steps
+            for step in drawn.steps
         )
-        return local_episodes._replace(steps=steps)
+        return drawn._replace(steps=steps)
 
     def local(
         self, at: F2LLocalState, local_episodes: LocalEpisodes
     ) -> tuple[F2LLocalState, dict[str, Tensor]]:
-        """Take the local steps of algorithm 1; also return the means of what they report."""
+        """Take the local steps of algorithm 1; also return the means of their metrics."""
         phi, psi, stats, state = at
-        server_state, told = self.server_steps.init(phi), []
+        server_state, metrics = self.server_steps.init(phi), []
         noise = Mode(seed=local_episodes.seed)
         for s, step in enumerate(local_episodes.steps):
             both = {"phi": phi, "psi": psi}
@@ -300,16 +292,16 @@ class F2L(EpisodicMethod[F2LState]):
             grads = gradients.grads["psi"]
             new, server_state = self.server_steps.update(gradients.grads["phi"], server_state, phi)
             if self.reading.client_phi == "new":
-                look = partial(self.models.second_look, phi, new)
-                grads = mean_gradient(look, psi, stats, step, noise.layer(s)).grads
+                client_loss = partial(self.models.client_loss_after, phi, new)
+                grads = mean_gradient(client_loss, psi, stats, step, noise.layer(s)).grads
             psi, state = self.client_steps.update(grads, state, psi)
             phi, stats = new, gradients.stats
-            told += gradients.told
-        return F2LLocalState(phi, psi, stats, state), mean_metrics(told)
+            metrics += gradients.told
+        return F2LLocalState(phi, psi, stats, state), mean_metrics(metrics)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
-        """Take the local steps; send the change of the server-model, keep the client-model."""
+        """Take the local steps; upload the change of the server-model, keep the client-model."""
         psi = private["psi"] if self.personal else down["psi"]
         state = private["optimizer"] if self.personal else self.client_steps.init(psi)
         new, metrics = self.local(F2LLocalState(down["phi"], psi, down["stats"], state), drawn)
@@ -329,20 +321,18 @@ class F2L(EpisodicMethod[F2LState]):
         new, got = average(clients, self.train, parts, key, max_weight=max_weight)
         return server._replace(**new), got.metrics
 
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Answer the questions sent, by a client-model that is fine-tuned for each and then lost.
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Return the client-model's prediction, fine-tuned for each test episode and then restored.
 
-        They come as features of the server-model, which is frozen meanwhile.
+        The examples are features of the server-model.
         """
-        del drawn
-        logits = predict_all(partial(self._answer, private["psi"]), down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
+        del down
+        return partial(self.client_model.answer, private["psi"])
 
     def evaluate(
         self, server: F2LState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Let the client-models answer on features of the server's encoder; or a probe on them."""
+        """Predict from features of the server's encoder, by client-models or by a probe."""
         phi, stats = server.phi, server.stats
         if self.reading.evaluated == "server":
             probe_options = FeatureProbe(self.reading.probe)
@@ -350,11 +340,7 @@ class F2L(EpisodicMethod[F2LState]):
         asked = embedded(self.learner, phi, stats, eval_episodes, clients)
         if self.personal:
             return predict_at_clients(self.answer, clients, asked, key, by=self.answer_by)
-        return predict_at_server(partial(self._answer, server.psi), asked, clients)
+        return predict_at_server(partial(self.client_model.answer, server.psi), asked, clients)
 
     def _first_psi(self, key: Key) -> Tree:
         return self.client_model.init(key, self.model.torch_dtype)
-
-    def _answer(self, psi: Tree, eval_episode: EvalEpisode) -> Tensor:
-        fresh = self.reading.test_head == "fresh"
-        return self.client_model.answer(psi, eval_episode, fresh_head=fresh)

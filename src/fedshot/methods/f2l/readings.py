@@ -1,6 +1,6 @@
-"""How F2L is read: what its paper leaves open or its authors' code does otherwise, by mode.
+"""Readings of F2L's paper: what it leaves open or the authors' code does otherwise, by mode.
 
-Source: Wang et al., Federated Few-shot Learning, KDD 2023; the code that its authors published.
+Source: Wang et al., Federated Few-shot Learning, KDD 2023; the authors' published code.
 """
 
 from __future__ import annotations
@@ -23,32 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class F2LReading:
-    """Every choice made; the defaults are those of `strict`.
-
-    Args:
-        lambda_mi: weight of the transfer from the client-model to the server-model.
-        lambda_kd: weight of the distillation from the server-model to the client-model.
-        weights: a weight l makes (1 - l) CE + l X, "shared", or CE + l X, "added".
-        mi_loss: "confidences", eq. (13), or the authors' contrast of "shots".
-        mi_denominator: b over the support, "all", or over the row's class, "same_class".
-        mi_tau: temperature of b.
-        mi_from: features and confidences of the client-model "tuned" to the task, or before, "psi".
-        mi_gradient: of L_MI, through the "server" features alone, or through the client-model that
-            they pass, too, "both".
-        kd_targets: probabilities of the task's classes, "softmax", or logits over their "sum".
-        kd_squared: whether T_i^2 multiplies the distillation.
-        server_rows: what the server-model learns to classify: the "support", or the queries, too,
-            "both".
-        client_phi: the server-model of the client-model's step: as before this local step, "old",
-            or after it, "new".
-        classifier: of the server-model: "linear", or the "mlp" of the authors' code.
-        queries: what a query attends to in the client-model.
-        head_start: of the client-model: "zero", or each task's "prototypes".
-        test_head: the head that training left, "trained", or one of zeros, "fresh".
-        evaluated: the "client" models, or a probe on the "server" model's features.
-        probe: that of "server".
-        weighting: clients count alike, "uniform", or by their "examples".
-    """
+    """All readings; the fields are options of `f2l`, the defaults those of "strict"."""
 
     lambda_mi: float = 0.5
     lambda_kd: float = 0.5
@@ -59,13 +34,11 @@ class F2LReading:
     mi_from: Literal["tuned", "psi"] = "tuned"
     mi_gradient: Literal["server", "both"] = "server"
     kd_targets: Literal["softmax", "sum"] = "softmax"
-    kd_squared: bool = False
     server_rows: Literal["support", "both"] = "support"
     client_phi: Literal["old", "new"] = "old"
     classifier: Literal["linear", "mlp"] = "linear"
     queries: Queries = "support_context"
     head_start: HeadStart = "zero"
-    test_head: Literal["trained", "fresh"] = "trained"
     evaluated: Literal["client", "server"] = "client"
     probe: Probe = "logistic"
     weighting: Literal["uniform", "examples"] = "uniform"
@@ -90,7 +63,7 @@ _HINTS: dict[str, Any] = get_type_hints(F2LReading)
 
 @dataclass(frozen=True)
 class InnerChoice:
-    """`InnerLoop`, where null is what the mode says.
+    """`InnerLoop` with null for the value of the mode.
 
     Args:
         lr: step size.
@@ -109,7 +82,7 @@ class InnerChoice:
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """`Optimizer`, where null is what the mode says.
+    """`Optimizer` with null for the value of the mode.
 
     Args:
         name: "sgd" or "adam".
@@ -124,19 +97,19 @@ class OptimizerChoice:
     weight_decay: float | None = None
 
     def over(self, base: Optimizer) -> Optimizer:
-        """Return `base` with what is chosen; of another kind than it, nothing else of it stays."""
+        """Return `base`, or the default of another kind of optimiser, with the chosen values."""
         other = self.name is not None and self.name != base.name
         return chosen(Optimizer(self.name or base.name) if other else base, self)
 
 
 @dataclass(frozen=True)
 class F2LDefaults:
-    """What a mode says where nothing else does."""
+    """The values of a mode, for options that are null."""
 
     reading: F2LReading
     inner: InnerLoop
     server: Optimizer
-    client: Optimizer | None = None  # None: as the server-model's
+    client: Optimizer | None = None  # None for the server-model's
 
 
 _ADAM = Optimizer("adam", 1e-3, weight_decay=1e-4)
@@ -156,12 +129,12 @@ _CODE = F2LReading(
 
 
 def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
-    """Return what a mode says, for texts or images.
+    """Return the values of a mode, for texts or images.
 
-    "paper" differs from "strict" where the paper is plain: b over the row's class at temperature 1,
-    eq. (10); the gradient of eq. (4) by psi, not by psi~; and that of eq. (5) by all of phi, also
-    where phi passes the client-model. Eq. (5) has psi where section 3.2.2 has the fine-tuned one,
-    which both modes follow.
+    "paper" differs from "strict" where the paper is explicit: b over the row's class at temperature
+    1, eq. (10); the gradient of eq. (4) with respect to psi, not psi~; and that of eq. (5) through
+    all of phi, also where its features pass the client-model. Eq. (5) has psi where section 3.2.2
+    has the fine-tuned one, which both modes follow.
     """
     check_word("mode", mode, get_args(F2LMode))
     if mode == "strict":

@@ -1,10 +1,10 @@
-"""The set Transformer of F2L's client-model: features that have seen the rest of their task.
+"""The set Transformer of F2L's client-model, which encodes a task's features in their context.
 
-Source: Wang et al. 2023 (F2L), eq. (22) and C.1.2, which say that the features of the support pass
-a Transformer (Vaswani et al. 2017) as a set, and C.3, which gives the rate of dropout. All else is
-ours: one encoder layer, 4 heads, 2048 units between, and as in torch.nn.TransformerEncoderLayer
-the norm after the sum and ReLU. No positions, so a permuted set gives permuted outputs. Eq. (22)
-does not cover queries; what they attend to is an option here.
+Source: Wang et al. 2023 (F2L), eq. (22) and C.1.2, which pass the features of the support through
+a Transformer (Vaswani et al. 2017) as a set, and C.3, which gives the dropout rate. All else is
+ours: one encoder layer, 4 heads, 2048 hidden units, and, as in torch.nn.TransformerEncoderLayer,
+ReLU and the norm after the sum. There are no positions, so a permuted set gives permuted outputs.
+Eq. (22) does not cover queries; what they attend to is an option here.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Queries = Literal["support_context", "query_set", "alone"]
 class SetTransformer:
     """One encoder layer: x' = norm(x + attention(x)), then norm(x' + W2 relu(W1 x')).
 
-    Runs under `vmap` as it stands. Dropout is where torch's layer has it: on the attention
-    weights, in the feed-forward part, and before both sums.
+    Runs under `vmap`. Dropout is applied where torch's layer applies it: on the attention weights,
+    in the feed-forward part, and before both sums.
 
     Args:
         heads: number of heads; must divide the number of features.
@@ -90,16 +90,16 @@ class SetTransformer:
         mode: Mode,
         queries: Queries = "support_context",
     ) -> tuple[Tensor, Tensor]:
-        """Return the outputs of support [s, d] and queries [q, d]; the support never sees queries.
+        """Return the outputs of support [s, d] and queries [q, d].
 
         Args:
             params: from `init`.
-            h_support: features of the support set, which attends to itself.
+            h_support: features of the support set, which attends to itself alone.
             h_query: features of the queries.
             mode: for dropout.
-            queries: "support_context" lets a query see the support set and itself, never another
-                query; "query_set" lets the queries see one another and not the support, as F2L's
-                code does in training (transductive); "alone" lets a query see itself only.
+            queries: with "support_context" a query attends to the support set and itself, never to
+                another query; with "query_set" queries attend to one another and not to the
+                support, as in F2L's code in training (transductive); with "alone" to itself only.
         """
         check_word("queries", queries, ("support_context", "query_set", "alone"))
         s, q = self._heads(params, h_support), self._heads(params, h_query)
@@ -115,12 +115,12 @@ class SetTransformer:
         return linear(p["qkv"], h).view(n, 3, self.heads, d // self.heads).permute(1, 2, 0, 3)
 
     def _attend(self, of: Tensor, to: Tensor, itself: bool, mode: Mode) -> Tensor:
-        """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d], with each row's own pair or not."""
+        """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d]; `itself` adds each row's own pair."""
         q, k_own, v_own = of.unbind()
         _, k, v = to.unbind()
         m = k.shape[1]
         scores = q @ k.transpose(1, 2)
-        if itself:  # a column more in place of a mask over all pairs of queries
+        if itself:  # one more column instead of a mask over all pairs of queries
             scores = torch.cat([scores, (q * k_own).sum(-1, keepdim=True)], -1)
         weights = torch.softmax(scores / math.sqrt(q.shape[-1]), -1)
         weights = dropout(weights, self.dropout, mode, site=0)
@@ -130,7 +130,7 @@ class SetTransformer:
         return out.transpose(0, 1).flatten(1)
 
     def _finish(self, p: Tree, h: Tensor, seen: Tensor, mode: Mode) -> Tensor:
-        """Return what comes after the attention: projection, feed-forward part, sums and norms."""
+        """Return the output after projection, feed-forward part, sums and norms."""
         seen = dropout(linear(p["out"], seen), self.dropout, mode, site=1)
         h = _layer_norm(p["norm1"], h + seen)
         z = dropout(F.relu(linear(p["linear1"], h)), self.dropout, mode, site=2)

@@ -1,4 +1,4 @@
-"""What F2L's two models teach each other: mutual information one way, distillation the other.
+"""Losses by which F2L's two models teach each other: mutual information and distillation.
 
 Source: Wang et al., Federated Few-shot Learning, KDD 2023, sections 3.2 and 3.3.
 Symbols: i, j rows of a task's support, D of them; C(j) those of the class of row j; h_phi, h_psi
@@ -19,14 +19,14 @@ from fedshot.nn.losses import cross_entropy
 from fedshot.nn.prototypes import unit_rows
 
 Denominator = Literal["all", "same_class"]
-_LARGEST = 20.0  # exponent from which on sigmoid(exp(.)) is 1 in float64, too
+_LARGEST = 20.0  # above this exponent, sigmoid(exp(.)) is 1 in float64
 
 
 def confidences(z_psi: Tensor, y: Tensor) -> Tensor:
     """Return a [D, D], a_ij = p_psi^i(y_j) / sum_{k in C(j)} p_psi^k(y_j) within a class, else 0.
 
-    Eq. (9); columns sum to 1. `z_psi` is [D, N], `y` int64 [D]. A softmax over the logarithms, so
-    that a class whose probabilities all underflow has weights, too.
+    Eq. (9); columns sum to 1. `z_psi` is [D, N], `y` int64 [D]. Computed as a softmax over
+    logarithms, so that it is defined for a class whose probabilities all underflow.
     """
     own = z_psi.log_softmax(-1).gather(1, y[:, None])
     return own.expand(-1, len(y)).masked_fill(~_same(y), -torch.inf).softmax(0)
@@ -37,8 +37,8 @@ def log_likelihoods(
 ) -> Tensor:
     """Return log b [D, D], b_ij = p(h_psi^j | h_phi^i) by the cosines of both over tau, eq. (10).
 
-    "same_class" normalises over C(i), as printed, where other columns are -inf; "all" over the
-    whole support, over which the derivation of eq. (8) sums.
+    "same_class" normalises over C(i), as printed, with -inf in other columns; "all" over the whole
+    support, as the sum in the derivation of eq. (8).
     """
     scores = unit_rows(h_phi) @ unit_rows(h_psi).T / tau
     if denominator == "same_class":
@@ -65,10 +65,10 @@ def transfer_loss(
 
 
 def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: float) -> Tensor:
-    """Return the loss that F2L's authors' code has in the place of L_MI: InfoNCE over classes.
+    """Return the loss of the authors' code instead of L_MI: InfoNCE over classes.
 
-    The server's feature of shot j + 1 is to pick, among the client's features of shot j of all
-    classes, that of its own class. Every class has the same number of shots, two at least.
+    The server's feature of shot j + 1 has to match, among the client's features of shot j of all
+    classes, that of its own class. Every class has the same number of shots, at least two.
     """
     order = y.argsort(stable=True)
     server, client = (unit_rows(h)[order].view(way, -1, h.shape[1]) for h in (h_phi, h_psi))
@@ -80,7 +80,7 @@ def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: flo
 def temperatures(z_phi: Tensor, y: Tensor) -> Tensor:
     """Return T_i = sigmoid(exp(max_{c != y_i} z_phi^i(c) - z_phi^i(y_i))) [n], eq. (19).
 
-    Constants. Between 1/2, where the server-model is sure and right, and 1; rounding reaches both.
+    Constants, between 1/2, where the server-model is confident and right, and 1.
     """
     z = z_phi.detach()
     right = z.gather(1, y[:, None])
@@ -88,23 +88,21 @@ def temperatures(z_phi: Tensor, y: Tensor) -> Tensor:
     return (others.amax(1) - right[:, 0]).clamp(max=_LARGEST).exp().sigmoid()
 
 
-def distillation_loss(z_phi: Tensor, z_psi: Tensor, y: Tensor, *, squared: bool = False) -> Tensor:
+def distillation_loss(z_phi: Tensor, z_psi: Tensor, y: Tensor) -> Tensor:
     """Return L_KD = -1/|Q| sum_i sum_c q_phi^i(c) log q_psi^i(c), eqs. (16) to (18).
 
-    Both are softmaxes over the task's classes at T_i; q_phi is a constant. `squared` multiplies
-    each term by T_i^2 (Hinton et al. 2015), which keeps the size of its gradient.
+    Both are softmaxes over the task's classes at temperature T_i; q_phi is a constant.
     """
     t = temperatures(z_phi, y)[:, None]
     q_phi = (z_phi.detach() / t).softmax(1)
-    each = -(q_phi * (z_psi / t).log_softmax(1)).sum(1)
-    return (each * t[:, 0].square()).mean() if squared else each.mean()
+    return -(q_phi * (z_psi / t).log_softmax(1)).sum(1).mean()
 
 
 def share_targets_loss(z_phi: Tensor, z_psi: Tensor) -> Tensor:
-    """Return the loss that F2L's authors' code has in the place of L_KD.
+    """Return the loss of the authors' code instead of L_KD.
 
-    The targets are the logits of the server-model over their sum: no probabilities, since logits
-    may be below 0, and no constants, so that the server-model is trained by them, too.
+    The targets are the logits of the server-model over their sum: not probabilities, since logits
+    may be negative, and not constants, so that they train the server-model, too.
     """
     return -(z_phi / z_phi.sum(1, keepdim=True) * z_psi.log_softmax(1)).sum(1).mean()
 

@@ -1,4 +1,4 @@
-"""One episode teaches both models of F2L: the two losses, and what each sees of the other.
+"""The losses of F2L's two models on an episode.
 
 Source: Wang et al., Federated Few-shot Learning, KDD 2023, eqs. (3) to (5), (14) and (20); symbols
 as in `fedshot.methods.f2l.f2l`.
@@ -31,12 +31,12 @@ from fedshot.nn.models.mode import Mode
 
 @dataclass(frozen=True)
 class TwoModels:
-    """A server-model and a client-model on one episode, whose classes are those of the server's.
+    """A server-model and a client-model on one episode of base classes.
 
     Args:
         learner: the server-model, of phi = {"body", "classifier"}.
         client: the client-model, of psi.
-        reading: how the paper is read.
+        reading: readings of the paper.
     """
 
     learner: Classifier
@@ -48,25 +48,25 @@ class TwoModels:
     ) -> EpisodeLoss:
         """Return L_phi + L_psi, eqs. (14) and (20), of one episode; of {"phi", "psi"}.
 
-        L_psi sees phi through constants and L_phi sees psi through constants, so the gradient of
-        the sum by either is that of its own loss. (The "official" distillation is no constant.)
+        L_psi treats phi as a constant and L_phi treats psi as one, so the gradient of the sum with
+        respect to either is that of its own loss. ("official" distillation does not.)
         """
         phi, noise = params["phi"], Mode(True, "batch", seed=seed)
         task, stats = self._features(phi, stats, episode, noise.layer(0))
         plain = task.detached()
         tuned = self.client.tune(params["psi"], plain, noise.layer(1))
         view = self.client.view(tuned, plain, noise.layer(2))
-        told = self._told(params["psi"], tuned, task, view, noise)
+        teacher = self._teacher(params["psi"], tuned, task, view, noise)
         z_q = self._logits(phi, task.q)
-        server, extra = self._server_loss(phi, task, told, episode, z_q)
+        server, extra = self._server_loss(phi, task, teacher, episode, z_q)
         client, more = self._client_loss(z_q, view, episode)
         found = accuracy(view.z_q.detach(), episode.query_y)
         return EpisodeLoss(server + client, stats, found, extra | more)
 
-    def second_look(
+    def client_loss_after(
         self, old: Tree, new: Tree, psi: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return L_psi with psi~ tuned under the old phi, and all else under the new one."""
+        """Return L_psi with psi~ tuned under the old phi, and the rest under the new one."""
         noise = Mode(True, "batch", seed=seed)
         before, _ = self._features(old, stats, episode, noise.layer(0))
         tuned = self.client.tune(psi, before, noise.layer(1))
@@ -76,7 +76,7 @@ class TwoModels:
         return EpisodeLoss(loss, stats, accuracy(view.z_q.detach(), episode.query_y), extra)
 
     def _features(self, phi: Tree, stats: Tree, episode: Episode, noise: Mode) -> tuple[Task, Tree]:
-        """Return the features of an episode, and the running statistics after it."""
+        """Return the features of an episode and the running statistics after it."""
         n, y, way = len(episode.support_y), episode.support_y, len(episode.classes)
         normless = self.learner.model.norm_policy == "running" and not tree.leaves(stats)
         constant = self.reading.server_rows == "support" and self.reading.kd_targets == "softmax"
@@ -93,8 +93,8 @@ class TwoModels:
         """Return the server-model's logits over all base classes."""
         return self.learner.head.logits(phi["classifier"], h)
 
-    def _told(self, psi: Tree, tuned: Tree, task: Task, view: View, noise: Mode) -> View:
-        """Return what the client-model tells the server-model of the support."""
+    def _teacher(self, psi: Tree, tuned: Tree, task: Task, view: View, noise: Mode) -> View:
+        """Return the client-model's view of the support, from which the server-model learns."""
         if self.reading.mi_from == "psi":
             tuned = self.client.start(psi, task.detached(), noise.layer(1).layer(-1))
         if self.reading.mi_gradient == "both":
@@ -104,7 +104,7 @@ class TwoModels:
         return view._replace(s=view.s.detach(), z_s=view.z_s.detach())
 
     def _server_loss(
-        self, phi: Tree, task: Task, told: View, episode: Episode, z_q: Tensor
+        self, phi: Tree, task: Task, teacher: View, episode: Episode, z_q: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return L_phi, eqs. (14) and (15)."""
         z, y, read = self._logits(phi, task.s), episode.classes[task.y], self.reading
@@ -116,10 +116,15 @@ class TwoModels:
         if not read.lambda_mi:
             return ce, extra
         if read.mi_loss == "shots":
-            mi = contrastive_term(task.s, told.s, task.y, task.way, read.mi_tau)
+            mi = contrastive_term(task.s, teacher.s, task.y, task.way, read.mi_tau)
         else:
             mi = transfer_loss(
-                task.s, told.s, told.z_s, task.y, tau=read.mi_tau, denominator=read.mi_denominator
+                task.s,
+                teacher.s,
+                teacher.z_s,
+                task.y,
+                tau=read.mi_tau,
+                denominator=read.mi_denominator,
             )
         return self._weigh(ce, mi, read.lambda_mi), extra | {"mi": mi}
 
@@ -135,7 +140,7 @@ class TwoModels:
         if read.kd_targets == "sum":
             kd = share_targets_loss(z_phi, view.z_q)
             return self._weigh(ce, kd, read.lambda_kd), {"kd": kd}
-        kd = distillation_loss(z_phi, view.z_q, y, squared=read.kd_squared)
+        kd = distillation_loss(z_phi, view.z_q, y)
         extra = {"kd": kd, "temperature": temperatures(z_phi, y).mean()}
         return self._weigh(ce, kd, read.lambda_kd), extra
 

@@ -7,7 +7,7 @@ Symbols: w backbone and head; w^t the server's at the start of round t; w_k clie
 |B_k| the episodes that client k uses in a round; n_k the examples that it holds.
 Departures from the paper, in all four methods: every local step samples fresh episodes and uses
 them once, where eq. (9) has one fixed batch B_k; clients upload w_k - w^t, which averages to the
-same; the optimiser starts afresh in every round unless moments="kept".
+same; the optimiser's state is fresh in every round unless moments="kept".
 """
 
 from __future__ import annotations

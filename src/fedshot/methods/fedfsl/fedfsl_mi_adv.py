@@ -37,7 +37,6 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EpisodeLoss, InnerLoop
 from fedshot.learners.local_training import (
     LocalEpisodes,
@@ -59,7 +58,6 @@ from fedshot.methods.fedfsl.predictions import (
 )
 from fedshot.nn.losses import accuracy, cross_entropy, floored_kl, kl
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import diagnostic
@@ -109,8 +107,6 @@ class FedFSLMIAdv(RegularizedMaml):
 
     name: ClassVar[str] = "fedfsl_mi_adv"
 
-    model: Model
-    episode: EpisodeSpec
     gamma: float = 0.2
     eta: float = 0.1
     lambda_adv: float = 0.1
@@ -209,7 +205,7 @@ class FedFSLMIAdv(RegularizedMaml):
         reference = ReferenceLogits(self, self.reference_model(down, private))
         body, heads = w["body"], {"first": w["head"], "second": drawn.second}
         head_state, body_state = None, private.get("features", {}).get("optimizer")
-        told: list[dict[str, Tensor]] = []
+        reported: list[dict[str, Tensor]] = []
         for turn in self._turns(drawn.local_episodes):
             stage_1 = partial(self.objective, 1, reference, body)
             heads, _, head_state, _ = local_sgd(
@@ -219,11 +215,11 @@ class FedFSLMIAdv(RegularizedMaml):
             body, stats, body_state, metrics = local_sgd(
                 stage_2, self.optimizer, body, stats, turn, body_state
             )
-            told.append(dict(metrics))
+            reported.append(dict(metrics))
         if "features" in private:
             private = {**private, "features": {"optimizer": body_state}}
         new = {"body": body, "head": heads["first"]}
-        return self.reply(down, private, drawn.local_episodes, new, stats, mean_metrics(told))
+        return self.reply(down, private, drawn.local_episodes, new, stats, mean_metrics(reported))
 
     def _turns(self, local_episodes: LocalEpisodes) -> list[LocalEpisodes]:
         """Return the episodes of each turn; both stages of a turn share its dropout seed."""

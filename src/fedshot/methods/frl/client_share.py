@@ -1,4 +1,4 @@
-"""What a client of an episode works on: its own supports and queries, labelled as all agree."""
+"""A client's share of an episode: its own supports and queries, under the labels of all clients."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PARTS: tuple[Part, ...] = ("support", "query")
 
 
 class EpisodeShare(NamedTuple):
-    """A client's part in an episode.
+    """A client's share of an episode.
 
-    Labels count the classes of the episode, which all its clients number alike; `open` says which
-    of the numbers the episode uses. At test there are no labels of queries, and no seed. Where an
-    exchange does not work on a part, its images or texts are [0, ...].
+    Labels number the classes of the episode, in the same way for all its clients. At test queries
+    have no labels, and there is no seed. Images or texts that an exchange does not need are
+    [0, ...].
     """
 
     support_x: Tensor  # uint8 [supports, H, W, C], or int32 [supports, L]
     support_y: Tensor  # int64 [supports]
     query_x: Tensor
     query_y: Tensor  # int64 [queries]; [0] at test
-    open: Tensor  # bool [numbers]
+    open: Tensor  # bool [numbers]: the labels that the episode uses
     seed: Tensor | tuple[()]  # of dropout masks; () for none
 
 
@@ -46,20 +46,20 @@ def draw_share(
     """Draw a client's share of an episode.
 
     Args:
-        data: the client's. Where images are dealt anew, its hand; else all that it holds.
-        spec: of an episode; the proportion of shots and queries, where clients hold what they hold.
-        known: numbers of the base classes, by which those clients label.
-        slots: numbers that there are for classes.
-        key: of one client, whom its last two parts name, in one exchange, below a "step". What lies
-            above the step is the episode's: in each of its exchanges a client has the same share,
-            the noise apart.
-        needed: whose images or texts to read; the others' are [0, ...], while labels are all there.
+        data: of the client. Where images are dealt anew, its share of these; else all its images.
+        spec: of an episode; the ratio of shots to queries, where clients keep their own images.
+        known: numbers of the base classes, by which clients with their own images label.
+        slots: labels that classes may have.
+        key: of one client in one exchange. The last two parts of its path name the client; the part
+            above "step" is the episode's, so that a client has the same share in all exchanges of
+            an episode, its dropout seed apart.
+        needed: whose images or texts to read; the others are [0, ...]. Labels are always there.
 
-    Raises DataError for a class without a number.
+    Raises DataError for a class without a label.
     """
     episode = key.above("step").at("episode")
     whose = key.path[-2:]
-    classes, hand = data.hand(spec, episode, whose)
+    classes, own = data.hand(spec, episode, whose)
     named = classes if len(classes) else sorted(known)
     dataset = data.dataset
 
@@ -67,8 +67,8 @@ def draw_share(
         at = torch.from_numpy(dataset.y[rows])[:, None] == torch.as_tensor(named)
         if not bool(at.any(1).all()):
             raise DataError(
-                "the client has an example of a class that is none of the base classes; an episode "
-                "has no number for it."
+                "the client has an example of a class that is not a base class; an episode has no "
+                "label for it."
             )
         return at.long().argmax(1)
 
@@ -83,66 +83,49 @@ def draw_share(
 
     used = torch.arange(slots) < len(named)
     return EpisodeShare(
-        support_x=read("support", hand.support),
-        support_y=labels(hand.support),
-        query_x=read("query", hand.query),
-        query_y=labels(hand.query),
+        support_x=read("support", own.support),
+        support_y=labels(own.support),
+        query_x=read("query", own.query),
+        query_y=labels(own.query),
         open=used,
         seed=key.at("noise").tensor(),
     )
 
 
 def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[EpisodeShare]:
-    """Return the shares of the clients that hold a question; one of all of it where nobody does.
+    """Return the shares of the clients of a test episode's group; a single one without a group.
 
-    `slots` is how many numbers there are for classes; None for as many as there are classes.
+    `slots` is the number of labels that classes may have; None for the number of classes.
     """
-    way, held = len(eval_episode.classes), eval_episode.held
-    device = eval_episode.support_y.device
-    used = torch.arange(way if slots is None else slots, device=device) < way
-    none = eval_episode.support_y[:0]
-    if not held:
-        return [
-            EpisodeShare(
-                eval_episode.support_x, eval_episode.support_y, eval_episode.query_x, none, used, ()
-            )
-        ]
-    return [
-        EpisodeShare(
-            eval_episode.support_x[held.support == k],
-            eval_episode.support_y[held.support == k],
-            eval_episode.query_x[held.query == k],
-            none,
-            used,
-            (),
-        )
-        for k in range(int(held.support.max()) + 1)
-    ]
+    e, way = eval_episode, len(eval_episode.classes)
+    used = torch.arange(way if slots is None else slots, device=e.support_y.device) < way
+    none = e.support_y[:0]
+    if not e.held:
+        return [EpisodeShare(e.support_x, e.support_y, e.query_x, none, used, ())]
+    found = []
+    for k in range(int(e.held.support.max()) + 1):
+        mine, query_x = e.held.support == k, e.query_x[e.held.query == k]
+        found.append(EpisodeShare(e.support_x[mine], e.support_y[mine], query_x, none, used, ()))
+    return found
 
 
 def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
-    """Return the shares of the spare clients of a question, which have no queries."""
+    """Return the shares of a test episode's spare clients, which have no queries."""
     held = eval_episode.held
     if not held or not len(held.spare):
         return []
     used = torch.arange(slots, device=held.spare.device) < len(eval_episode.classes)
-    first, last = int(held.spare.min()), int(held.spare.max())
     no_x, no_y = eval_episode.query_x[:0], held.spare_y[:0]
-    return [
-        EpisodeShare(
-            held.spare_x[held.spare == k], held.spare_y[held.spare == k], no_x, no_y, used, ()
-        )
-        for k in range(first, last + 1)
-    ]
+    found = []
+    for k in range(int(held.spare.min()), int(held.spare.max()) + 1):
+        mine = held.spare == k
+        found.append(EpisodeShare(held.spare_x[mine], held.spare_y[mine], no_x, no_y, used, ()))
+    return found
 
 
 def in_order(eval_episode: EvalEpisode, parts: Sequence[Tensor]) -> Tensor:
-    """Put what clients made of their queries, client by client, in the question's order."""
+    """Return the clients' rows for their queries in the order of the test episode's queries."""
     rows = torch.cat(list(parts))
-    held = eval_episode.held
-    if not held:
+    if not eval_episode.held:
         return rows
-    place = torch.argsort(held.query, stable=True)
-    back = torch.empty_like(place)
-    back[place] = torch.arange(len(place), device=place.device)
-    return rows[back]
+    return rows[torch.argsort(torch.argsort(eval_episode.held.query, stable=True))]

@@ -1,7 +1,7 @@
-"""Clients in the caller's own process: for test questions that a group answers, and proxy data.
+"""Clients in the caller's own process: for groups of test clients, and for proxy data.
 
-A `Group` is asked as `Clients` are, and reduces as they do, so that what a method does with its
-clients it also does here, to the same bits. No fleet takes part and nothing travels.
+A method exchanges with a `Group` as with `Clients`, and gets the same bits. There is no fleet, and
+nothing is sent.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fedshot.protocol.reducers import Reducer
 class Group:
     """A few clients without private states.
 
-    `bytes_down` and `bytes_up` count what would travel if they were elsewhere.
+    `bytes_down` and `bytes_up` count what an exchange with remote clients would send.
 
     Args:
-        drawn: what client k has drawn in an exchange.
-        clients: how many there are.
+        drawn: `drawn(exchange, k)` is what client k has drawn.
+        clients: number of clients.
     """
 
     def __init__(self, drawn: Callable[[Exchange, int], Tree], clients: int) -> None:
@@ -45,12 +45,12 @@ class Group:
 
     @classmethod
     def of_shares(cls, shares: Sequence[Tree]) -> Group:
-        """Return clients that have drawn already: client k works on `shares[k]`, always."""
+        """Return clients whose draw is fixed: client k always works on `shares[k]`."""
         return cls(lambda _, k: shares[k], len(shares))
 
     @classmethod
     def of_data(cls, data: Sequence[ClientData]) -> Group:
-        """Return clients whose data the server has: proxies that draw as those elsewhere would."""
+        """Return clients whose data the server has; they draw as remote clients would."""
         return cls(lambda one, k: one.work.draw(data[k], one.client_key(k)), len(data))
 
     def sample(self, key: Key) -> tuple[int, ...]:
@@ -67,9 +67,9 @@ class Group:
         reduce: Mapping[str, Reducer],
         key: Key,
     ) -> Outcome:
-        """Run `work` at the clients `to` and reduce what they say, as `Clients.exchange` does.
+        """Run `work` at the clients `to` and reduce their replies, as `Clients.exchange` does.
 
-        A reply that no reducer takes is a fault. Raises QuorumError when nothing is left.
+        A reply that a reducer refuses is a fault. Raises QuorumError if no reply is usable.
         """
         exchange = Exchange(ClientWork.of(work), down, tuple(to), reduce, key, (0, 0))
         outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]
@@ -78,8 +78,8 @@ class Group:
             parts = {name: tree.to(part, device) for name, part in outcome.parts.items()}
             outcome = replace(outcome, parts=parts)
         if not outcome.accepted:
-            told = "; ".join(f"client {c}: {fault.reason}" for c, fault in outcome.faults.items())
-            raise QuorumError(f"no client of the group gave a usable reply: {told}")
+            reasons = "; ".join(f"client {c}: {f.reason}" for c, f in outcome.faults.items())
+            raise QuorumError(f"no client of the group gave a usable reply: {reasons}")
         return outcome
 
     @staticmethod
@@ -107,7 +107,7 @@ class Group:
 
 
 class _Here:
-    """As much of a fleet as a reduction asks for."""
+    """The part of a fleet that a reduction needs."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

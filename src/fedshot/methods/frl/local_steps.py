@@ -5,9 +5,9 @@ Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submis
 queries of client k; C_k its classes; f features, g the last map before the average pool; P^c_r(k)
 the client's prototypes, P_r the global ones; d a squared distance.
 
-    P^c_r(k) = mean of f over S_k(c)                                                        (1)
-    L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'))                  (2)
-    L_aux = the same, over the positions of g(x), against the global prototypes             (3)
+    P^c_r(k) = mean of f over S_k(c);                                                       (1)
+    L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'));                 (2)
+    L_aux = the same, over the positions of g(x), against the global prototypes;            (3)
     F = L_local + gamma L_aux;  theta <- theta - alpha grad F                               (4)
 
 As printed, the sum of (2) leaves the true class out: then the loss has no lower bound as classes

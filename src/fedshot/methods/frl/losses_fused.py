@@ -1,8 +1,8 @@
-"""The losses of few-round learning as one operation each, by C kernels.
+"""The losses of few-round learning as C kernels.
 
-Around the pass of 30 images they are some eighty operations on a few numbers, forward and back:
-a sixth of a client's round. `fedshot.methods.frl.local_steps` has the equations, and torch's own
-operations for every option; these are for the plain case.
+In torch they are some eighty operations on a few numbers, forward and backward: a sixth of a
+client's round with 30 images. `fedshot.methods.frl.local_steps` has the equations, and the torch
+operations for what has no kernel.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from fedshot.nn.stacks import stacked
 
 
 def fits(g: Tensor) -> bool:
-    """Whether the kernels take these maps, and what is made of them is differentiated once."""
+    """Whether the kernels accept these maps: float32, not stacked, not traced, one derivative."""
     return plain_floats(g) and not stacked() and not differentiated_twice() and not followed()
 
 
 def support_loss(
-    g: Tensor, y: Tensor, numbers: int, told: tuple[Tensor, Tensor] | None, gamma: float,
+    g: Tensor, y: Tensor, numbers: int, prototypes: tuple[Tensor, Tensor] | None, gamma: float,
     *, pooled: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (loss, accuracy, means [numbers, d], counts [numbers]) of supports: eqs. (1) to (4).
 
-    The loss is L_local + gamma L_aux in nats; it alone carries a gradient, for maps alone.
+    The loss is L_local + gamma L_aux in nats; it alone is differentiable, with respect to maps.
 
     Args:
         g: maps [n, d, positions], which `fits`.
         y: labels, int64 [n], 0 to numbers - 1.
-        numbers: how many there are for classes.
-        told: the global prototypes, (means [numbers, d], held bool [numbers]); None for no L_aux.
+        numbers: labels that classes may have.
+        prototypes: global ones, (means [numbers, d], held bool [numbers]); None for no L_aux.
         gamma: of the mean over positions.
         pooled: whether L_aux is of the maps' means, not of each position.
 
     Raises ValueError for tensors that C would misread.
     """
-    means, held = (None, None) if told is None else told
+    means, held = (None, None) if prototypes is None else prototypes
     made: tuple[Tensor, Tensor, Tensor, Tensor]
     made = _Supports.apply(g, y, numbers, means, held, gamma, pooled)  # type: ignore[no-untyped-call]
     return made
 
 
 def query_loss(g: Tensor, y: Tensor, means: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (loss in nats, accuracy) of queries by prototypes, eq. (2) for given ones.
+    """Return (loss in nats, accuracy) of queries by given prototypes, eq. (2).
 
-    The loss carries a gradient for maps g [n, d, positions] and for means [numbers, d]. Raises as
-    `support_loss`.
+    The loss is differentiable with respect to maps g [n, d, positions] and means [numbers, d].
+    Raises as `support_loss`.
     """
     loss, right = _Queries.apply(g, y, means, held)  # type: ignore[no-untyped-call]
     return loss, right
@@ -60,14 +60,14 @@ def query_loss(g: Tensor, y: Tensor, means: Tensor, held: Tensor) -> tuple[Tenso
 class _Supports(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, g: Tensor, y: Tensor, numbers: int, told: Tensor | None, held: Tensor | None,
+        ctx: Any, g: Tensor, y: Tensor, numbers: int, near: Tensor | None, held: Tensor | None,
         gamma: float, pooled: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         g, y, n, d, positions = _checked(g, y)
         given = (0, 0)
-        if told is not None and held is not None:
-            told, held = _prototypes(told, held, numbers, d)
-            given = told.data_ptr(), held.data_ptr()
+        if near is not None and held is not None:
+            near, held = _prototypes(near, held, numbers, d)
+            given = near.data_ptr(), held.data_ptr()
         room = empty((2 * n * (1 + positions) + numbers) * d + 2 * numbers)
         loss, right, means, counts = empty(), empty(), empty(numbers, d), empty(numbers)
         dg = torch.empty_like(g)
@@ -122,7 +122,7 @@ class _Queries(torch.autograd.Function):
 
 
 def _checked(g: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
-    """Return maps and labels as they lie for C, and the sizes of the maps."""
+    """Return contiguous maps and labels, and the sizes of the maps."""
     labels = y.dtype == torch.int64 and y.is_cpu and y.shape == g.shape[:1]
     if g.dim() != 3 or not g.numel() or not labels:
         raise ValueError(
@@ -150,7 +150,7 @@ def _check_labels(wrong: int, y: Tensor, numbers: int) -> None:
 
 
 def _check_once() -> None:
-    """Refuse a gradient that keeps its graph: it would count as a constant."""
+    """Refuse a gradient with create_graph=True, which would be a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "a loss of few-round learning is differentiated twice, by create_graph=True; take the "
