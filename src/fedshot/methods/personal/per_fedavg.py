@@ -15,7 +15,7 @@ samples, never on the queries. The prediction is one of the episode's classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -41,7 +41,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import ModelState
+from fedshot.protocol.method import ModelState, Traits
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,11 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
                 "the inner step of Per-FedAvg is one of plain SGD; set optimizer.name to 'sgd', "
                 "and leave momentum and weight_decay at 0."
             )
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, adapts=self.test_steps > 0)
 
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the three batches D, D', D'' of each step."""
