@@ -1,10 +1,12 @@
-"""Every test of this folder runs for each method on each fleet.
+"""Every test of this folder runs for each method on each fleet, in one of three suites.
 
-The quick suite asks each method to train and answer on threads as on the reference fleet, and the
-methods of `DEMANDING` so on every fleet but the five workers; of these methods it asks all else on
-the reference fleet. The slow suite has the reference fleet for all methods, equality to it for all
-fleets, and all tests of `DEMANDING` on all fleets. What equals the reference in what it trains and
-answers has little left to get wrong: the remaining pairs are `exhaustive`.
+- Quick: each method trains and answers on threads as on the reference fleet; `patchwork` and
+  `pfedfsl` do so on every fleet, and all other tests run for them on the reference fleet.
+- Slow: every method equals the reference on every fleet, its second forms on the vectorised fleet
+  alone; all other tests run for every method on the reference fleet, second forms left out, and for
+  `patchwork` on every fleet.
+- Exhaustive: the remaining pairs, for a change of a fleet. A fleet that trains and answers as the
+  reference does has little left to get wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import DEMANDING, FLEETS, METHODS, REFERENCE, REFUSED, SECOND_FORMS
+from conformance.cases import (
+    DEMANDING,
+    FLEETS,
+    METHODS,
+    REFERENCE,
+    REFUSED,
+    SECOND_FORMS,
+    VECTORISED,
+    WHOLE,
+)
 from fedshot.conformance.checks import Runs
 from fedshot.conformance.federation import Federation, FleetCase
 from fedshot.protocol.method import Method
@@ -29,18 +40,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case, named = params.get("where"), params.get("named")
         if not isinstance(case, FleetCase):
             continue
-        demanding = named in DEMANDING and not case.slow
         equality = getattr(item, "originalname", item.name) == EQUALITY
-        if equality:
-            quick = case is not REFERENCE and (
-                demanding or (case.quick and named not in SECOND_FORMS)
-            )
-        else:
-            quick = case is REFERENCE and demanding
-        if not quick:
-            item.add_marker(pytest.mark.slow)
-        if not equality and (case.slow or (case is not REFERENCE and named not in DEMANDING)):
-            item.add_marker(pytest.mark.exhaustive)
+        for mark in marks(case, str(named), equality=equality, trouble=params.get("trouble")):
+            item.add_marker(mark)
+
+
+def marks(case: FleetCase, named: str, *, equality: bool, trouble: str | None) -> list[str]:
+    """Return the marks of one test, by the rules at the head of this module."""
+    demanding, second = named in DEMANDING and not case.slow, named in SECOND_FORMS
+    if equality:
+        quick = case is not REFERENCE and (demanding or (case.quick and not second))
+        slow = case is VECTORISED if second else not case.slow or named in WHOLE
+    else:
+        quick = case is REFERENCE and demanding
+        slow = named == "patchwork" or (case is REFERENCE and not second)
+        if trouble not in {None, "drop", "nan"} and named not in WHOLE:
+            slow = False
+    return [] if quick else ["slow"] if slow else ["slow", "exhaustive"]
 
 
 Begin = Callable[..., Federation]

@@ -77,6 +77,21 @@ def test_no_method_imports_another() -> None:
         assert not imported & modules, named(path)
 
 
+def test_no_family_of_methods_imports_another() -> None:
+    families = {
+        path.name for path in (PACKAGE / "methods").iterdir() if (path / "__init__.py").exists()
+    }
+    assert len(families) > 4
+    for path, tree in TREES.items():
+        room, _, rest = named(path).partition("/")
+        if room != "methods" or rest.split("/")[0] not in families:
+            continue
+        imported = {node.module.split(".")[2] for node in ast.walk(tree)
+                    if isinstance(node, ast.ImportFrom) and node.module
+                    and node.module.startswith("fedshot.methods.")}  # fmt: skip
+        assert not imported & families - {rest.split("/")[0]}, named(path)
+
+
 @pytest.mark.parametrize("room", sorted(p.name for p in PACKAGE.iterdir() if p.is_dir()
                                         and p.name != "__pycache__"))  # fmt: skip
 def test_retired_words_do_not_come_back(room: str) -> None:

@@ -42,11 +42,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Classifier, base_numbers
 from fedshot.learners.learner import EvalEpisode, InnerLoop
-from fedshot.learners.local_training import (
-    LocalEpisodes,
-    mean_gradient,
-    mean_metrics,
-)
+from fedshot.learners.local_training import LocalEpisodes, mean_gradient, mean_metrics
 from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.methods.f2l.client_model import ClientModel
 from fedshot.methods.f2l.readings import (

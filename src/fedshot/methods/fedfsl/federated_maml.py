@@ -23,11 +23,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss, InnerLoop, Maml
-from fedshot.learners.local_training import (
-    LocalEpisodes,
-    check_not_negative,
-    local_sgd,
-)
+from fedshot.learners.local_training import LocalEpisodes, check_not_negative, local_sgd
 from fedshot.learners.prediction_drift import answer_common, common_form
 from fedshot.methods.fedfsl.leave_one_out import (
     Reference,

@@ -46,16 +46,8 @@ from fedshot.learners.local_training import (
 )
 from fedshot.methods.fedfsl.federated_maml import Moments, Weighing
 from fedshot.methods.fedfsl.leave_one_out import Reference
-from fedshot.methods.fedfsl.prediction_regularizer import (
-    Reading,
-    ReferenceLogits,
-    RegularizedMaml,
-)
-from fedshot.methods.fedfsl.predictions import (
-    PREDICTIONS,
-    Predictions,
-    paired_predictions,
-)
+from fedshot.methods.fedfsl.prediction_regularizer import Reading, ReferenceLogits, RegularizedMaml
+from fedshot.methods.fedfsl.predictions import PREDICTIONS, Predictions, paired_predictions
 from fedshot.nn.losses import accuracy, cross_entropy, floored_kl, kl
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer
