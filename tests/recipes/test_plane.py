@@ -59,7 +59,7 @@ def test_regions_and_points_are_those_of_the_method_s_answers(tmp_path: Path) ->
     [
         {"model": {"backbone": {"name": "conv4", "width": 8}}},
         {"method": {"name": "fl_proto", "local_steps": 1}},
-        {"method": {"name": "fedmeta", "episodes": 1}},
+        {"method": {"name": "fedmeta", "episodes": 1, "learned_steps": True}},
         {"model": {"backbone": SMALL["model"]["backbone"], "head": {"name": "cosine", "way": 5}}},
     ],
 )

@@ -382,7 +382,10 @@ def test_check_refuses_what_is_no_file_of_a_method(
 ) -> None:
     empty = tmp_path / "empty.py"
     empty.write_text("", encoding="utf-8")
-    for file, words in ((empty, "registers no method"), (tmp_path / "no.py", "where no file is")):
+    for file, words in (
+        (empty, "registers no method"),
+        (tmp_path / "no.py", "which is not a file"),
+    ):
         assert main(["check", str(file)]) == 2
         assert f"fedshot check names {str(file)!r}" in (err := capsys.readouterr().err)
         assert words in err

@@ -169,7 +169,7 @@ def test_a_file_that_changes_under_way_is_another_method(
     written(file, more="# other lines")
     sys.modules.pop("mine", None)
     user_methods.load()
-    with pytest.raises(ConfigError, match="'mine' has changed since the command began"):
+    with pytest.raises(ConfigError, match="'mine' has changed since the command started"):
         user_methods.check({"mine": before})
 
 
@@ -201,17 +201,21 @@ def test_a_path_that_cannot_be_joined_is_refused(
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("gone.py", None, "names '.*gone.py', where no file is"),
+        ("gone.py", None, "names '.*gone.py', which is not a file"),
         ("idle.py", "x = 1\n", "registers no method. Put @register above its class"),
         (
             "mine.txt",
             METHOD.format(name="mine", more=""),
             "which does not end in .py",
         ),
-        ("odd.py", "x = 1\nif x\n", "odd.py', which breaks off: SyntaxError: .*line 2"),
+        ("odd.py", "x = 1\nif x\n", "odd.py', which raises an error: SyntaxError: .*line 2"),
         ("end.py", "raise SystemExit(3)\n", "line 1: SystemExit: 3"),
         ("far.py", "x = 1\n\nimport nowhere\n", "line 3: ModuleNotFoundError: No module named"),
-        ("same.py", METHOD.format(name="ditto", more=""), "there is a method 'ditto' already"),
+        (
+            "same.py",
+            METHOD.format(name="ditto", more=""),
+            r"the name 'ditto': Ditto \(.*ditto\.py, line \d+\) and .* \(.*same\.py, line \d+\)",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_named(
@@ -226,7 +230,7 @@ def test_what_cannot_be_loaded_is_named(
 def test_a_method_without_a_file_cannot_go_to_other_processes() -> None:
     module = sys.modules["a_notebook"] = ModuleType("a_notebook")
     exec(METHOD.format(name="mine", more=""), module.__dict__)
-    with pytest.raises(ConfigError, match="stands in no file"):
+    with pytest.raises(ConfigError, match="is in no file"):
         user_methods.for_children("mine")
     assert user_methods.fingerprint("mine") == "", "a run in the notebook itself needs none"
 

@@ -68,10 +68,10 @@ M = TypeVar("M", bound=type[Any])
 
 
 def register(method: M) -> M:
-    """Let configurations name a method of your own, in this process; a class decorator.
+    """Register a user's method in this process, so that configurations can name it.
 
-    Raises ConfigError where the class lacks what a `fedshot.protocol.method.Method` has, or where
-    another method has its name.
+    A class decorator. Raises ConfigError if the class is not a complete
+    `fedshot.protocol.method.Method`, or if another method has its name.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise ConfigError(

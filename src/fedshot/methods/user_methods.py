@@ -1,9 +1,9 @@
-"""Methods of one's own in processes that fedshot starts: each is known by the file it stands in.
+"""User methods in the processes that fedshot starts, which load them from their files.
 
-A program that registers a method knows it; the processes that train the cells of a recipe, or a
-federation's nodes, are others. They are told the files by the environment, `FEDSHOT_METHODS`, and
-load them before they read a configuration. Nothing that a configuration or a message says has a
-process load a file: a server tells its nodes name and hash, to compare.
+A program that registers a method knows it. Other processes train the cells of a recipe or run a
+federation's nodes; they load the files that the environment variable `FEDSHOT_METHODS` names,
+before they read a configuration. No configuration and no message makes a process load a file: a
+server sends its nodes the name and hash of a file, to compare.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _loaded: set[Path] = set()
 
 
 def source(method: str) -> Path | None:
-    """Return the file of a method that is not the package's; None for one that is.
+    """Return the file of a user method; None for a method of the package.
 
-    Raises ConfigError for one that no file holds, as in a notebook.
+    Raises ConfigError for a method that is in no file, such as one defined in a notebook.
     """
     made = METHODS.get(method)
     if made is None or _packaged(made):
@@ -39,59 +39,60 @@ def source(method: str) -> Path | None:
     file = _file(made)
     if file is None:
         raise ConfigError(
-            f"method {method!r} stands in no file, and the processes that would train it could not "
-            "load it. Put it into a file of its own, as examples/fl_proto_momentum.py has it."
+            f"method {method!r} is in no file, so the processes that train it cannot load it. Put "
+            "it into a file of its own, such as examples/fl_proto_momentum.py."
         )
     return file
 
 
 def fingerprint(method: str) -> str:
-    """Return the name and the SHA-256 of a method's file; "" for one of the package, or of no file.
+    """Return the name and the SHA-256 of a user method's file; "" if there is no such file.
 
-    The file is read once, so that a process that goes on with the old lines tells of them.
+    The file is read once: a process that runs the old code reports the old hash.
     """
     made = METHODS.get(method)
     return "" if made is None or _packaged(made) else _fingerprint(cast("Hashable", made))
 
 
 def noted(method: str) -> dict[str, str]:
-    """Return what a record says of a method's file; nothing of one of the package."""
+    """Return what a record says about a user method's file; `{}` for a method of the package."""
     file = fingerprint(method)
     return {"method_file": file} if file else {}
 
 
 def for_children(*methods: str) -> dict[str, str]:
-    """Return what the environment of a process adds that has to know some methods."""
+    """Return the environment variables with which a process loads these methods."""
     files = dict.fromkeys(str(file) for name in methods if (file := source(name)))
     for path in files:
         if os.pathsep in path:
             raise ConfigError(
-                f"{path} has a {os.pathsep!r} in its path, which divides paths in {FILES}. Move it."
+                f"{path} has a {os.pathsep!r} in its path, which separates paths in {FILES}. Move "
+                "the file."
             )
     return {FILES: os.pathsep.join(files)} if files else {}
 
 
 def check(wanted: Mapping[str, str]) -> None:
-    """Raise ConfigError unless methods here are those of the process that asks for them."""
+    """Raise ConfigError unless the fingerprints of methods are the `wanted` ones."""
     for method, file in wanted.items():
         if fingerprint(method) != file:
             raise ConfigError(
-                f"the file of method {method!r} has changed since the command began. Begin it "
-                "again: another file is another method."
+                f"the file of method {method!r} has changed since the command started. Start the "
+                "command again: a changed file is another method."
             )
 
 
 def program(*methods: str) -> list[str]:
-    """Return the words that begin a command about these methods, for people to type."""
-    known = filter(None, map(fingerprint, methods))  # wherever their files are by now
+    """Return the first words of a command line that knows these methods, for messages."""
+    known = filter(None, map(fingerprint, methods))
     files = dict.fromkeys(file.rpartition(" ")[0] for file in known)
     return [*([f"{FILES}={shlex.quote(os.pathsep.join(files))}"] if files else []), "fedshot"]
 
 
 def load() -> None:
-    """Load the files of `FEDSHOT_METHODS`, which may be several, joined as paths of a system are.
+    """Load the files of `FEDSHOT_METHODS`, separated by `os.pathsep`.
 
-    Raises ConfigError for one that is not there, breaks off, or registers no method.
+    Raises ConfigError for a file that is missing, raises an error, or registers no method.
     """
     for word in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
         _load(word, FILES)
@@ -102,7 +103,7 @@ def load() -> None:
 def load_file(word: str, named_by: str) -> list[str]:
     """Load a file, unless it is loaded already, and return the names of its methods.
 
-    `named_by` is what a message says of who named it. Raises ConfigError as `load` does.
+    Messages begin with `named_by`, which names the file. Raises ConfigError as `load` does.
     """
     _load(word, named_by)
     file = Path(word).resolve()
@@ -112,7 +113,7 @@ def load_file(word: str, named_by: str) -> list[str]:
 def _load(word: str, named_by: str) -> None:
     file, before = Path(word).resolve(), dict(METHODS)
     if not file.is_file() or file.suffix != ".py":
-        what = "which does not end in .py" if file.is_file() else "where no file is"
+        what = "which does not end in .py" if file.is_file() else "which is not a file"
         raise ConfigError(f"{named_by} names {word!r}, {what}. Name the file of your method.")
     if file in _files().values() or file in _loaded:
         return
@@ -125,7 +126,7 @@ def _load(word: str, named_by: str) -> None:
 
 
 def where(error: BaseException, file: Path) -> str:
-    """Return ", line N" for the last line of a file that an error came through; "" for none."""
+    """Return ", line N" for the last line of a file in an error's traceback; "" for none."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
     return f", line {frames[-1].lineno}" if frames else ""
 
@@ -145,7 +146,7 @@ def _fingerprint(made: Any) -> str:
 
 
 def _files() -> dict[str, Path]:
-    """Return the files of all methods that are not the package's and stand in one."""
+    """Return the files of all user methods that are in a file."""
     own = {name: made for name, made in METHODS.items() if not _packaged(made)}
     return {name: file for name, made in own.items() if (file := _file(made))}
 
@@ -155,7 +156,7 @@ def _packaged(made: type[Any]) -> bool:
 
 
 def _run(file: Path, named_by: str) -> None:
-    """Import a file as `python FILE` finds what lies beside it, and its package what is in it."""
+    """Import a file; it may import modules beside it, as with `python FILE`, and its package."""
     folder, name = file.parent, file.stem
     while (folder / "__init__.py").exists():
         folder, name = folder.parent, f"{folder.name}.{name}"
@@ -173,16 +174,16 @@ def _run(file: Path, named_by: str) -> None:
         spec.loader.exec_module(module)
     except FedshotError:
         raise
-    except (Exception, SystemExit) as error:  # whatever its author has written
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise ConfigError(
-            f"{named_by} names {str(file)!r}, which breaks off{where(error, file)}: "
+            f"{named_by} names {str(file)!r}, which raises an error{where(error, file)}: "
             f"{type(error).__name__}: {error}."
         ) from error
 
 
 def _found(name: str) -> Path | None:
-    """Return the file that an import of a name would take; None for none."""
-    try:  # of a package, whose own errors are its author's to hear of
+    """Return the file that an import of a name would load; None for none."""
+    try:  # errors inside a package of the user's are raised
         spec = importlib.util.find_spec(name) if name.replace(".", "_").isidentifier() else None
     except (ModuleNotFoundError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != name.partition(".")[0]:

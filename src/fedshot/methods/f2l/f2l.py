@@ -29,7 +29,7 @@ through the server-model's own features alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
@@ -40,14 +40,9 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.classification import Classifier, base_numbers
 from fedshot.learners.learner import EvalEpisode
-from fedshot.learners.local_training import (
-    LocalEpisodes,
-    mean_gradient,
-    mean_metrics,
-)
+from fedshot.learners.local_training import LocalEpisodes, mean_gradient, mean_metrics
 from fedshot.learners.maml import InnerLoop
 from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.methods.f2l.client_model import ClientModel
@@ -64,16 +59,15 @@ from fedshot.methods.f2l.set_transformer import Queries, SetTransformer
 from fedshot.methods.f2l.two_models import TwoModels
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import (
+    ClientModels,
     EpisodicMethod,
     Prediction,
     Traits,
-    predict_all,
     predict_at_clients,
     predict_at_server,
 )
@@ -98,7 +92,7 @@ class F2LLocalState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class F2L(EpisodicMethod[F2LState]):
+class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     """A shared server-model and private client-models that teach each other.
 
     `mode` gives the value of an option that is null.
@@ -142,8 +136,6 @@ class F2L(EpisodicMethod[F2LState]):
 
     name: ClassVar[str] = "f2l"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     mode: F2LMode = "strict"
     lambda_mi: float | None = None
@@ -289,7 +281,7 @@ class F2L(EpisodicMethod[F2LState]):
     ) -> tuple[F2LLocalState, dict[str, Tensor]]:
         """Take the local steps of algorithm 1; also return the means of their metrics."""
         phi, psi, stats, state = at
-        server_state, told = self.server_steps.init(phi), []
+        server_state, metrics = self.server_steps.init(phi), []
         noise = Mode(seed=local_episodes.seed)
         for s, step in enumerate(local_episodes.steps):
             both = {"phi": phi, "psi": psi}
@@ -301,8 +293,8 @@ class F2L(EpisodicMethod[F2LState]):
                 grads = mean_gradient(client_loss, psi, stats, step, noise.layer(s)).grads
             psi, state = self.client_steps.update(grads, state, psi)
             phi, stats = new, gradients.stats
-            told += gradients.metrics
-        return F2LLocalState(phi, psi, stats, state), mean_metrics(told)
+            metrics += gradients.metrics
+        return F2LLocalState(phi, psi, stats, state), mean_metrics(metrics)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
@@ -326,15 +318,13 @@ class F2L(EpisodicMethod[F2LState]):
         new, got = average(clients, self.train, parts, key, max_weight=max_weight)
         return server._replace(**new), got.metrics
 
-    @client_work()
-    def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Predict test episodes by the client-model, fine-tuned for each and then restored.
+    def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
+        """Return the client-model's prediction, fine-tuned for each test episode and then restored.
 
         The examples are features of the server-model.
         """
-        del drawn
-        logits = predict_all(partial(self.client_model.answer, private["psi"]), down["questions"])
-        return Reply({"logits": logits}, private, len(logits))
+        del down
+        return partial(self.client_model.answer, private["psi"])
 
     def evaluate(
         self, server: F2LState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key

@@ -23,11 +23,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
-from fedshot.learners.local_training import (
-    LocalEpisodes,
-    check_not_negative,
-    local_sgd,
-)
+from fedshot.learners.local_training import LocalEpisodes, check_not_negative, local_sgd
 from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.prediction_drift import answer_common
 from fedshot.methods.fedfsl.drift import average_with_drift
@@ -105,6 +101,8 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     def init_client(self, client: int, key: Key) -> Tree:
         """Return the client's share of the mean and the optimiser state, where they are kept."""
         del client
+        if self.stays_near == "global" and self.moments == "fresh":
+            return {}
         w, _ = self.learner.init(key)  # only its shapes matter
         share = {} if self.stays_near == "global" else {"share": first_share(w)}
         return share | ({"optimizer": self.optimizer.init(w)} if self.moments == "kept" else {})

@@ -31,7 +31,6 @@ from torch import Tensor
 
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import LossOf, Moments, Weighing
@@ -39,7 +38,6 @@ from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.prediction_regularizer import Reading, RegularizedMaml
 from fedshot.methods.fedfsl.predictions import Predictions, paired_predictions
 from fedshot.nn.losses import accuracy, cross_entropy, kl
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import diagnostic
 
@@ -71,8 +69,6 @@ class FedFSLMI(RegularizedMaml):
 
     name: ClassVar[str] = "fedfsl_mi"
 
-    model: Model
-    episode: EpisodeSpec
     gamma: float = 0.2
     reference: Reference = "global"
     predictions: Predictions = "adapted_query"

@@ -37,7 +37,6 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import (
     LocalEpisodes,
@@ -48,19 +47,10 @@ from fedshot.learners.local_training import (
 from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import Moments, Weighing
 from fedshot.methods.fedfsl.leave_one_out import Reference
-from fedshot.methods.fedfsl.prediction_regularizer import (
-    Reading,
-    ReferenceLogits,
-    RegularizedMaml,
-)
-from fedshot.methods.fedfsl.predictions import (
-    PREDICTIONS,
-    Predictions,
-    paired_predictions,
-)
+from fedshot.methods.fedfsl.prediction_regularizer import Reading, ReferenceLogits, RegularizedMaml
+from fedshot.methods.fedfsl.predictions import PREDICTIONS, Predictions, paired_predictions
 from fedshot.nn.losses import accuracy, cross_entropy, floored_kl, kl
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import diagnostic
@@ -110,8 +100,6 @@ class FedFSLMIAdv(RegularizedMaml):
 
     name: ClassVar[str] = "fedfsl_mi_adv"
 
-    model: Model
-    episode: EpisodeSpec
     gamma: float = 0.2
     eta: float = 0.1
     lambda_adv: float = 0.1
@@ -210,7 +198,7 @@ class FedFSLMIAdv(RegularizedMaml):
         reference = ReferenceLogits(self, self.reference_model(down, private))
         body, heads = w["body"], {"first": w["head"], "second": drawn.second}
         head_state, body_state = None, private.get("features", {}).get("optimizer")
-        told: list[dict[str, Tensor]] = []
+        reported: list[dict[str, Tensor]] = []
         for turn in self._turns(drawn.local_episodes):
             stage_1 = partial(self.objective, 1, reference, body)
             heads, _, head_state, _ = local_sgd(
@@ -220,11 +208,11 @@ class FedFSLMIAdv(RegularizedMaml):
             body, stats, body_state, metrics = local_sgd(
                 stage_2, self.optimizer, body, stats, turn, body_state
             )
-            told.append(dict(metrics))
+            reported.append(dict(metrics))
         if "features" in private:
             private = {**private, "features": {"optimizer": body_state}}
         new = {"body": body, "head": heads["first"]}
-        return self.reply(down, private, drawn.local_episodes, new, stats, mean_metrics(told))
+        return self.reply(down, private, drawn.local_episodes, new, stats, mean_metrics(reported))
 
     def _turns(self, local_episodes: LocalEpisodes) -> list[LocalEpisodes]:
         """Return the episodes of each turn; both stages of a turn share its dropout seed."""

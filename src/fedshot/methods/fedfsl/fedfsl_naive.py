@@ -13,10 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import FederatedMaml, Moments, Weighing
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import diagnostic
 
@@ -40,8 +38,6 @@ class FedFSLNaive(FederatedMaml):
 
     name: ClassVar[str] = "fedfsl_naive"
 
-    model: Model
-    episode: EpisodeSpec
     inner: InnerLoop = InnerLoop()
     local_steps: int = 10
     episodes_per_step: int = 1

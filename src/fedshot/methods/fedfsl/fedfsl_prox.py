@@ -20,13 +20,11 @@ from torch import Tensor
 
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import check_not_negative
 from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import FederatedMaml, LossOf, Moments, Weighing
 from fedshot.nn.losses import proximal
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import diagnostic
 
@@ -51,8 +49,6 @@ class FedFSLProx(FederatedMaml):
 
     name: ClassVar[str] = "fedfsl_prox"
 
-    model: Model
-    episode: EpisodeSpec
     mu: float = 0.01
     inner: InnerLoop = InnerLoop()
     local_steps: int = 10

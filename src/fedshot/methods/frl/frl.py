@@ -35,7 +35,6 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.methods.frl.backpropagation import (
     forward_key,
     pull_prototype_reply,
@@ -48,7 +47,6 @@ from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, Variant
 from fedshot.methods.frl.rounds import Population, message, prototype_reply, update_reply
 from fedshot.methods.frl.schedule import check_rounds
 from fedshot.nn.gradients import value_and_grad
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.exchange import Reply, client_work
@@ -115,8 +113,6 @@ class FRL(MetaTrained):
 
     name: ClassVar[str] = "frl"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     redealt: bool = False
     variant: Variant = "gpal"

@@ -20,11 +20,9 @@ from typing import ClassVar, NamedTuple
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.methods.frl.few_round_method import FewRoundMethod
 from fedshot.methods.frl.rounds import Population
 from fedshot.methods.frl.schedule import check_rounds
-from fedshot.nn.models.model import Model
 
 
 class FRLFedAvgState(NamedTuple):
@@ -48,8 +46,6 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
 
     name: ClassVar[str] = "frl_fedavg"
 
-    model: Model
-    episode: EpisodeSpec
     test_rounds: int = 3
     inner_lr: float = 0.1
     local_steps: int = 1

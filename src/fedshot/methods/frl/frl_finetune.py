@@ -19,9 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.methods.frl.preparation import Pretrained, StepBy
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 
 
@@ -48,8 +46,6 @@ class FRLFinetune(Pretrained):
 
     name: ClassVar[str] = "frl_finetune"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     test_rounds: int = 3
     inner_lr: float = 0.1

@@ -19,10 +19,8 @@ from typing import ClassVar
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.methods.frl.local_steps import FewRoundLearner
 from fedshot.methods.frl.preparation import Prepared, Pretrained, StepBy
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import Traits
 
@@ -47,8 +45,6 @@ class FRLFrozen(Pretrained):
     name: ClassVar[str] = "frl_frozen"
     test_norm: ClassVar[str] = "running"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     prepare_by: StepBy = "server"
     prepare_steps: int = 1

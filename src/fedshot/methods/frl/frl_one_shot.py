@@ -28,14 +28,12 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.group_sampler import GroupSampler
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EvalEpisode
 from fedshot.methods.frl.client_share import EpisodeShare, in_order, shares_of, spare_shares
 from fedshot.methods.frl.group import Group
 from fedshot.methods.frl.group_predictions import GroupNorms, in_group, predict, query_maps
 from fedshot.methods.frl.preparation import Prepared, Pretrained, StepBy
 from fedshot.nn.losses import accuracy
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
@@ -73,8 +71,6 @@ class FRLOneShot(Pretrained):
 
     name: ClassVar[str] = "frl_one_shot"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     test_rounds: int = 3
     inner_lr: float = 0.1

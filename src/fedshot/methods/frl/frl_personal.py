@@ -24,13 +24,11 @@ from fedshot.core import tree
 from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.few_round_method import FRLState, MetaTrained
 from fedshot.methods.frl.local_steps import learning_mode
 from fedshot.methods.frl.rounds import Population
 from fedshot.nn.gradients import value_and_grad
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.exchange import Reply, client_work
@@ -59,8 +57,6 @@ class FRLPersonal(MetaTrained):
 
     name: ClassVar[str] = "frl_personal"
 
-    model: Model
-    episode: EpisodeSpec
     classes: tuple[int, ...]
     redealt: bool = False
     variant: Literal["linear", "proto"] = "proto"

@@ -1,7 +1,7 @@
-"""Whose models a client is sent: a matrix of what each has gained by the models of the others.
+"""The affinity matrix, by which the server chooses the models that it sends to a client.
 
-Q [clients, clients] has minus infinity on its diagonal: nobody is sent its own model. Zhao et al.
-2024 (pFedFSL) call it the affinity matrix, Zhang et al. 2021 (FedFomo) P.
+Q [clients, clients] sums what client i gained from the models of client j. Its diagonal is minus
+infinity, so that no client gets its own model. Zhang et al. 2021 (FedFomo) call it P.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedshot.core.tree import Tree
 
 
 def first_affinity(clients: int) -> Tensor:
-    """Return float64 [clients, clients]: 0 between two clients, minus infinity to oneself."""
+    """Return float64 [clients, clients]: 0, and minus infinity on the diagonal."""
     q = torch.zeros(clients, clients, dtype=torch.float64)
     return q.fill_diagonal_(-torch.inf)
 
@@ -26,20 +26,20 @@ def first_affinity(clients: int) -> Tensor:
 def top_m_by_affinity(
     q: Tensor, i: int, ids: Sequence[int], m: int, rng: np.random.Generator, *, explore: float = 0.0
 ) -> list[int]:
-    """Return the m others of the highest Q_ij among `ids`, equals by chance.
+    """Return the m other clients with the highest Q_ij among `ids`, with random ties.
 
-    Their order is one of chance, too: it tells nothing of who they are.
+    Their order is random, so that it does not identify them.
 
     Args:
         q: the affinity matrix.
-        i: the client that is sent models.
+        i: the client that gets the models.
         ids: the clients that take part.
-        m: how many; all others where they are fewer.
-        rng: chance.
-        explore: of each of the m, the probability that it is drawn by chance among those left.
+        m: number of models, or all others if there are fewer.
+        rng: draws the ties, the exploration and the order.
+        explore: probability that one of the m is drawn at random instead.
     """
     others = rng.permutation(np.array([j for j in ids if j != i], dtype=np.int64))
-    # A stable sort leaves equals in the order of chance.
+    # A stable sort leaves ties in their random order.
     others = others[np.argsort(-q[i].numpy()[others], kind="stable")]
     if explore:
         best = min(m, len(others)) - int((rng.random(min(m, len(others))) < explore).sum())
@@ -48,7 +48,7 @@ def top_m_by_affinity(
 
 
 def check_others(m: int, clients: int) -> None:
-    """Refuse more models of others than there are others."""
+    """Raise ConfigError if m is not a number of other clients."""
     if not 0 <= m < clients:
         raise ConfigError(
             f"m is {m}; of {clients} clients a client has {clients - 1} others. Lower m, or have "

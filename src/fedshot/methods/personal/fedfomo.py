@@ -1,17 +1,17 @@
-"""FedFomo: every client moves towards models of others that do better on its validation samples.
+"""FedFomo: every client moves towards those models of others that have a lower validation loss.
 
 Source: Zhang et al. 2021, Personalized Federated Learning with First Order Model Optimization:
 w_n = (L_i(theta_i) - L_i(theta_n)) / ||theta_n - theta_i||, its positive part normalised
 to a sum of 1, and theta_i <- theta_i + sum_n w_n (theta_n - theta_i); then local
 training. The server sends each client M models, those of the highest P_in, and adds w to P.
-Symbols: theta_i the model from which client i trained at its last visit; theta_n the M models and
-that which came of client i's own training; L_i the loss on its validation samples, a share of its
-own that it never trains on; P the affinity matrix.
-Departures from the authors' code: what is added to P is w as it is, negative ones included; there
-it is divided by the size of their sum. P has minus infinity on its diagonal, so nobody is sent its
-own model among the M. Where no class has a sample to spare for validation, a client goes on from
-the model that it trained. The server sends a client its own model back, as in `pfedfsl`. An answer
-is one of the question's classes.
+Symbols: theta_i the model that client i started its last local update from; theta_n the M models
+and the result of that local update; L_i the loss on its validation samples, a share of its samples
+that it never trains on; P the affinity matrix.
+Departures from the authors' code: w is added to P as it is, negative values included; the code
+divides it by the absolute value of its sum. The diagonal of P is minus infinity, so that the M
+models never include the client's own. A client without validation samples continues from the model
+that it trained. The server sends a client its own model back, as in `pfedfsl`. The prediction is
+one of the episode's classes.
 """
 
 from __future__ import annotations
@@ -46,41 +46,41 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.reducers import Gather
 
-_NO_DISTANCE = 1e-30  # below it two models are one
+_NO_DISTANCE = 1e-30  # models that are closer count as equal
 
 
 class FedFomoState(NamedTuple):
-    """What the server remembers, but for the models, which lie in its bank on the disk."""
+    """The server's state, except for the models, which are in its bank on the disk."""
 
-    start: Tree  # {"theta", "stats"}: what clients start from
+    start: Tree  # {"theta", "stats"}: the first model of every client
     p: Tensor  # float64 [clients, clients], the affinity matrix
     rounds: Tensor  # int64 scalar: rounds so far
 
 
 class FedFomoData(NamedTuple):
-    """What is drawn for a visit."""
+    """What is drawn for a local update."""
 
     batches: Batches
-    seen: Batch  # all samples that are trained on
-    held: Batch  # validation samples, perhaps none
+    seen: Batch  # all training samples
+    held: Batch  # validation samples, possibly none
 
 
 @dataclass(frozen=True)
 class FedFomo(BankedModels[FedFomoState]):
-    """Models of others, weighed by what a step towards each gains.
+    """Models of other clients, weighted by what a step towards each gains.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
-        clients: how many there are.
-        m: models that a client is sent, M.
-        validation_share: of a client's samples of each class, for validation; one at least where
-            there are two, the first in the order of the data. Batch norm sees them as it does the
-            queries of a test, by default under the statistics of the samples trained on.
+        clients: number of clients.
+        m: models of others that a client gets, M.
+        validation_share: share of a client's samples of each class for validation, the first ones
+            in the order of the data; at least one of two or more. Batch norm treats them like the
+            queries of a test: by default it uses the statistics of the training samples.
         distance: of two models, "l2" as in the paper, or "l1".
-        epsilon: of each of the M models, the probability that it is one of chance, in round 1.
-        epsilon_decay: what epsilon loses each round.
+        epsilon: probability that a model is drawn at random, in round 1.
+        epsilon_decay: decrease of epsilon in each round.
         local_steps: passes over the samples; each is one step.
         batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
@@ -118,22 +118,22 @@ class FedFomo(BankedModels[FedFomoState]):
         return FedFomoState(start, first_affinity(self.clients), torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a model drawn by the client; its first visit puts the server's in the place.
+        """Return the start of the last local update; the server's bank has its result.
 
-        It is the one from which it trained; what came of that is kept by the server.
+        The first local update replaces it with the server's model.
         """
         del client
         theta, stats = self.learner.init(key)
         return first_own({"theta": theta, "stats": stats})
 
     def draw(self, data: ClientData, key: Key) -> FedFomoData:
-        """Draw the passes over what the client trains on; the rest is for validation."""
+        """Draw the passes over the training samples; the rest is for validation."""
         train, held = self.split(data)
         batches = self.passes(train, self.local_steps, key)
         return FedFomoData(batches, self.all_samples(train), self.all_samples(held))
 
     def split(self, data: ClientData) -> tuple[ClientData, ClientData]:
-        """Return the samples that a client trains on, and those for validation: always the same."""
+        """Return the training and the validation samples, the same in every round."""
         labels = data.dataset.y[data.indices]
         held = np.zeros(data.n, dtype=bool)
         for c in data.classes:
@@ -146,7 +146,7 @@ class FedFomo(BankedModels[FedFomoState]):
         )
 
     def loss(self, model: Tree, drawn: FedFomoData) -> Tensor:
-        """Return L_i: the cross-entropy of the validation samples, asked as those of a test are."""
+        """Return L_i, the cross-entropy of the validation samples, predicted like test queries."""
         theta, seen, held = model["theta"], drawn.seen, drawn.held
         asked = EvalEpisode(seen.x, seen.y, held.x, torch.arange(len(self.classes)))
         _, h = self.learner.encode(theta, model["stats"], asked)
@@ -154,14 +154,14 @@ class FedFomo(BankedModels[FedFomoState]):
             return cross_entropy(self.learner.head.logits(theta["classifier"], h), held.y)
 
     def weigh(self, before: Tree, models: Sequence[Tree], drawn: FedFomoData) -> Tensor:
-        """Return w for each model; 0 for one that is the same as that before the last training."""
+        """Return w for each model; 0 for a model that equals `before`."""
         losses = torch.stack([self.loss(one, drawn) for one in models])
         gains = self.loss(before, drawn) - losses
         far = torch.stack([self.apart(one["theta"], before["theta"]) for one in models])
         return torch.where(far > 0, gains / far.clamp_min(_NO_DISTANCE), 0.0)
 
     def apart(self, a: Tree, b: Tree) -> Tensor:
-        """Return the distance of two models."""
+        """Return the distance between two models."""
         gaps = [gap.abs() for gap in tree.leaves(tree.sub(a, b))]
         if self.distance == "l1":
             return torch.stack([gap.sum() for gap in gaps]).sum()
@@ -169,7 +169,7 @@ class FedFomo(BankedModels[FedFomoState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedFomoData) -> Reply:
-        """Move towards the better models, and train on."""
+        """Move towards the better models, and take the local steps from there."""
         own, models = down["own"], (down["own"], *down["models"])
         before = own_or_sent(private, own)
         if len(drawn.held.y):
@@ -199,7 +199,7 @@ class FedFomo(BankedModels[FedFomoState]):
     def round(
         self, server: FedFomoState, clients: Clients, key: Key
     ) -> tuple[FedFomoState, Mapping[str, float]]:
-        """Send every client M models; keep what comes back, and note the weights."""
+        """Send every client M models; store the uploads, and add the weights to P."""
         cohort, explore = clients.sample(key), self.explore(int(server.rounds))
         sent = {
             i: top_m_by_affinity(
@@ -229,5 +229,5 @@ class FedFomo(BankedModels[FedFomoState]):
         return server._replace(p=p, rounds=server.rounds + 1), got.metrics
 
     def explore(self, rounds: int) -> float:
-        """Return epsilon after so many rounds."""
+        """Return epsilon after a number of rounds."""
         return max(0.0, self.epsilon - self.epsilon_decay * rounds)

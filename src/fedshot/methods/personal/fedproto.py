@@ -3,14 +3,14 @@
 Source: Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients,
 algorithm 1. Local prototypes C_i^(j) are means of features, eq. (3); the server's are means over
 clients weighted by their examples of the class, eq. (6); client i minimises
-L_S(D_i) + lambda sum_j ||C_i^(j) - C^(j)||; an answer is the class of the nearest
-prototype of the server's.
+L_S(D_i) + lambda sum_j ||C_i^(j) - C^(j)||; the prediction is the class of the server's nearest
+prototype.
 Symbols: C^(j) the server's prototype of class j; L_S the cross-entropy of a client's classifier;
 lambda `lambda_proto`.
 Departures from the paper: eq. (6) divides by the number of clients once more, which would shrink
-prototypes, and is left out; in the loss a client's prototypes are those of the batch at hand.
-Encoders start alike, since prototypes of unlike ones say nothing to each other. A class of which
-the server has no prototype yet has that of the client's own samples at test.
+prototypes, and is left out; in the loss a client's prototypes are those of the current batch. All
+encoders start from the same weights, because prototypes of different encoders are not comparable.
+For a class without a prototype at the server, a test uses that of the client's own samples.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from fedshot.protocol.reducers import Sum
 
 
 class FedProtoState(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
     prototypes: Tensor  # [classes, features]
     known: Tensor  # bool [classes]: whether there is a prototype
 
 
 class FedProtoData(NamedTuple):
-    """What is drawn for a visit."""
+    """What is drawn for a local update."""
 
     batches: Batches
     whole: Batch  # D_i
@@ -57,7 +57,7 @@ class FedProtoData(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProto(PersonalModels[FedProtoState]):
-    """A model at each client, drawn to common prototypes.
+    """A model at each client, trained towards common prototypes.
 
     Args:
         model: backbone; a head is not used.
@@ -65,7 +65,7 @@ class FedProto(PersonalModels[FedProtoState]):
         classes: the dataset's numbers of the base classes.
         lambda_proto: weight of the distance to the server's prototypes; 0 is training alone.
         weighting: of the clients in a prototype: by their "examples" of the class, as in the
-            paper, or each of the "clients" alike.
+            paper, or equally for all "clients".
         local_steps: passes over the samples; each is one step.
         batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
@@ -93,7 +93,7 @@ class FedProto(PersonalModels[FedProtoState]):
         return FedProtoState(prototypes, torch.zeros(shape[0], dtype=torch.bool))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return an encoder that all clients of a run start from, and a classifier of one's own."""
+        """Return the encoder that all clients of a run start from, and a fresh classifier."""
         del client
         body, stats = self.learner.init(Key(key.root).at("fedproto"))
         classifier = self.learner.init(key)[0]["classifier"]
@@ -114,7 +114,7 @@ class FedProto(PersonalModels[FedProtoState]):
             return EpisodeLoss(loss, stats, right)
         shared = (self.counts(batch.y) > 0) & server["known"]
         gaps = class_means(h, batch.y, len(self.classes)) - server["prototypes"]
-        # The root's slope at 0 is infinite: where the gap is none, or does not count, take 1.
+        # The slope of the root is infinite at 0, so it is taken of 1 where the gap does not count.
         squares = gaps.square().sum(1)
         counts = shared & (squares > 0)
         far = torch.where(counts, torch.where(counts, squares, 1.0).sqrt(), 0.0).sum()
@@ -126,7 +126,7 @@ class FedProto(PersonalModels[FedProtoState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedProtoData) -> Reply:
-        """Train one's own model; send the sums of features by class, and the counts."""
+        """Train the client's model; send the sums of features by class, and the counts."""
         theta, stats, whole = private["theta"], private["stats"], drawn.whole
         episode_loss = partial(self.objective, down)
         new = local_sgd(episode_loss, self.optimizer, theta, stats, drawn.batches)
@@ -140,7 +140,7 @@ class FedProto(PersonalModels[FedProtoState]):
     def round(
         self, server: FedProtoState, clients: Clients, key: Key
     ) -> tuple[FedProtoState, Mapping[str, float]]:
-        """C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij|; a class that nobody had stays as it is."""
+        """C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij|; other classes keep their prototype."""
         got = clients.exchange(
             self.train,
             server._asdict(),
@@ -160,7 +160,7 @@ class FedProto(PersonalModels[FedProtoState]):
         return partial(self.nearest, down, private)
 
     def nearest(self, server: Tree, own: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return minus the distances to the prototypes of the question's classes."""
+        """Return minus the distances to the prototypes of the episode's classes."""
         with torch.no_grad():
             support, query = episode_features(self.model, own["theta"], own["stats"], eval_episode)
             mine = class_means(support, eval_episode.support_y, len(eval_episode.classes))

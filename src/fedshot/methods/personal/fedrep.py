@@ -4,10 +4,10 @@ Source: Collins et al. 2021, Exploiting Shared Representations for Personalized 
 algorithm 1: client i takes tau_h steps on its head h_i with the encoder phi^t fixed, then steps on
 the encoder with the new head fixed; the server averages the encoders, phi = sum_i phi_i / (r n).
 Symbols: phi the encoder, "body"; h_i the classifier; tau_h `head_steps`.
-Departures from the paper: the head is a row for each class of the data, those that a client lacks
-included, since which it has is its own affair; at test an answer is one of the question's classes.
-Clients upload phi_i - phi. personal_head = False shares the classifier, too, and trains both at
-once: FedAvg with a plain mean, a control.
+Departures from the paper: the head has a row for every class of the data, including those that a
+client lacks, because the server does not know which it has; at test the prediction is one of the
+episode's classes. Clients upload phi_i - phi. personal_head=False also shares the classifier and
+trains both together: FedAvg with a plain mean, as a control.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedshot.protocol.method import ModelState
 
 
 class FedRepData(NamedTuple):
-    """What is drawn for a visit."""
+    """What is drawn for a local update."""
 
     head: Batches
     body: Batches
@@ -42,14 +42,14 @@ class FedRepData(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep(PersonalModels[ModelState]):
-    """A shared encoder under a classifier of each client's own.
+    """A shared encoder with a classifier for each client.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         personal_head: whether the classifier stays with the client.
-        head_steps: passes over the samples for the classifier; 0 leaves it as it is.
+        head_steps: passes over the samples for the classifier; 0 does not train it.
         local_steps: passes over the samples for the encoder; each is one step.
         batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients, for both.
@@ -95,12 +95,12 @@ class FedRep(PersonalModels[ModelState]):
     def episode_loss(
         self, fixed: Tree, moving: Tree, stats: Tree, batch: Batch, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the cross-entropy as a function of one part alone."""
+        """Return the cross-entropy as a function of the `moving` part alone."""
         return self.learner.episode_loss({**fixed, **moving}, stats, batch, seed)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedRepData) -> Reply:
-        """Train the classifier on the encoder that was sent, then the encoder; send its change."""
+        """Train the classifier on the server's encoder, then the encoder; send its change."""
         phi, stats, h = down["theta"], down["stats"], dict(private)
         if drawn.head.steps:
             new = local_sgd(partial(self.episode_loss, phi), self.optimizer, h, stats, drawn.head)

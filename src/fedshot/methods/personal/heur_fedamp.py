@@ -1,4 +1,4 @@
-"""HeurFedAMP: every client is held near a mixture of all models, those like its own above all.
+"""HeurFedAMP: every client stays near a mixture of all models, weighted by their similarity.
 
 Source: Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID Data, FedAMP,
 algorithm 1, with the heuristic weights xi in the place of A's derivative:
@@ -7,10 +7,10 @@ xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w
 client i minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2.
 Symbols: w_i client i's model; u_i the mixture that the server makes for it; lambda/alpha
 `lambda_prox`; xi_ii `self_weight`; sigma as in the paper.
-Departures from the paper: the local problem is solved by a few steps from w_i; xi_ii is 1/n where
-nothing is said, since the paper tunes it. The cosine is over weights, not running statistics. The
-server sends a client its own model back beside the mixture: a client keeps nothing that it
-uploads. An answer is one of the question's classes.
+Departures from the paper: the local problem is solved by a few steps from w_i; xi_ii is 1/n by
+default, because the paper tunes it. The cosine is over weights, not running statistics. The server
+sends a client its own model back beside the mixture, so that a client has no private state. The
+prediction is one of the episode's classes.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.reducers import Gather
 
-_HELD = 2**28  # bytes of models that the server holds in memory for a round
+_HELD = 2**28  # bytes of models that the server keeps in memory for a round
 
 
 class HeurFedAMPState(NamedTuple):
-    """What the server remembers, but for the models, which lie in its bank on the disk."""
+    """The server's state, except for the models, which are in its bank on the disk."""
 
-    start: Tree  # {"theta", "stats"}: what clients start from
+    start: Tree  # {"theta", "stats"}: the first model of every client
 
 
 @dataclass(frozen=True)
 class HeurFedAMP(BankedModels[HeurFedAMPState]):
-    """A personal model held near the models most like it.
+    """A personal model near the models that are similar to it.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
         lambda_prox: weight of the distance to the mixture, lambda/alpha.
-        sigma: how much more the most similar models count.
-        self_weight: a client's own part in its mixture, xi_ii; null for 1/n, n the clients.
+        sigma: sharpness of the weights: larger values prefer more similar models.
+        self_weight: weight of a client's own model in its mixture, xi_ii; null for 1/n.
         local_steps: passes over the samples; each is one step.
         batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
@@ -84,7 +84,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Train one's own model, held near the mixture; send it."""
+        """Train the client's model near the mixture; send it."""
         own, u = down["own"], down["mixture"]
         episode_loss = partial(self.proximal_loss, self.lambda_prox, u)
         new = local_sgd(episode_loss, self.optimizer, own["theta"], own["stats"], drawn)
@@ -92,7 +92,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         return Reply(up, private, drawn.n, new.metrics)
 
     def attention(self, own: Tree, others: Iterable[Tree]) -> Tensor:
-        """Return xi_i, float64 [others + 1], one's own weight last."""
+        """Return xi_i, float64 [others + 1], with xi_ii last."""
         mine = flat(own)
         cosines = [torch.cosine_similarity(mine, flat(one), dim=0) for one in others]
         n = len(cosines) + 1
@@ -103,7 +103,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         return torch.cat([rest, rest.new_tensor([xi])])
 
     def mix(self, i: int, ids: Sequence[int], model: Callable[[int], Tree]) -> Tree:
-        """Return u_i, the weights. Models are read one by one: two are in memory at once."""
+        """Return the mixture u_i. Models are read one by one, so that two are in memory at once."""
         others = [j for j in ids if j != i]
         xi = self.attention(model(i), (model(j) for j in others))
         u = mixture(xi[-1:], [model(i)["theta"]])
@@ -114,14 +114,14 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
     def round(
         self, server: HeurFedAMPState, clients: Clients, key: Key
     ) -> tuple[HeurFedAMPState, Mapping[str, float]]:
-        """Send every client its mixture; keep what comes back."""
+        """Send every client its mixture; store the models that come back."""
         cohort, ids = clients.sample(key), sorted(clients.ids)
 
         def read(i: int) -> Tree:
             return clients.recall(i, server.start)
 
         model: Callable[[int], Tree] = read
-        if len(ids) * tree.nbytes(server.start) <= _HELD:  # each is read once, not once a client
+        if len(ids) * tree.nbytes(server.start) <= _HELD:  # read each once, not once per client
             model = {i: read(i) for i in ids}.__getitem__
 
         got = clients.exchange(

@@ -6,16 +6,16 @@ w~ = w - alpha grad f(w; D); w <- w - beta (I - alpha Hess f(w; D'')) grad f(w~;
 order "first" (FO) leaves the Hessian out; "hessian_free" (HF) has for Hess f(w; D'') v the
 difference (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta), v = grad f(w~; D').
 Symbols: alpha the learning rate of `optimizer`; beta, delta as in the paper.
-Departures from the paper: by default all three batches are all samples of the client, which makes a
-step that of the objective itself; clients upload w_i - w; the average is plain, as in the paper.
-At test a client takes `test_steps` steps of alpha on its own training samples, never on those that
-are scored. An answer is one of the question's classes.
+Departures from the paper: by default each of the three batches has all samples of the client, so
+that the step is a gradient step on the objective itself; clients upload w_i - w; the average is
+plain, as in the paper. At test the model takes `test_steps` steps of alpha on the client's training
+samples, never on the queries. The prediction is one of the episode's classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -41,12 +41,12 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import ModelState
+from fedshot.protocol.method import ModelState, Traits
 
 
 @dataclass(frozen=True)
 class PerFedAvg(AmongBaseClasses[ModelState]):
-    """A start from which one gradient step fits each client.
+    """An initialisation from which one gradient step adapts to a client.
 
     Args:
         model: backbone; a head is not used.
@@ -54,9 +54,9 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         classes: the dataset's numbers of the base classes.
         order: "first" (FO), or "hessian_free" (HF).
         beta: outer step size.
-        delta: of the difference that stands for a product with the Hessian.
-        local_steps: outer steps of a visit.
-        batch: samples of each of the three batches of a step, drawn one by one; null for all.
+        delta: step of the difference that approximates the product with the Hessian.
+        local_steps: outer steps of a local update.
+        batch: samples of each of the three batches of a step; null for all.
         optimizer: plain SGD; its lr is the inner step size, alpha.
         test_steps: inner steps at test.
     """
@@ -84,6 +84,11 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
                 "and leave momentum and weight_decay at 0."
             )
 
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, adapts=self.test_steps > 0)
+
     def draw(self, data: ClientData, key: Key) -> Batches:
         """Draw the three batches D, D', D'' of each step."""
         augment = self.episode.augment
@@ -109,7 +114,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         gradients = gradient(adapted, step[1], 1)
         if self.order == "first":
             return gradients
-        # One site for both: the same dropout masks on either side of w.
+        # Both gradients use the same dropout masks.
         way = tree.map(lambda v: self.delta * v, gradients.grads)
         up = gradient(tree.add(w, way), step[2], 2).grads
         down = gradient(tree.sub(w, way), step[2], 2).grads

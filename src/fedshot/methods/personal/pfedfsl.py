@@ -1,8 +1,8 @@
 """pFedFSL: every client mixes the models that do well on its own samples, and trains the mixture.
 
-A client is sent m models of others, weighs them and its own by their loss on its samples, averages,
-trains on, and uploads the result with the weights. The server keeps an affinity matrix of the
-weights, by which it chooses whose models a client is sent next.
+A client gets m models of other clients. It averages them and its own, weighted by their loss on its
+samples, trains the average, and uploads the result with the weights. The server sums the weights in
+an affinity matrix, by which it chooses the models that it sends to the client in later rounds.
 
 Source: Zhao et al., Personalized Federated Few-Shot Learning, IEEE TNNLS 35(2), 2024: algorithm 1
 and eqs. (1) to (8), which are reconstructed here from the paper's prose. With n_1 .. n_m the models
@@ -12,13 +12,13 @@ received, n_{m+1} = i, and L the loss of eq. (5):
 (3) p(y = l | x), a softmax of minus average distances: `fedshot.learners.average_distance`;
 (4), (5) L = mean of -log p(y | x) over D_i;  (6) L + iota ||theta||_1;
 (7) theta_i = theta~_i - eta grad, repeated for the local epochs;
-(8) Q_ij <- Q_ij + w_j - w_i for the models received, once more than R rounds are over.
-Symbols: D_i the samples of client i; theta_i its model; Q the affinity matrix, its diagonal minus
-infinity, so that no client is sent its own model; R `delay`.
+(8) Q_ij <- Q_ij + w_j - w_i for the models received, after the first R rounds.
+Symbols: D_i the samples of client i; theta_i its model; Q the affinity matrix, with minus infinity
+on its diagonal, so that no client gets its own model; R `delay`.
 
-What the paper leaves open: the docs page lists it, with what `mode` makes of it. Departures: what a
-client has uploaded is no secret any more, so it keeps no model; the server sends its own back with
-the others, as a part that the ledger counts by itself.
+The docs page lists what the paper leaves open, and what `mode` decides. Departure: a client keeps
+no model, because the server has it; the server sends it back with the others, as a part that the
+ledger counts separately.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.method import ClientModels, Traits
 from fedshot.protocol.reducers import Gather
 
-_NEAR_ZERO = 1e-3  # what a subgradient leaves of a weight that the penalty has done away with
+_NEAR_ZERO = 1e-3  # bound of weights that a subgradient of the penalty has made small
 
 
 class PFedFSLState(NamedTuple):
-    """What the server remembers, but for the models, which lie in its bank on the disk."""
+    """The server's state, except for the models, which are in its bank on the disk."""
 
-    start: Tree  # {"theta", "stats"}: what clients start from; with start "own" the form of it
-    seed: Tensor  # int64 scalar: makes their first models, with start "own"
+    start: Tree  # {"theta", "stats"}: first model; with start "own" only its form is used
+    seed: Tensor  # int64 scalar: draws the first models with start "own"
     q: Tensor  # float64 [clients, clients], the affinity matrix
     rounds: Tensor  # int64 scalar: rounds so far
 
@@ -82,33 +82,33 @@ class PFedFSLData(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
-    """A personal model for each client, mixed from those that do well on its samples.
+    """A personal model for each client, mixed from models that do well on its samples.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
         classes: the dataset's numbers of the base classes.
-        clients: how many there are.
-        mode: what holds where an option is null. "paper", literally: own_sample "with", weigh_by
-            "loss", start "own". "strict": own_sample "without", weigh_by "leave_one_out", start
-            "common".
-        m: models that a client is sent; 0 for no federation (-nF).
+        clients: number of clients.
+        mode: sets options that are null. "paper", literally: own_sample "with", weigh_by "loss",
+            start "own". "strict": own_sample "without", weigh_by "leave_one_out", start "common".
+        m: models of others that a client gets; 0 for no federation (-nF).
         iota: weight of the l1 penalty; 0 for none (-nR).
-        delay: rounds before the affinity matrix is written, R.
-        choose: whose models are sent: those of the highest "affinity", or "random" ones (-nS).
+        delay: rounds before the affinity matrix is updated, R.
+        choose: which models are sent: those with the highest "affinity", or "random" ones (-nS).
         affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
         temperature: of the softmax of eq. (1).
         local_steps: passes over the samples; each is one step.
         batch: samples of a step, so that a pass has several steps; null for all.
         optimizer: of the clients.
-        own_sample: in training, a sample is "with" those of its class, at a distance of 0, or
-            "without".
+        own_sample: in training, the average distance of a sample to its class is taken "with" the
+            sample itself, at a distance of 0, or "without" it.
         weigh_by: L of eq. (1): the "loss" with each sample in its class, or "leave_one_out".
-        alone: the only sample of a class, without itself: "include" it all the same, or "drop" it.
-        l1: "subgradient", which makes small numbers, or "proximal", soft thresholding, which makes
-            zeros; these are left out of what is sent.
-        penalise_norms: whether the penalty is on batch norm, too.
-        start: first models, "common" or each client's "own".
+        alone: with own_sample "without", "include" the only sample of a class in its class all the
+            same, or "drop" it from the loss.
+        l1: "subgradient", which makes weights small, or "proximal", soft thresholding, which makes
+            them zero; zeros are not sent.
+        penalise_norms: whether the penalty includes the weights of batch norm.
+        start: first models: one "common" model, or each client's "own".
     """
 
     name: ClassVar[str] = "pfedfsl"
@@ -170,23 +170,23 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @property
     def weighing(self) -> str:
-        """Which loss weighs the models."""
+        """Which loss weights the models."""
         return self.weigh_by or ("leave_one_out" if self.mode == "strict" else "loss")
 
     @property
     def judge(self) -> AverageDistance:
-        """What weighs the models."""
+        """What computes L of eq. (1)."""
         own: OwnSample = "without" if self.weighing == "leave_one_out" else "with"
         return AverageDistance(self.model, len(self.classes), own, self.alone)
 
     @property
     def starting(self) -> str:
-        """Which model a client starts from."""
+        """Which first model a client has."""
         return self.start or ("common" if self.mode == "strict" else "own")
 
     @property
     def packs(self) -> bool:
-        """Whether models travel without their zeros."""
+        """Whether models are sent without their zeros."""
         return self.l1 == "proximal" and self.iota > 0
 
     @property
@@ -199,7 +199,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return replace(super().traits, unstackable=reason if self.packs else "")
 
     def init(self, key: Key) -> PFedFSLState:
-        """Return the first model, and affinities of 0 between all that are not the same."""
+        """Return the first model, and affinities of 0 between different clients."""
         theta, stats = self.learner.init(key)
         q = first_affinity(self.clients)
         return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
@@ -210,7 +210,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: PFedFSLData) -> Reply:
-        """Weigh, mix and train on: eqs. (1) to (7)."""
+        """Weight, mix and train the models: eqs. (1) to (7)."""
         models = [self._unpacked(sent) for sent in (*down["models"], down["own"])]
         weights, mixed = self.fuse(models, drawn.whole)
         start, stats = mixed["theta"], mixed["stats"]
@@ -225,13 +225,13 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return Reply(up, private, drawn.batches.n, metrics)
 
     def fuse(self, models: Sequence[Tree], whole: Batch) -> tuple[Tensor, Tree]:
-        """Return the weights of eq. (1) and the mixture of eq. (2); one's own model is the last."""
+        """Return the weights of eq. (1) and the mixture of eq. (2); the client's model is last."""
         losses = [self.judge.loss(one["theta"], one["stats"], whole) for one in models]
         weights = (-torch.stack(losses) / self.temperature).softmax(0)
         return weights, mixture(weights, models)
 
     def objective(self, theta: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
-        """Return L + iota ||theta||_1, eq. (6); the penalty is elsewhere where it is proximal."""
+        """Return L + iota ||theta||_1, eq. (6); a proximal penalty is part of the steps instead."""
         gradients = self.learner.episode_loss(theta, stats, batch, seed)
         if not self.iota or self.l1 == "proximal":
             return gradients
@@ -240,13 +240,13 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @property
     def steps(self) -> Steps:
-        """What makes a local step of a gradient."""
+        """The optimiser of the local steps."""
         if not self.packs:
             return self.optimizer
         return SoftThreshold(self.optimizer, self.iota, self.penalise_norms)
 
     def neighbours(self, server: PFedFSLState, ids: Sequence[int], i: int, key: Key) -> list[int]:
-        """Return whose models client i is sent: the m of the highest Q_ij, equals by chance."""
+        """Return the m clients whose models client i gets, with the highest Q_ij; random ties."""
         explore = 1.0 if self.choose == "random" else 0.0
         rng = key.at("choose", i).numpy()
         return top_m_by_affinity(server.q, i, ids, self.m, rng, explore=explore)
@@ -254,7 +254,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     def round(
         self, server: PFedFSLState, clients: Clients, key: Key
     ) -> tuple[PFedFSLState, Mapping[str, float]]:
-        """Send every client its neighbours' models; keep what comes back, and note the weights."""
+        """Send every client its neighbours' models; store the uploads, and update Q, eq. (8)."""
         cohort = clients.sample(key)
         sent = {i: self.neighbours(server, clients.ids, i, key) for i in cohort}
         put_away = into_bank(clients, self._unpacked)
@@ -281,7 +281,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return server._replace(q=q, rounds=t), got.metrics
 
     def gain(self, w: Tensor) -> Tensor:
-        """Return what eq. (8) adds to the affinities for the models received."""
+        """Return what eq. (8) adds to the affinities of the models received."""
         difference = w[:-1] - w[-1]
         return difference.clamp_min(0) if self.affinity == "positive" else difference
 
@@ -296,7 +296,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return {"model": self._packed(self.own_model(server, clients, client))}
 
     def own_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
-        """Return {"theta", "stats"} of client i as the server has it."""
+        """Return the server's {"theta", "stats"} of client i."""
         first = server.start
         if self.starting == "own":
             theta, stats = self.learner.init(Key(int(server.seed)).at("client", i))
@@ -316,6 +316,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @cached_property
     def _like(self) -> Tree:
-        """Any model: its form is that of all."""
+        """A model, which has the form of all models."""
         theta, stats = self.learner.init(Key(0))
         return {"theta": theta, "stats": stats}

@@ -6,10 +6,9 @@ In each of R local rounds theta~_i(w_i) is found by K gradient steps, and, line 
 w_i <- w_i - eta lambda (w_i - theta~_i(w_i)); the server sets
 w <- (1 - beta) w + beta sum_i w_i / S.
 Symbols: lambda `lambda_prox`; K `inner_steps`; R `local_steps`; eta, beta as in the paper.
-Departures from the paper: the K steps start at w_i, and go over all samples by default; eta is the
-inner step size where it is null. Running statistics are the server's for all models. A client's
-model at test is theta~_i of its last visit.
-An answer is one of the question's classes.
+Departures from the paper: the K steps start at w_i, and use all samples by default; a null eta is
+the inner step size. Running statistics are the server's for all models. A client's model at test is
+theta~_i of its last local update, and the prediction is one of the episode's classes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from fedshot.protocol.method import ModelState
 
 @dataclass(frozen=True)
 class PFedMe(PersonalModels[ModelState]):
-    """Personal models near the server's, which is moved towards them.
+    """Personal models near the server's, which moves towards them.
 
     Args:
         model: backbone; a head is not used.
@@ -44,8 +43,8 @@ class PFedMe(PersonalModels[ModelState]):
         lambda_prox: weight of the distance between a personal model and w_i.
         inner_steps: gradient steps that find a personal model, K.
         eta: step size of w_i; null for the learning rate of `optimizer`.
-        beta: how far the server moves to the average; 1 takes it. Batch-norm statistics move as
-            far, and no further than the average.
+        beta: step of the server towards the average; 1 takes the average. Batch-norm statistics
+            take the same step, but never go beyond the average.
         local_steps: passes over the samples; each is one step of w_i, R of the paper.
         batch: samples of a step of w_i, so that a pass has several; null for all.
         optimizer: of the inner steps.
@@ -76,19 +75,17 @@ class PFedMe(PersonalModels[ModelState]):
             seed = noise.layer(r).seed
             assert seed is not None
             again = Batches((step,) * self.inner_steps, seed, drawn.n)
-            new = local_sgd(
-                partial(self.proximal_loss, self.lambda_prox, w), self.optimizer, w, stats, again
-            )
+            loss = partial(self.proximal_loss, self.lambda_prox, w)
+            new = local_sgd(loss, self.optimizer, w, stats, again)
             w = tree.map(lambda a, theta: a - pull * (a - theta), w, new.params)
             stats = new.stats
         up = changes({"theta": w, "stats": stats}, down)
-        kept = next_own(private, new.params)
-        return Reply(up, kept, 1.0, new.metrics)
+        return Reply(up, next_own(private, new.params), 1.0, new.metrics)
 
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + beta sum_i (w_i - w) / S; the running statistics go no further than the mean."""
+        """w <- w + beta sum_i (w_i - w) / S; the running statistics stop at the mean."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         if self.beta == 1:
             return ModelState(**new), got.metrics
@@ -97,5 +94,5 @@ class PFedMe(PersonalModels[ModelState]):
             return tree.map(lambda a, b: a + far * (b - a), old, to)
 
         theta = move(server.theta, new["theta"], self.beta)
-        # Beyond the average lie variances below 0.
+        # Beyond the average, variances can be negative.
         return ModelState(theta, move(server.stats, new["stats"], min(self.beta, 1.0))), got.metrics

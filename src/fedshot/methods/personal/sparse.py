@@ -1,7 +1,7 @@
-"""The l1 penalty, and trees with zeros in fewer bytes.
+"""The l1 penalty, and an encoding of sparse trees.
 
-A packed leaf is a bit for each number, set where it is not zero, and the numbers that are not: 1/32
-of its size and its share of non-zeros in float32. Unpacking gives the same values.
+A packed tree has a bit for each number, set if the number is not zero, and the numbers that are not
+zero. In float32 the bits take 1/32 of the size of the tree. Packing is lossless.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fedshot.nn.optim import Optimizer, OptState
 
 
 class Packed(NamedTuple):
-    """A tree without its zeros; its structure is known to both sides."""
+    """A tree without its zeros; sender and receiver know its structure."""
 
     mask: Tensor  # uint8 [ceil(n / 8)], bit i % 8 of byte i // 8 for number i
-    values: Tensor  # those that are not zero, in the order of the leaves
+    values: Tensor  # the numbers that are not zero, in the order of the leaves
 
 
 def l1_norm(params: Tree, *, norms: bool) -> Tensor:
-    """Return the sum of |w|; with `norms` those of batch norm, too. Its slope at 0 is 0."""
+    """Return the sum of |w|, with slope 0 at 0; `norms` includes the weights of batch norm."""
     return torch.stack([w.abs().sum() for w in penalised(params, norms=norms)]).sum()
 
 
 def penalised(params: Tree, *, norms: bool) -> list[Tensor]:
-    """Return the leaves that the penalty is on."""
+    """Return the leaves that the penalty includes."""
     return [w for path, w in tree.items(params) if norms or not _of_norm(path)]
 
 
@@ -41,10 +41,10 @@ def _of_norm(path: str) -> bool:
 
 @dataclass(frozen=True)
 class SoftThreshold:
-    """An optimiser, and after each step w <- sign(w) max(|w| - lr * weight, 0).
+    """An optimiser whose steps are followed by w <- sign(w) max(|w| - lr * weight, 0).
 
     With SGD this is the proximal gradient method for loss + weight * ||w||_1 (ISTA; Beck &
-    Teboulle 2009, eq. (1.4)): unlike a subgradient it makes zeros that are exactly 0.
+    Teboulle 2009, eq. (1.4)). Unlike a subgradient it sets weights to exactly 0.
     """
 
     optimizer: Optimizer
@@ -58,7 +58,7 @@ class SoftThreshold:
     def update(
         self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
     ) -> tuple[Tree, OptState]:
-        """Return (parameters, state) one step further."""
+        """Return (parameters, state) after one step."""
         params, state = self.optimizer.update(grads, state, params, reuse=reuse)
         least = self.optimizer.lr * self.weight
         chosen = {id(w) for w in penalised(params, norms=self.norms)}
@@ -70,14 +70,14 @@ class SoftThreshold:
 
 
 def share_below(params: Tree, bound: float) -> Tensor:
-    """Return the share of numbers with |w| < bound; `bound` of 0 counts the zeros."""
+    """Return the share of numbers with |w| < bound, or of zeros if the bound is 0."""
     every = [w.abs() < bound if bound else w == 0 for w in tree.leaves(params)]
     n = sum(w.numel() for w in every)
     return torch.stack([w.sum() for w in every]).sum() / n
 
 
 def pack(content: Tree) -> Packed:
-    """Return the tree packed; its leaves have one dtype. Not under vmap: sizes depend on values."""
+    """Pack a tree whose leaves have one dtype. Not under vmap: sizes depend on values."""
     flat = torch.cat([leaf.reshape(-1) for leaf in tree.leaves(content)])
     there = flat != 0
     padded = torch.zeros(8 * _bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
@@ -87,7 +87,7 @@ def pack(content: Tree) -> Packed:
 
 
 def unpack(packed: Packed, like: Tree) -> Tree:
-    """Return the tree that was packed; `like` has its structure, shapes and dtype."""
+    """Unpack a tree; `like` has its structure, shapes and dtype."""
     n = sum(leaf.numel() for leaf in tree.leaves(like))
     there = _bits(packed.mask)[:n]
     place = there.cumsum(0).clamp_min(1) - 1
@@ -104,7 +104,7 @@ def unpack(packed: Packed, like: Tree) -> Tree:
 
 
 def packing_flaw(packed: Tree, like: Tree) -> str | None:
-    """Say why this is no packed tree like `like`; None when it is one."""
+    """Return why `packed` cannot be unpacked into a tree like `like`; None if it can."""
     leaves = tree.leaves(like)
     n, dtype = sum(leaf.numel() for leaf in leaves), leaves[0].dtype
     if not isinstance(packed, Packed):
