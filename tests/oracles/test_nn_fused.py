@@ -307,7 +307,7 @@ def test_results_do_not_depend_on_torch_s_default_type() -> None:
 
 FORK = """
 import os, signal, torch
-from fedshot.nn import fused
+from fedshot.nn.kernels import fused
 torch.set_num_threads(2)
 x = torch.ones(4, 6, 6, 3).permute(0, 3, 1, 2)
 one = torch.ones(3)

@@ -169,7 +169,7 @@ class EvalEpisodes(Sequence[EvalEpisode]):
         """Return the examples at the places first .. last - 1."""
         return examples(self._dataset, self._places[0][first:last]).to(self._device)
 
-    def index(self, u: int) -> EpisodeIndex:
+    def episode_index(self, u: int) -> EpisodeIndex:
         """Return where the examples of question u are, without reading them."""
         tasks, places = self._tasks, self._places[1]
         rows, classes = tasks.support[u], tasks.classes[u]

@@ -46,7 +46,7 @@ class FeatureCache(Protocol):
         """Return the distinct examples first .. last - 1 as model input."""
         ...
 
-    def index(self, u: int) -> EpisodeIndex:
+    def episode_index(self, u: int) -> EpisodeIndex:
         """Return the indices of the examples of episode u."""
         ...
 
@@ -67,5 +67,5 @@ def worth_caching(eval_episodes: Sequence[EvalEpisode]) -> TypeGuard[FeatureCach
     """Whether there are fewer distinct examples than examples in all episodes together."""
     if not isinstance(eval_episodes, FeatureCache) or not len(eval_episodes):
         return False
-    first = eval_episodes.index(0)
+    first = eval_episodes.episode_index(0)
     return eval_episodes.distinct < len(eval_episodes) * (len(first.support) + len(first.query))

@@ -130,7 +130,7 @@ def predict_from_features(
     h = features_of(cache, embed, clients.parallel_map)
 
     def one(u: int) -> Prediction:
-        sheet = cache.index(u)
+        sheet = cache.episode_index(u)
         with torch.no_grad():
             logits = compare(h[sheet.support], sheet.support_y, h[sheet.query], sheet.way)
         return Prediction(u, None, logits.cpu())

@@ -68,7 +68,7 @@ def embedded(
 
 def _of_rows(cache: FeatureCache, h: Tensor, u: int) -> EvalEpisode:
     """Return question u of the rows of one block of features."""
-    sheet = cache.index(u)
+    sheet = cache.episode_index(u)
     return EvalEpisode(h[sheet.support], sheet.support_y, h[sheet.query], torch.arange(sheet.way))
 
 

@@ -73,7 +73,7 @@ class Asked(Sequence[EvalEpisode]):
         """Return the examples at the places first .. last - 1, the support's first."""
         return self._x[first:last]
 
-    def index(self, u: int) -> EpisodeIndex:
+    def episode_index(self, u: int) -> EpisodeIndex:
         """Return where the examples of question u are."""
         first, last = self._span(u)
         device = self._x.device

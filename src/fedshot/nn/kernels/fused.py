@@ -19,7 +19,7 @@ from fedshot.core.tree import Tree
 from fedshot.nn.kernels import tensors
 from fedshot.nn.kernels.folding import Folded, fold, keep, tilt, values_of
 from fedshot.nn.kernels.tensors import RELU_FIRST, RELU_LAST, Cut
-from fedshot.nn.models.layers import EPS, NO_STATISTICS, too_few
+from fedshot.nn.models.layers import EPS, MOMENTUM, NO_STATISTICS, too_few
 from fedshot.nn.models.mode import Mode
 
 
@@ -66,7 +66,7 @@ def after_batch(
         return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
     if not s:
         return s
-    moved = keep((s["mean"], s["var"]), (mean, var), bias, mode.momentum, values_of(x))
+    moved = keep((s["mean"], s["var"]), (mean, var), bias, MOMENTUM, values_of(x))
     return dict(zip(("mean", "var"), moved, strict=True))
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
