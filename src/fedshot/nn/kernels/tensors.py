@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedshot.core import kernel_build
 from fedshot.core.machine import begin_thread, denormals_flushed
+from fedshot.nn.stacks import stacked
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,7 +56,7 @@ def readable(x: Tensor) -> bool:
         and x.is_cpu
         and x.shape[1] <= MOST_CHANNELS
         and x.permute(0, 2, 3, 1).is_contiguous()
-        and not torch._C._are_functorch_transforms_active()
+        and not stacked()
         and kernel_build.library() is not None
     )
 

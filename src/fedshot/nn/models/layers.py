@@ -18,6 +18,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import tensors, winograd
 from fedshot.nn.models.mode import Mode, mix64, mix_int, readable, signed
+from fedshot.nn.stacks import stacked
 
 Shape = tuple[int, ...]  # (height, width, channels) of images, (words, vector length) of texts
 
@@ -132,7 +133,7 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     n = x.numel() // x.shape[1]
     if n < 2:
         raise ConfigError(too_few(n, x))
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
+    if stacked() or torch.compiler.is_exporting():
         return _batch_norm_stacked(p, s, x, mode)
     if mode.norm == "batch" and not s:
         return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
