@@ -224,7 +224,7 @@ def test_a_setting_tells_the_method_its_base_classes(tmp_path: Path) -> None:
     ("changes", "text"),
     [
         ({"classes": (3,)}, "number of base classes is 1; a classifier needs at least 2"),
-        ({"batch": 0}, "local_steps is 1 and batch is 0"),
+        ({"batch": 0}, "batch is 0; expected"),
         ({"probe": "finetune"}, "probe is 'finetune'"),
         ({"classifier": "svm"}, "classifier is 'svm'"),
         ({"classify_rounds": -1}, "classify_rounds is -1"),

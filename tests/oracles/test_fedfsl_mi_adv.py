@@ -403,13 +403,13 @@ def test_heads_share_what_the_reference_sees_of_an_episode_while_they_have_its_b
 
     In turns by batch it does so in the first of two steps.
     """
-    plain, seen = Maml.look, [0]
+    plain, seen = Maml.features, [0]
 
     def counted(self: Any, *args: Any) -> Any:
         seen[0] += 1
         return plain(self, *args)
 
-    monkeypatch.setattr(Maml, "look", counted)
+    monkeypatch.setattr(Maml, "features", counted)
     heads_alone = replace(INNER, adapts="head", lr=0.1)
     m = method(
         model=Model(MLP((8, 7), dropout=0.3), LinearHead(3), (6, 6, 1), dtype="float64"),

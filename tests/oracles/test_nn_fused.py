@@ -22,7 +22,7 @@ from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.kernels import fused
 from fedshot.nn.kernels import tensors as kernels
-from fedshot.nn.kernels.tensors import RELU_FIRST, RELU_LAST, Cut
+from fedshot.nn.kernels.fused import RELU_FIRST, RELU_LAST, Cut
 from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.layers import EPS, batch_norm
 from fedshot.nn.models.mode import Mode
@@ -307,7 +307,7 @@ def test_results_do_not_depend_on_torch_s_default_type() -> None:
 
 FORK = """
 import os, signal, torch
-from fedshot.nn import fused
+from fedshot.nn.kernels import fused
 torch.set_num_threads(2)
 x = torch.ones(4, 6, 6, 3).permute(0, 3, 1, 2)
 one = torch.ones(3)

@@ -43,13 +43,13 @@ def test_linear_and_conv_equal_the_torch_modules() -> None:
 @pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4, 5)])
 def test_batch_norm_and_its_running_statistics_equal_the_torch_module(shape: tuple[int]) -> None:
     kind = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
-    module = kind(3, momentum=0.3, dtype=torch.float64)
+    module = kind(3, dtype=torch.float64)
     p, s = init_norm(3, torch.float64)
     p = {"weight": p["weight"] + noise(3, seed=8), "bias": p["bias"] + noise(3, seed=9)}
     module.load_state_dict(p, strict=False)
     for step in range(3):
         x = noise(*shape, seed=step) * 3 + 1
-        y, s = batch_norm(p, s, x, Mode(train=True, norm="batch", momentum=0.3))
+        y, s = batch_norm(p, s, x, Mode(train=True, norm="batch"))
         torch.testing.assert_close(y, module(x), **EXACT)
     torch.testing.assert_close(s["mean"], module.running_mean, **EXACT)
     torch.testing.assert_close(s["var"], module.running_var, **EXACT)

@@ -14,7 +14,7 @@ from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.resnet import ResNet12
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-TRAIN = Mode(train=True, norm="batch", momentum=0.3)
+TRAIN = Mode(train=True, norm="batch")
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -28,8 +28,8 @@ class Block(nn.Module):
         super().__init__()
         for i, inputs in enumerate((c_in, c, c), start=1):
             setattr(self, f"conv{i}", nn.Conv2d(inputs, c, 3, padding=1, bias=False))
-            setattr(self, f"norm{i}", nn.BatchNorm2d(c, momentum=0.3))
-        self.conv, self.norm = nn.Conv2d(c_in, c, 1, bias=False), nn.BatchNorm2d(c, momentum=0.3)
+            setattr(self, f"norm{i}", nn.BatchNorm2d(c))
+        self.conv, self.norm = nn.Conv2d(c_in, c, 1, bias=False), nn.BatchNorm2d(c)
 
     def forward(self, x: Tensor) -> Tensor:
         z = F.leaky_relu(self.norm1(self.conv1(x)), 0.1)

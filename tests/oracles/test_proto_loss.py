@@ -141,7 +141,7 @@ def test_what_is_not_finite_is_not_hidden() -> None:
 def test_what_c_would_misread_is_refused() -> None:
     h, y = episode(3, 2, 2, 8)
     for labels, n in ((y.int(), 6), (y[1:], 6), (y, 0), (y, 12), (y.to("meta"), 6)):
-        with pytest.raises(ValueError, match="expected an int64 label for each row"):
+        with pytest.raises(ValueError, match="expected one int64 label per row"):
             prototype_loss(h, labels, n, 3)
 
 

@@ -27,9 +27,6 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tuple("-O0" if flag == "-O3" else flag for flag in kernel_build._FLAGS)
     monkeypatch.setattr(kernel_build, "_FLAGS", flags)
     monkeypatch.setattr(kernel_build, "_SOURCES", ("lanes.h", "drawing.c"))
-    monkeypatch.setattr(
-        kernel_build, "_SIGNATURES", {"fedshot_draw": kernel_build._SIGNATURES["fedshot_draw"]}
-    )
 
 
 @pytest.fixture
@@ -88,7 +85,6 @@ def test_a_library_that_was_cut_short_is_built_anew(cache: Path, size: int) -> N
     """In a process of its own, since loading such a file ends it by SIGBUS."""
     code = (
         f"build._FLAGS, build._SOURCES = {kernel_build._FLAGS}, {kernel_build._SOURCES}; "
-        "build._SIGNATURES = {'fedshot_draw': build._SIGNATURES['fedshot_draw']}; "
         "print(build.kind())"
     )
     command = [sys.executable, "-c", f"from fedshot.core import kernel_build as build; {code}"]

@@ -25,7 +25,7 @@ def test_predictions_kept_between_large_blocks_do_not_fragment_memory() -> None:
 import resource, torch
 from fedshot.core.machine import keep_freed_memory
 from fedshot.evaluation.episodic_test import pixel_logits
-from fedshot.learners import EvalEpisode
+from fedshot.learners.learner import EvalEpisode
 from fedshot.protocol.method import predict_at_server
 
 class Episodes:

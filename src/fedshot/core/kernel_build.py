@@ -16,6 +16,7 @@ import errno
 import hashlib
 import os
 import platform
+import re
 import secrets
 import shlex
 import shutil
@@ -29,6 +30,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from fedshot.core import storage
 from fedshot.core.errors import BuildError
@@ -40,56 +42,10 @@ _SOURCES = (
     "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
     "stem.c", "winograd.c", "products.c", "tiles.c", "drawing.c", "prototypes.c",
 )  # fmt: skip
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_ssize_t
-_FLOAT, _DOUBLE, _WORD = ctypes.c_float, ctypes.c_double, ctypes.c_int32
-_SIGNATURES = {
-    "fedshot_moments": [_POINTER, *[_SIZE] * 4, _FLOAT, *[_POINTER] * 2],
-    "fedshot_fold": [*[_POINTER] * 3, *[_SIZE] * 3, _FLOAT, _POINTER],
-    "fedshot_keep": [*[_POINTER] * 5, *[_SIZE] * 2, _DOUBLE, _POINTER],
-    "fedshot_tilt": [*[_POINTER] * 4, *[_SIZE] * 3, _POINTER],
-    "fedshot_pool": [*[_POINTER] * 3, *[_SIZE] * 5, *[_FLOAT] * 2, _POINTER],
-    "fedshot_sums": [*[_POINTER] * 5, *[_SIZE] * 5, *[_FLOAT] * 2, *[_POINTER] * 2],
-    "fedshot_grad": [*[_POINTER] * 7, *[_SIZE] * 5, *[_FLOAT] * 2, _POINTER],
-    "fedshot_twice_sums": [*[_POINTER] * 6, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 3],
-    "fedshot_twice_grad": [*[_POINTER] * 11, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 2],
-    "fedshot_leaky": [*[_POINTER] * 3, *[_SIZE] * 4, _FLOAT, _POINTER],
-    "fedshot_leaky_sums": [*[_POINTER] * 5, *[_SIZE] * 4, _FLOAT, *[_POINTER] * 2],
-    "fedshot_leaky_grad": [*[_POINTER] * 7, *[_SIZE] * 4, _FLOAT, _POINTER],
-    "fedshot_join": [*[_POINTER] * 5, *[_SIZE] * 5, _FLOAT, _POINTER],
-    "fedshot_join_sums": [*[_POINTER] * 8, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 3],
-    "fedshot_join_grad": [*[_POINTER] * 12, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 2],
-    "fedshot_rim": [_POINTER, *[_SIZE] * 5, _POINTER],
-    "fedshot_patches": [_POINTER, *[_SIZE] * 5, *[_POINTER] * 2],
-    "fedshot_stem_norm": [*[_POINTER] * 4, *[_SIZE] * 5, _FLOAT, *[_POINTER] * 8],
-    "fedshot_stem": [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2],
-    "fedshot_stem_sums": [*[_POINTER] * 3, *[_SIZE] * 7, _POINTER],
-    "fedshot_stem_grad": [*[_POINTER] * 7, *[_SIZE] * 3, *[_POINTER] * 3],
-    "fedshot_winograd_in": [_POINTER, *[_SIZE] * 8, _POINTER],
-    "fedshot_winograd_out": [*[_POINTER] * 2, *[_SIZE] * 8, _POINTER],
-    "fedshot_winograd_back": [_POINTER, *[_SIZE] * 7, _POINTER],
-    "fedshot_winograd_filters": [_POINTER, *[_SIZE] * 3, _POINTER],
-    "fedshot_winograd_unfold": [_POINTER, *[_SIZE] * 3, _POINTER],
-    "fedshot_products_wanted": [_POINTER],
-    "fedshot_products": [*[_POINTER] * 2, *[_SIZE] * 7, _POINTER],
-    "fedshot_products_over": [*[_POINTER] * 2, *[_SIZE] * 8, _POINTER],
-    "fedshot_products_pack": [_POINTER, *[_SIZE] * 6, _POINTER],
-    "fedshot_tiles": [*[_POINTER] * 3, *[_SIZE] * 8, *[_POINTER] * 2],
-    "fedshot_tiles_by_filters": [*[_POINTER] * 2, *[_SIZE] * 8, *[_POINTER] * 2],
-    "fedshot_adam": [*[_POINTER] * 2, *[_SIZE] * 2, *[_FLOAT] * 5],
-    "fedshot_take": [*[_POINTER] * 2, *[_SIZE] * 2, _DOUBLE],
-    "fedshot_kept": [*[_SIZE] * 2, *[_WORD] * 3, _FLOAT, _POINTER],
-    "fedshot_gru_gates": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 3],
-    "fedshot_gru_back": [*[_POINTER] * 4, *[_SIZE] * 5, *[_POINTER] * 3],
-    "fedshot_lstm": [*[_POINTER] * 4, *[_SIZE] * 7, *[_POINTER] * 5],
-    "fedshot_lstm_back": [*[_POINTER] * 7, *[_SIZE] * 9, *[_POINTER] * 2],
-    "fedshot_same_rows": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
-    "fedshot_add_rows": [*[_POINTER] * 2, *[_SIZE] * 4, _POINTER],
-    "fedshot_prototypes": [*[_POINTER] * 2, *[_SIZE] * 6, *[_POINTER] * 5],
-    "fedshot_few_round": [*[_POINTER] * 4, *[_SIZE] * 4, _WORD, _FLOAT, *[_POINTER] * 7],
-    "fedshot_few_round_answers": [*[_POINTER] * 4, *[_SIZE] * 4, *[_POINTER] * 6],
-    "fedshot_draw": [_POINTER, *[_SIZE] * 6, *[_POINTER] * 4],
-    "fedshot_largest": [*[_POINTER] * 2, _SIZE, _POINTER],
-}
+_TYPES = {
+    "size": ctypes.c_ssize_t, "float": ctypes.c_float, "double": ctypes.c_double,
+    "int32_t": ctypes.c_int32,
+}  # fmt: skip
 # Lines of /proc/cpuinfo that identify a processor, on x86, ARM and RISC-V.
 _TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
 _SLOW = 30.0  # seconds after which a notice is printed
@@ -160,8 +116,7 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
     If several processes find none, one compiles and the others wait. If the cache cannot be used,
     this process compiles a library of its own.
     """
-    place = resources.files("fedshot.nn.kernels") / "c"
-    source = b"".join(place.joinpath(name).read_bytes() for name in _SOURCES)
+    source = _source()
     version = _run([*compiler, "--version"], b"")
     parts = (source, version, shlex.join([*compiler, *_FLAGS]).encode(), _processor().encode())
     name = "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
@@ -180,6 +135,23 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
         except OSError:
             with tempfile.TemporaryDirectory(prefix="fedshot-") as private:
                 return _loaded(_kept(library, Path(private), name))
+
+
+def _source() -> bytes:
+    folder = resources.files("fedshot.nn.kernels") / "c"
+    return b"".join(folder.joinpath(name).read_bytes() for name in _SOURCES)
+
+
+def _signatures() -> dict[str, list[Any]]:
+    """Return the argument types of the C functions, as their source declares them."""
+    functions = re.findall(r"^void (fedshot_\w+)\(([^)]*)\)", _source().decode(), re.MULTILINE)
+    return {
+        name: [
+            ctypes.c_void_p if "*" in parameter else _TYPES[parameter.split()[-2]]
+            for parameter in parameters.split(",")
+        ]
+        for name, parameters in functions
+    }
 
 
 def _found(folder: Path, name: str) -> ctypes.CDLL | None:
@@ -229,7 +201,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
         # stays open, because the loader treats two libraries of the same name as one.
         same = Path(f"/proc/self/fd/{handle}")
         found = ctypes.CDLL(str(same if os.access(same, os.R_OK) else path))
-        for name, arguments in _SIGNATURES.items():
+        for name, arguments in _signatures().items():
             function = getattr(found, name)
             function.argtypes, function.restype = arguments, None
     except BaseException:

@@ -1,6 +1,6 @@
 """File locks between processes. A lock ends with the process that holds it.
 
-Some network file systems have no locks: there nobody waits and nobody is refused.
+Some network file systems do not support locks: there no process waits, and none is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WHILE_OTHERS_CHECK = 0.2  # seconds; `taken` holds the lock for an instant
 
 
 class Lock(NamedTuple):
-    """A lock file that this process holds; `inode` is None where there are no locks."""
+    """A lock file that this process holds; `inode` is None without support for locks."""
 
     path: Path
     inode: tuple[int, int] | None
@@ -56,8 +56,8 @@ def only_one(path: Path, does: str = "is training") -> Iterator[Lock]:
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file at `path` and remove it afterwards; yield whether the lock is held.
 
-    It is not held where there are no locks, and with `wait=False` if another process holds it. The
-    caller must be right without it.
+    It is not held if the file system does not support locks, and with `wait=False` if another
+    process holds it. The caller must be correct without it.
     """
     with _lock(path, -1 if wait else 0) as got:
         try:
@@ -89,9 +89,9 @@ def _lock(path: Path, timeout: float) -> Iterator[Literal["held", "taken", "none
 
 
 def taken(path: Path) -> bool | None:
-    """Return whether a process holds the lock file at `path`; None where there are no locks.
+    """Return whether a process holds the lock file at `path`; None if that is unknown.
 
-    A shared lock tells it, so that several processes can ask at once, without permission to write.
+    It takes a shared lock, so that several processes can ask at once, without write permission.
     """
     if not path.exists():
         return False

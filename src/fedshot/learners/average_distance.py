@@ -8,7 +8,7 @@ head is trained.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -88,6 +88,8 @@ class AverageDistance:
             itself, or "drop"ped from the mean loss.
     """
 
+    max_way: ClassVar[None] = None
+
     model: Model
     classes: int
     own_sample: OwnSample = "without"
@@ -97,11 +99,6 @@ class AverageDistance:
         check_body(self.model, "average distances")
         check_word("own_sample", self.own_sample, OWN_SAMPLE)
         check_word("alone", self.alone, ("include", "drop"))
-
-    @property
-    def max_way(self) -> None:
-        """Any number of classes."""
-        return None
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Draw the encoder; a head of the model is not used."""

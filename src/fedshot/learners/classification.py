@@ -20,6 +20,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode, check_body, episode_features
+from fedshot.learners.local_training import check_positive
 from fedshot.nn.heads import CosineHead, Head, LinearHead, MLPClassifier
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
@@ -189,7 +190,4 @@ class Classifier:
 
 def check_batches(local_steps: int, batch: int) -> None:
     """Raise ConfigError unless there is at least one local step of one example."""
-    if local_steps < 1 or batch < 1:
-        raise ConfigError(
-            f"local_steps is {local_steps} and batch is {batch}; expected whole numbers from 1."
-        )
+    check_positive(local_steps=local_steps, batch=batch)

@@ -190,8 +190,4 @@ def check_positive(**options: int) -> None:
 
 def check_budget(local_steps: int, episodes_per_step: int) -> None:
     """Raise ConfigError unless there is at least one local step of one episode."""
-    if local_steps < 1 or episodes_per_step < 1:
-        raise ConfigError(
-            f"local_steps is {local_steps} and episodes_per_step is {episodes_per_step}; expected "
-            "whole numbers from 1."
-        )
+    check_positive(local_steps=local_steps, episodes_per_step=episodes_per_step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,15 +25,12 @@ class Proto:
     Source: Snell et al. 2017, eqs. (1) and (2). In training, support and queries are one batch.
     """
 
+    max_way: ClassVar[None] = None
+
     model: Model
 
     def __post_init__(self) -> None:
         check_body(self.model, "prototypes")
-
-    @property
-    def max_way(self) -> None:
-        """Any number of classes."""
-        return None
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Draw the encoder; a head of the model is not used."""

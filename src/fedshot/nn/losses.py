@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.tree import Tree, leaves, sub

@@ -6,12 +6,13 @@ x are [n, c, h, w]; see `tensors` for the layout.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshot.nn.kernels.tensors import NAN, check_vector, each, empty, library
+from fedshot.nn.kernels.tensors import check_vector, each, empty, library
 
 
 class Folded(NamedTuple):
@@ -37,7 +38,7 @@ class Tilted(NamedTuple):
     by_weight: Tensor
 
 
-def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float = NAN) -> Folded:
+def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float = math.nan) -> Folded:
     """Return batch norm of max(x, least) by batch statistics; `least` NaN leaves x as it is."""
     n, c, h, w = x.shape
     weight, bias = weight.contiguous(), bias.contiguous()

@@ -9,18 +9,28 @@ the separate operations to rounding and does not depend on the number of threads
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
-from fedshot.nn.kernels import tensors
 from fedshot.nn.kernels.folding import Folded, fold, keep, tilt, values_of
-from fedshot.nn.kernels.tensors import RELU_FIRST, RELU_LAST, Cut
-from fedshot.nn.models.layers import EPS, NO_STATISTICS, too_few
+from fedshot.nn.kernels.tensors import each, empty, library
+from fedshot.nn.models.layers import EPS, MOMENTUM, NO_STATISTICS, too_few
 from fedshot.nn.models.mode import Mode
+
+
+class Cut(NamedTuple):
+    """The position of the ReLU, before the norm or after the pool; NaN turns a bound off."""
+
+    least: float  # lower bound of x
+    floor: float  # lower bound of a pool's maximum
+
+
+RELU_LAST, RELU_FIRST = Cut(math.nan, 0.0), Cut(0.0, math.nan)
 
 
 def norm_pool_relu(
@@ -66,7 +76,7 @@ def after_batch(
         return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
     if not s:
         return s
-    moved = keep((s["mean"], s["var"]), (mean, var), bias, mode.momentum, values_of(x))
+    moved = keep((s["mean"], s["var"]), (mean, var), bias, MOMENTUM, values_of(x))
     return dict(zip(("mean", "var"), moved, strict=True))
 
 
@@ -93,7 +103,7 @@ def pooled(
 def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) -> Tensor:
     """Return relu(max_pool2d(x * scale + shift, 2)) of a map that `fits`, without gradients."""
     by = scale.detach().contiguous(), shift.detach().contiguous()
-    return tensors.forward(x.detach(), *by, cut)
+    return _forward(x.detach(), *by, cut)
 
 
 class _Pooled(torch.autograd.Function):
@@ -105,7 +115,7 @@ class _Pooled(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias, *by)
         ctx.mark_non_differentiable(by.mean, by.var)
         ctx.cut = cut
-        return tensors.forward(x, by.scale, by.shift, cut), by.mean, by.var
+        return _forward(x, by.scale, by.shift, cut), by.mean, by.var
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
@@ -132,8 +142,8 @@ class _PooledGradient(torch.autograd.Function):
         ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, cut: Cut, *sizes: Tensor
     ) -> Any:
         by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
-        back = tilt(*tensors.sums(x, by.scale, by.shift, by.mean, dy, cut), by, values_of(x))
-        dx = tensors.grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy, cut)
+        back = tilt(*_sums(x, by.scale, by.shift, by.mean, dy, cut), by, values_of(x))
+        dx = _grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy, cut)
         ctx.cut = cut
         ctx.save_for_backward(dy, x, weight, bias, *by, back.s0, back.s1)
         return dx, back.by_weight, back.s0
@@ -148,15 +158,75 @@ class _PooledGradient(torch.autograd.Function):
         if raised is not None:
             x, u = x.masked_fill(raised, 0.0), u.masked_fill(raised, 0.0)
         x, u = (t.contiguous(memory_format=torch.channels_last) for t in (x, u))
-        u0, u1, uz = tensors.twice_sums(x, scale, shift, mean, dy, u, floor)
+        u0, u1, uz = _twice_sums(x, scale, shift, mean, dy, u, floor)
         inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
         of_i = weight * inner - 2 * scale * i * s1 * u1 / m + a * s1
         at_z = a * i - scale * i * i * u1 / m
         at_u = -scale * i * i * s1 / m
-        gx, gdy = tensors.twice_grad(
+        gx, gdy = _twice_grad(
             x, scale, shift, mean,
             slope=-of_i * i**3 / m, at_z=at_z, at_u=at_u,
             level=-(at_z * s0 + at_u * u0) / m, base=b - scale * u0 / m, dy=dy, u=u, floor=floor,
         )  # fmt: skip
         gx = gx if raised is None else gx.masked_fill(raised, 0.0)
         return gdy, gx, i * inner, *[None] * 7
+
+
+def _forward(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
+    """Return max_pool2d(x * scale + shift, 2) with its ReLU; a pool with a NaN gives NaN."""
+    n, c, h, w = x.shape
+    y = empty(n, h // 2, w // 2, c)
+    each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y], cut)
+    return y.permute(0, 3, 1, 2)
+
+
+def _sums(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, cut: Cut
+) -> tuple[Tensor, Tensor]:
+    """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
+
+    dz is the gradient, which reaches the maximum of each pool only.
+    """
+    n, c, h, w = x.shape
+    dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)
+    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], [dz, dzx], cut)
+    return dz, dzx
+
+
+def _grad(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, slope: Tensor, level: Tensor, dy: Tensor,
+    cut: Cut,
+) -> Tensor:  # fmt: skip
+    """Return scale * dz + slope * (x - mean) + level, and 0 where a first ReLU set x to 0."""
+    n, c, h, w = x.shape
+    dx = empty(n, h, w, c)
+    ins = [x, scale, shift, mean, slope, level, dy]
+    each(n, library().fedshot_grad, ins, [h, w, c], [dx], cut)
+    return dx.permute(0, 3, 1, 2)
+
+
+def _twice_sums(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor, floor: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums [c] of u, u * (x - mean) and u * dz; a first ReLU is already applied to x."""
+    n, c, h, w = x.shape
+    parts = empty(3, n, c, dtype=torch.float64)
+    ins = [x, scale, shift, mean, dy, u]
+    each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts), [floor])
+    u0, u1, uz = parts.sum(1).float()
+    return u0, u1, uz
+
+
+def _twice_grad(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, *, slope: Tensor, at_z: Tensor,
+    at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor, floor: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of x and dy; a first ReLU is already applied to x.
+
+    The coefficients are [c]; `fused.c` has the terms.
+    """
+    n, c, h, w = x.shape
+    gx, gdy = empty(n, h, w, c), empty(n, h // 2, w // 2, c)
+    ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
+    each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy], [floor])
+    return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)

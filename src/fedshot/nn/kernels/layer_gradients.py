@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.tree import Tree
+from fedshot.nn.gradients import with_graph
 from fedshot.nn.kernels import gates as kernels
 from fedshot.nn.kernels.repeats import Repeats, repeats
 from fedshot.nn.models.cells import gru_states, lstm_states
@@ -111,10 +112,8 @@ def _again(
     ctx: Any, cells: Callable[[Tree, Tensor], Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the states that `cells` computes, with a graph."""
-    # Views, so that the gradients are partial even if one tensor depends on another.
-    x, w, u, b, c = own = [t.view_as(t) for t in ctx.saved_tensors[:5]]
-    p = {"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}
-    needs = ctx.needs_input_grad
-    asked = [t for t, need in zip(own, needs, strict=True) if need]
-    found = iter(torch.autograd.grad(cells(p, x), asked, grad, create_graph=True))
-    return tuple(next(found) if need else None for need in needs)
+
+    def states(x: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return cells({"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}, x)
+
+    return tuple(with_graph(states, ctx.saved_tensors[:5], grad))

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
+from fedshot.nn.gradients import with_graph
 from fedshot.nn.kernels.repeats import Repeats, repeats
 from fedshot.nn.kernels.tensors import library, shared
 from fedshot.nn.models.cells import LSTM_GATES, lstm_cells
@@ -44,8 +45,8 @@ class Places(NamedTuple):
         # Threads take consecutive blocks; interleaving gives each thread long and short texts.
         whole = len(order) // _TEXTS * _TEXTS
         blocks, threads = order[:whole].view(-1, _TEXTS), torch.get_num_threads()
-        dealt = [blocks[i::threads].flatten() for i in range(threads)]
-        return cls(of, F.pad(lengths.cumsum(0), (1, 0)), torch.cat([*dealt, order[whole:]]))
+        interleaved = [blocks[i::threads].flatten() for i in range(threads)]
+        return cls(of, F.pad(lengths.cumsum(0), (1, 0)), torch.cat([*interleaved, order[whole:]]))
 
 
 class BiLstm(torch.autograd.Function):
@@ -154,18 +155,17 @@ def _by_state(by_x: Tensor, states: Tensor, places: Places, back: int) -> Tensor
 
 def _again(x: Tensor, lengths: Tensor, weights: list[Tensor], grad: Tensor) -> list[Tensor | None]:
     """Return the gradients of the states that the cells compute, with a graph."""
-    # Views, so that the gradients are partial even if one weight depends on another.
-    own = [t.view_as(t) for t in weights]
     mask = (torch.arange(x.shape[1], device="cpu") < lengths[:, None]).to(x.dtype)
-    both = []
-    for back in (0, 1):
-        w, u, b, c = own[_LEAVES * back : _LEAVES * (back + 1)]
-        p = {"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}
-        both.append(lstm_cells(p, x, mask, backward=bool(back))[0])
-    states = torch.cat(both, -1) * mask[..., None]
-    asked = [t for t in own if t.requires_grad]
-    found = iter(torch.autograd.grad(states, asked, grad, create_graph=True))
-    return [next(found) if t.requires_grad else None for t in own]
+
+    def states(*own: Tensor) -> Tensor:
+        both = []
+        for back in (0, 1):
+            w, u, b, c = own[_LEAVES * back : _LEAVES * (back + 1)]
+            p = {"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}
+            both.append(lstm_cells(p, x, mask, backward=bool(back))[0])
+        return torch.cat(both, -1) * mask[..., None]
+
+    return with_graph(states, tuple(weights), grad)
 
 
 def _padded(t: Tensor) -> Tensor:

@@ -33,12 +33,12 @@ def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tens
     if plain_floats(h) and not followed():
         loss, right, _ = _Loss.apply(h, y, n, way)  # type: ignore[no-untyped-call]
         return loss, right
-    logits = prototype_logits(h[n:], class_means(h[:n], y[:n], way))
+    logits = _logits(h, y, n, way)
     return cross_entropy(logits, y[n:]), accuracy(logits.detach(), y[n:])
 
 
-def _plain_loss(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
-    return cross_entropy(prototype_logits(h[n:], class_means(h[:n], y[:n], way)), y[n:])
+def _logits(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
+    return prototype_logits(h[n:], class_means(h[:n], y[:n], way))
 
 
 class _Loss(torch.autograd.Function):
@@ -100,7 +100,7 @@ def _by_rows(u: Tensor, h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
     """Return the gradient of <u, dh> with respect to h, by torch operations."""
 
     def one(u: Tensor, h: Tensor, y: Tensor) -> Tensor:
-        gradient = torch.func.grad(lambda rows: _plain_loss(rows, y, n, way))
+        gradient = torch.func.grad(lambda rows: cross_entropy(_logits(rows, y, n, way), y[n:]))
         found: Tensor = torch.func.vjp(gradient, h)[1](u)[0]
         return found
 

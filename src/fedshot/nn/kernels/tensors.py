@@ -1,8 +1,7 @@
 """Calling the C functions on tensors: checks, memory for results, and threads.
 
-For `fused.c`, maps are float32 [n, c, h, w] on the CPU, channels last: `fits` holds for x and maps
-of its shape; y and dy are [n, c, h // 2, w // 2]. Vectors are float32 [c]. Shapes are
-checked, because C would read out of bounds.
+Maps are float32 [n, c, h, w] on the CPU, channels last, such that `fits` holds; vectors are float32
+[c]. Shapes are checked, because C would read out of bounds.
 """
 
 from __future__ import annotations
@@ -15,27 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from itertools import pairwise
 from threading import Barrier
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedshot.core import kernel_build
 from fedshot.core.machine import begin_thread, denormals_flushed
+from fedshot.nn.stacks import stacked
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-
-class Cut(NamedTuple):
-    """The position of the ReLU, before the norm or after the pool; NaN turns a bound off."""
-
-    least: float  # lower bound of x
-    floor: float  # lower bound of a pool's maximum
-
-
-NAN = float("nan")
-RELU_LAST, RELU_FIRST = Cut(NAN, 0.0), Cut(0.0, NAN)
 
 MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
 _MANY = 1 << 16  # numbers for which a thread is worthwhile
@@ -55,7 +45,7 @@ def readable(x: Tensor) -> bool:
         and x.is_cpu
         and x.shape[1] <= MOST_CHANNELS
         and x.permute(0, 2, 3, 1).is_contiguous()
-        and not torch._C._are_functorch_transforms_active()
+        and not stacked()
         and kernel_build.library() is not None
     )
 
@@ -63,66 +53,6 @@ def readable(x: Tensor) -> bool:
 def followed() -> bool:
     """Whether torch exports or traces this code, which only works for torch operations."""
     return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
-
-
-def forward(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
-    """Return max_pool2d(x * scale + shift, 2) with its ReLU; a pool with a NaN gives NaN."""
-    n, c, h, w = x.shape
-    y = empty(n, h // 2, w // 2, c)
-    each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y], cut)
-    return y.permute(0, 3, 1, 2)
-
-
-def sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, cut: Cut
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
-
-    dz is the gradient, which reaches the maximum of each pool only.
-    """
-    n, c, h, w = x.shape
-    dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)
-    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], [dz, dzx], cut)
-    return dz, dzx
-
-
-def grad(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, slope: Tensor, level: Tensor, dy: Tensor,
-    cut: Cut,
-) -> Tensor:  # fmt: skip
-    """Return scale * dz + slope * (x - mean) + level, and 0 where a first ReLU set x to 0."""
-    n, c, h, w = x.shape
-    dx = empty(n, h, w, c)
-    ins = [x, scale, shift, mean, slope, level, dy]
-    each(n, library().fedshot_grad, ins, [h, w, c], [dx], cut)
-    return dx.permute(0, 3, 1, 2)
-
-
-def twice_sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor, floor: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums [c] of u, u * (x - mean) and u * dz; a first ReLU is already applied to x."""
-    n, c, h, w = x.shape
-    parts = empty(3, n, c, dtype=torch.float64)
-    ins = [x, scale, shift, mean, dy, u]
-    each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts), [floor])
-    u0, u1, uz = parts.sum(1).float()
-    return u0, u1, uz
-
-
-def twice_grad(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, *, slope: Tensor, at_z: Tensor,
-    at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor, floor: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of x and dy; a first ReLU is already applied to x.
-
-    The coefficients are [c]; `fused.c` has the terms.
-    """
-    n, c, h, w = x.shape
-    gx, gdy = empty(n, h, w, c), empty(n, h // 2, w // 2, c)
-    ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
-    each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy], [floor])
-    return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
 
 
 def plain_floats(*leaves: Tensor) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.nn.gradients import differentiated_twice, with_graph
@@ -87,7 +87,7 @@ class _Tiles(NamedTuple):
 
     @property
     def all(self) -> int:
-        """How many there are."""
+        """The number of tiles."""
         return self.n * ((self.h + 1) // 2) * ((self.w + 1) // 2)
 
     def share(self, most: int | None = None) -> int:

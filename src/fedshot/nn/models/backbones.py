@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
@@ -216,7 +216,7 @@ def _relu_first(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> t
     h = conv(conv_p, x)
     able = mode.norm != "given" or not needs_gradient(h, norm_p)
     if able and min(h.shape[-2:]) >= 2 and tensors.fits(h):
-        return fused.norm_pool_relu(norm_p, s, h, None, mode, tensors.RELU_FIRST)
+        return fused.norm_pool_relu(norm_p, s, h, None, mode, fused.RELU_FIRST)
     h, kept = batch_norm(norm_p, s, F.relu(h), mode)
     return F.max_pool2d(h, 2) if min(h.shape[-2:]) >= 2 else h, kept
 

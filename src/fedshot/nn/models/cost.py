@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch.overrides import TorchFunctionMode
 
 from fedshot.core.machine import arithmetic

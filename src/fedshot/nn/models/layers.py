@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core import kernel_build, tree
@@ -18,6 +18,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import tensors, winograd
 from fedshot.nn.models.mode import Mode, mix64, mix_int, readable, signed
+from fedshot.nn.stacks import stacked
 
 Shape = tuple[int, ...]  # (height, width, channels) of images, (words, vector length) of texts
 
@@ -26,6 +27,7 @@ NO_STATISTICS = (
     "use Mode(norm='batch')."
 )
 EPS = 1e-5  # added to a variance before the root, as in torch
+MOMENTUM = 0.1  # weight of a batch in the running statistics, as in torch
 
 _MIX32 = (-2048144789, -1028477387)  # multipliers of the 32-bit murmur finaliser, signed
 _STRIDE32 = -1640531527  # 2**32 / golden ratio, signed
@@ -131,7 +133,7 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     n = x.numel() // x.shape[1]
     if n < 2:
         raise ConfigError(too_few(n, x))
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
+    if stacked() or torch.compiler.is_exporting():
         return _batch_norm_stacked(p, s, x, mode)
     if mode.norm == "batch" and not s:
         return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
@@ -139,7 +141,7 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     shape = x.shape[1:2]
     mean = s["mean"].detach().clone() if s else p["weight"].new_zeros(shape)
     var = s["var"].detach().clone() if s else p["weight"].new_ones(shape)
-    momentum = 1.0 if mode.norm == "capture" else mode.momentum
+    momentum = 1.0 if mode.norm == "capture" else MOMENTUM
     y = F.batch_norm(x, mean, var, p["weight"], p["bias"], True, momentum, EPS)
     if mode.norm == "capture":
         var = var * ((n - 1) / n)  # torch returns the unbiased variance
@@ -158,10 +160,10 @@ def _batch_norm_stacked(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor
     mean, var = x.mean(axes), x.var(axes, unbiased=False)
     if mode.norm == "capture":
         return y, {"mean": mean, "var": var}
-    keep = 1.0 - mode.momentum
+    keep = 1.0 - MOMENTUM
     return y, {
-        "mean": keep * s["mean"].detach() + mode.momentum * mean,
-        "var": keep * s["var"].detach() + mode.momentum * var * (n / (n - 1)),
+        "mean": keep * s["mean"].detach() + MOMENTUM * mean,
+        "var": keep * s["var"].detach() + MOMENTUM * var * (n / (n - 1)),
     }
 
 

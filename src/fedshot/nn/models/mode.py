@@ -66,20 +66,17 @@ class Mode:
     """The mode of one forward pass.
 
     `train` turns dropout on. `norm` selects the statistics of batch norm: "batch" uses those of the
-    batch and returns running statistics updated with `momentum`; "given" uses those passed in;
-    "capture" uses and returns those of the batch. `seed`, an int64 scalar, seeds dropout masks.
+    batch and returns updated running statistics; "given" uses those passed in; "capture" uses and
+    returns those of the batch. `seed`, an int64 scalar, seeds dropout masks.
     """
 
     train: bool = False
     norm: Literal["batch", "given", "capture"] = "given"
-    momentum: float = 0.1
     seed: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.norm not in ("batch", "given", "capture"):
             raise ConfigError(f"norm is {self.norm!r}; expected 'batch', 'given' or 'capture'.")
-        if not 0 <= self.momentum <= 1:
-            raise ConfigError(f"momentum is {self.momentum}; expected a number in [0, 1].")
 
     def layer(self, i: int) -> Mode:
         """Return the mode with a separate seed for site `i` (a layer, or a step of a loop).

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
+import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core import tree

@@ -1,17 +1,17 @@
-/* Episodes drawn from numpy's generator: the same numbers in the same order as numpy's own `choice`
- * without replacement and `permutation`, for fewer than `MOST_DRAWN` things.
+/* Sampling of episodes from numpy's generator, with the same results as numpy's `choice` without
+ * replacement and `permutation`, for fewer than MOST_DRAWN elements.
  */
 
 #define MOST_DRAWN 10000
 
-/* What a numpy bit generator shows to C. */
+/* The C interface of a numpy bit generator. */
 typedef struct {
     void *state;
     uint64_t (*next_uint64)(void *);
     uint32_t (*next_uint32)(void *);
 } bits;
 
-/* A whole number from 0 to `top`, both included: Lemire 2019, algorithm 5. */
+/* A random integer from 0 to `top`, inclusive: Lemire 2019, algorithm 5. */
 static inline uint32_t up_to(bits *from, uint32_t top) {
     if (top == 0) return 0;
     uint32_t n = top + 1;
@@ -23,8 +23,7 @@ static inline uint32_t up_to(bits *from, uint32_t top) {
     return (uint32_t)(wide >> 32);
 }
 
-/* The same, by throwing away what is too large: numpy has one way in `choice`, this in
- * `permutation`. */
+/* The same by rejection, as numpy's `permutation` does; its `choice` uses the other algorithm. */
 static inline uint32_t up_to_by_mask(bits *from, uint32_t top) {
     uint32_t mask = top, found;
     for (int by = 1; by < 32; by *= 2) mask |= mask >> by;
@@ -33,7 +32,7 @@ static inline uint32_t up_to_by_mask(bits *from, uint32_t top) {
     return found;
 }
 
-/* Fisher and Yates, from the end. */
+/* Fisher-Yates shuffle, from the end. */
 ALONE void shuffle(bits *from, size n, int64_t *x, uint32_t (*draw)(bits *, uint32_t)) {
     for (size i = n - 1; i > 0; i--) {
         size j = draw(from, (uint32_t)i);
@@ -43,8 +42,8 @@ ALONE void shuffle(bits *from, size n, int64_t *x, uint32_t (*draw)(bits *, uint
     }
 }
 
-/* k of n different numbers in random order: Bentley and Floyd 1987, then a shuffle. `taken` is 0
- * before and after. */
+/* k distinct numbers below n in random order: Bentley and Floyd 1987, then a shuffle. `taken` must
+ * be all 0, and is all 0 afterwards. */
 static inline void choose(bits *from, size n, size k, int64_t *out, uint8_t *taken) {
     for (size i = 0; i < k; i++) {
         size last = n - k + i;
@@ -57,12 +56,12 @@ static inline void choose(bits *from, size n, size k, int64_t *out, uint8_t *tak
     shuffle(from, k, out, up_to);
 }
 
-/* Episodes of `way` of the `classes` classes. Class c has `counts[c]` rows, from `rows[starts[c]]`;
- * of each, up to `most` are drawn: `shot` for the support, the others for the queries, whose order
- * is random. Where `rising`, the classes of an episode rise.
+/* Episodes of `way` of `classes` classes. Class c has `counts[c]` rows, beginning at
+ * `rows[starts[c]]`; up to `most` of them are drawn: `shot` for the support, the others for the
+ * queries, which are shuffled. `rising` sorts the classes of an episode.
  *
- * An episode takes way * (most + 1) + 1 places of `out`: its classes, its support class by class, how
- * many queries there are, and these. */
+ * Each episode takes way * (most + 1) + 1 places of `out`: its classes, its support class by class,
+ * the number of queries, and the queries. */
 void fedshot_draw(void *generator, size episodes, size classes, size way, size shot, size most,
                   size rising, const int64_t *rows, const int64_t *starts, const int64_t *counts,
                   int64_t *out) {

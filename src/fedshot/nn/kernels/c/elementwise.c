@@ -1,14 +1,12 @@
-/* What goes over every number once: a step of Adam, looking at a client's update, taking it in, and
- * the masks of dropout.
- *
- * Numbers `from` to `to`, so that threads can share them; no number depends on another.
+/* Elementwise operations: a step of Adam, summing the updates of clients, finding their largest
+ * value, and dropout masks. Threads share the range of indices `from` to `to`.
  */
 
 typedef struct {
     float decay, rise, grow, step, eps;
 } adam_rule;
 
-/* w, m and v of one number. */
+/* One step of Adam for one parameter. */
 ALONE void adam_one(float *w, float g, float *m, float *v, adam_rule by) {
     float d = g + by.decay * *w;
     *m += by.rise * (d - *m);
@@ -33,10 +31,10 @@ static void adam_in_place(float *restrict w, const float *restrict g, float *res
     for (size i = 0; i < n; i++) adam_one(w + i, g[i], m + i, v + i, by);
 }
 
-/* Of many tensors, whose numbers count on from one to the next and end at `ends`, with g + decay w
- * for g: m' = m + rise (g - m), v' = v + grow (g g - v), w' = w - step m' / (sqrt(v') + eps).
- * `at` has where w, g, m, v, w', m' and v' of one tensor after another begin; the last three are
- * memory of their own, or that of w, m and v. */
+/* A step of Adam for several tensors: with g + decay w in place of g,
+ * m' = m + rise (g - m), v' = v + grow (g g - v), w' = w - step m' / (sqrt(v') + eps).
+ * Indices run on through all tensors; `ends` has the end of each. `at` has the addresses of w, g, m,
+ * v, w', m' and v' of each tensor; the last three may be those of w, m and v. */
 void fedshot_adam(float *const *restrict at, const size *restrict ends, size from, size to,
                   float decay, float rise, float grow, float step, float eps) {
     adam_rule by = {decay, rise, grow, step, eps};
@@ -56,8 +54,8 @@ static void take_part(const float *restrict x, int64_t *restrict total, size n, 
     for (size i = 0; i < n; i++) total[i] += (int64_t)rint((double)x[i] * scale);
 }
 
-/* Of many tensors, as above: total += x * scale, rounded to whole numbers, halves to the even one.
- * `at` has where x and total of one tensor after another begin. */
+/* total += x * scale, rounded to the nearest integer, ties to even, for several tensors as above.
+ * `at` has the addresses of x and total of each tensor. */
 void fedshot_take(void *const *restrict at, const size *restrict ends, size from, size to,
                   double scale) {
     for (size begin = 0; from < to; begin = *ends++, at += 2) {
@@ -68,8 +66,8 @@ void fedshot_take(void *const *restrict at, const size *restrict ends, size from
     }
 }
 
-/* The largest |x| of many tensors of `sizes` numbers, as the bits of a float: in their order numbers
- * come first, then infinity, then NaN. */
+/* The largest |x| of several tensors, as the bits of a float: as integers, they order finite numbers
+ * before infinity and NaN. */
 void fedshot_largest(const float *const *restrict at, const size *restrict sizes, size tensors,
                      uint32_t *restrict largest) {
     uint32_t most = 0;
@@ -92,7 +90,7 @@ static inline uint32_t mix32(uint32_t word) {
     return word ^ (word >> 16);
 }
 
-/* `value` for the numbers whose hash, keyed by two words, reaches the threshold, 0 for the others. */
+/* `value` where the hash of the index, keyed by two words, is at least the threshold, else 0. */
 void fedshot_kept(size from, size to, int32_t high, int32_t low, int32_t threshold, float value,
                   float *restrict mask) {
     for (size i = from; i < to; i++) {

@@ -1,21 +1,21 @@
-/* Batch norm, 2x2 max-pool and ReLU of one channels-last map [n, h, w, c] of floats, in two passes
- * over memory instead of the seven of separate operations.
+/* Batch norm, 2x2 max-pool and ReLU of a channels-last float map [n, h, w, c], in two passes over
+ * memory instead of seven.
  *
- * The ReLU is the last of them or the first: `least` is what a value of x is raised to before it is
- * normalised, `floor` what the largest of a pool is raised to. One of them is 0 and the other NaN,
- * for none: every comparison with it is false.
+ * The ReLU comes first or last: `least` is the lower bound of x before it is normalised, `floor` that
+ * of the maximum of a pool. One of them is 0, and the other NaN, which turns it off, because every
+ * comparison with NaN is false.
  *
- * Every function works on the images `from` to `to`, so that threads can share a batch; per-image
- * sums are merged in the order of the images, so bits do not depend on how many threads there are.
- * Within an image, sums run over blocks of rows in float and over blocks in double.
+ * Every function works on the images `from` to `to`, so that threads can share a batch. Sums of
+ * single images are merged in order, so results do not depend on the number of threads. Within an
+ * image, sums run over blocks of rows in float, and over blocks in double.
  */
 
 #define BLOCK 64
-#define MOST 1024 /* channels; the caller sees to it */
+#define MOST 1024 /* channels; the caller checks it */
 
 static inline float raised(float v, float to) { return v < to ? to : v; }
 
-/* mean[image][c] and m2[image][c], the sum of squared distances from that mean. */
+/* mean[image][c], and m2[image][c], the sum of squared deviations from the mean. */
 void fedshot_moments(const float *restrict x, size from, size to, size rows, size c, float least,
                      double *restrict mean, double *restrict m2) {
     float sum[MOST], square[MOST];
@@ -45,8 +45,8 @@ void fedshot_moments(const float *restrict x, size from, size to, size rows, siz
     }
 }
 
-/* Merge the moments of n images with as many rows each, and fold the norm into x * scale + shift.
- * out[5][c]: mean, variance (divided by all), inverse root of the variance + eps, scale, shift. */
+/* Merge the moments of n images with equally many rows, and write the norm as x * scale + shift.
+ * out[5][c]: mean, biased variance, 1 / sqrt(variance + eps), scale, shift. */
 void fedshot_fold(const double *restrict parts, const float *restrict weight,
                   const float *restrict bias, size n, size rows, size c, float eps,
                   float *restrict out) {
@@ -68,9 +68,9 @@ void fedshot_fold(const double *restrict parts, const float *restrict weight,
     }
 }
 
-/* Running statistics after a batch of `values` per channel, kept + momentum (new - kept), with the
- * variance divided by one less. out[2][c]: mean and variance. `bias`, of the convolution before, may
- * be null. */
+/* Running statistics, old + momentum (new - old), after a batch with `values` per channel, with the
+ * unbiased variance. out[2][c]: mean and variance. `bias`, that of the convolution before, may be
+ * null. */
 void fedshot_keep(const float *restrict mean, const float *restrict var,
                   const float *restrict new_mean, const float *restrict new_var,
                   const float *restrict bias, size c, size values, double momentum,
@@ -83,9 +83,9 @@ void fedshot_keep(const float *restrict mean, const float *restrict var,
     }
 }
 
-/* The way back through a norm of `values` per channel, from the sums over each image of dz and of
+/* The backward pass of batch norm with `values` per channel, from the sums over each image of dz and
  * dz * (x - mean). out[5][c]: their sums S0 and S1 over all images, slope and level of
- * dx = scale * dz + slope * (x - mean) + level, and the derivative by the weight. */
+ * dx = scale * dz + slope * (x - mean) + level, and the gradient of the weight. */
 void fedshot_tilt(const double *restrict dz, const double *restrict dzx,
                   const float *restrict inverse, const float *restrict scale, size n, size values,
                   size c, float *restrict out) {
@@ -103,8 +103,8 @@ void fedshot_tilt(const double *restrict dz, const double *restrict dzx,
     }
 }
 
-/* y = maxpool(x * scale + shift) with its ReLU; a NaN anywhere in a pool wins it, as in torch. Asked for once
- * per pair: a comparison for each value would cost a third more time. */
+/* y = maxpool(x * scale + shift) with its ReLU; a pool with a NaN gives NaN, as in torch. It is
+ * checked once per pair: a comparison for each value would take a third more time. */
 void fedshot_pool(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, size from, size to, size h, size w, size c,
                   float least, float floor, float *restrict y) {
@@ -127,10 +127,11 @@ void fedshot_pool(const float *restrict x, const float *restrict scale,
             }
 }
 
-/* Sums over each image of dz and dz * (x - mean), where dz is what reaches the winner of a pool.
+/* Sums over each image of dz and dz * (x - mean), where dz is the gradient that reaches the maximum
+ * of a pool.
  *
- * From here on comparisons let numbers beat a NaN, which cannot matter: derivatives are taken under
- * the batch's own statistics, where one value that is not finite makes NaN of its whole channel. */
+ * From here on a number wins a comparison with NaN. This cannot matter, because with batch statistics
+ * one value that is not finite makes its whole channel NaN. */
 void fedshot_sums(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, const float *restrict mean,
                   const float *restrict dy, size from, size to, size h, size w, size c,
@@ -169,7 +170,7 @@ void fedshot_sums(const float *restrict x, const float *restrict scale,
     }
 }
 
-/* dx = scale * dz + slope * (x - mean) + level, dz as above, and 0 where x was raised. */
+/* dx = scale * dz + slope * (x - mean) + level, dz as above, and 0 where a first ReLU set x to 0. */
 void fedshot_grad(const float *restrict x, const float *restrict scale,
                   const float *restrict shift, const float *restrict mean,
                   const float *restrict slope, const float *restrict level,
@@ -194,7 +195,7 @@ void fedshot_grad(const float *restrict x, const float *restrict scale,
                     m = a3 > m ? a3 : m;
                     float d = m <= floor ? 0.0f : g[k] * s;
                     float b0 = v0 - u, b1 = v1 - u, b2 = v2 - u, b3 = v3 - u;
-                    float e0 = a0 == m ? d : 0.0f; /* of equal ones the first takes it all */
+                    float e0 = a0 == m ? d : 0.0f; /* the first of equal values gets the gradient */
                     d = a0 == m ? 0.0f : d;
                     float e1 = a1 == m ? d : 0.0f;
                     d = a1 == m ? 0.0f : d;
@@ -206,7 +207,7 @@ void fedshot_grad(const float *restrict x, const float *restrict scale,
                     y3[k] = x3[k] <= least ? 0.0f : b3 * t + l + d;
                 }
             }
-        /* A last row or column that no pool covers takes part in the statistics all the same. */
+        /* A last row or column outside all pools still counts in the statistics. */
         for (size r = 0; r < h; r++)
             for (size q = r < 2 * ph ? 2 * pw : 0; q < w; q++) {
                 size at = ((i * h + r) * w + q) * c;
@@ -218,8 +219,8 @@ void fedshot_grad(const float *restrict x, const float *restrict scale,
     }
 }
 
-/* What the second derivative sums over each image: u, u * (x - mean), and u times dz. From here on
- * x has been raised, and u is 0 where it was. */
+/* The sums over each image that the second derivative needs: u, u * (x - mean) and u * dz. From here
+ * on a first ReLU is already applied to x, and u is 0 where it set x to 0. */
 void fedshot_twice_sums(const float *restrict x, const float *restrict scale,
                         const float *restrict shift, const float *restrict mean,
                         const float *restrict dy, const float *restrict u, size from, size to,
@@ -266,8 +267,8 @@ void fedshot_twice_sums(const float *restrict x, const float *restrict scale,
     }
 }
 
-/* gx = slope * (x - mean) + at_z * dz + at_u * u + level, and for the winner of a pool that is not
- * cut off gdy = scale * u + at_z * (x - mean) + base. */
+/* gx = slope * (x - mean) + at_z * dz + at_u * u + level, and for the maximum of a pool above `floor`
+ * gdy = scale * u + at_z * (x - mean) + base. */
 void fedshot_twice_grad(const float *restrict x, const float *restrict scale,
                         const float *restrict shift, const float *restrict mean,
                         const float *restrict slope, const float *restrict at_z,

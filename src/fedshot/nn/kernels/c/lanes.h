@@ -1,5 +1,5 @@
-/* Numbers that are worked on together: as many as the processor has in one register, since compilers
- * split longer vectors badly. All of them may lie anywhere in memory.
+/* Vectors of the length of the processor's registers, since compilers split longer vectors badly.
+ * They may be unaligned in memory.
  */
 
 #include <float.h>

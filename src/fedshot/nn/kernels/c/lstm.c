@@ -1,11 +1,11 @@
-/* An LSTM over texts of unequal length, a text's words one after the other and no padding.
+/* An LSTM over texts of different lengths, concatenated without padding.
  *
- * `at` [texts + 1] says in which row each text begins. Texts are taken TEXTS at a time, in `order`,
- * so that those of one block end at about the same word; `from` and `to` count
- * blocks. Read from its last word on where `back` is 1. Of each word `gates` holds i | f | g | o,
- * rows `lie` floats apart; cells, squashed (the tanh of the cells) and states lie together.
+ * `at` [texts + 1] has the first row of each text. TEXTS texts at a time are computed, in `order`, so
+ * that the texts of a block have similar lengths; `from` and `to` count blocks. With `back` = 1 a
+ * text is read from its last word. `gates` holds i | f | g | o of each word, in rows with a stride of
+ * `lie` floats; cells, squashed (the tanh of the cells) and states are contiguous.
  *
- * A product's second factor has its rows padded with zeros to a multiple of 16, and so of LANES.
+ * The rows of right factors are padded with zeros to a multiple of 16, and so of LANES.
  */
 
 enum { TEXTS = 6 };
@@ -28,7 +28,7 @@ static inline size row_of(const int64_t *at, size text, size step, size back) {
     return (size)(back ? at[text + 1] - 1 - step : at[text] + step);
 }
 
-/* The texts of a block, -1 for none, and the steps of the longest. */
+/* The texts of a block, -1 for none, and the number of words of the longest. */
 static inline size block_of(const int64_t *at, const int64_t *order, size texts, size block,
                             size *own) {
     size most = 0;
@@ -46,7 +46,7 @@ static inline int goes_on(const int64_t *at, size text, size step) {
 }
 
 /* `turned` [hidden][wide] is the transposed weight of the state, `bias` [wide] its bias, both padded;
- * `gates` holds x w + b and then the gates. `done` is 1, or 0 where memory ran out. */
+ * `gates` holds x w + b and is replaced by the gates. `done` becomes 0 if memory runs out. */
 void fedshot_lstm(const float *restrict turned, const float *restrict bias, const int64_t *at,
                   const int64_t *order, size from, size to, size texts, size hidden, size wide,
                   size back, size lie, float *restrict gates, float *restrict cells,
@@ -96,9 +96,9 @@ void fedshot_lstm(const float *restrict turned, const float *restrict bias, cons
     free(sums);
 }
 
-/* From `grad`, that of the states, of which a text's lie `text` floats after those of the one before
- * and a word's `word`: by_x, that of what the gates are made of. `u` [4 hidden][wide] is the weight
- * of the state, padded. */
+/* The gradient by_x of the sums before the gates, from the gradient `grad` of the states, with a
+ * stride of `text` floats between texts and `word` between words. `u` [4 hidden][wide] is the padded
+ * weight of the state. */
 void fedshot_lstm_back(const float *restrict u, const int64_t *at, const int64_t *order,
                        const float *restrict gates, const float *restrict cells,
                        const float *restrict squashed, const float *restrict grad, size from,

@@ -1,18 +1,18 @@
-/* Products of pairs of float32 matrices, several pairs at once, for processors on which the library
- * that torch multiplies with leaves half of a register unused.
+/* Batched products of float32 matrices, for processors on which torch's library uses only half of
+ * each register.
  *
- * A matrix lies row after row, except where said; that of pair p begins p * of_x numbers after the
- * first. Each number of a result is summed over k in order, in pieces of k, so that a piece of the
- * right factor stays in the cache. Columns are a multiple of LANES.
+ * Matrices are row-major unless said otherwise; that of pair p begins p * of_x numbers after the
+ * first. Every result is summed over k in order, in pieces of k, so that a piece of the right factor
+ * stays in the cache. The number of columns is a multiple of LANES.
  */
 
-#define ROWS 6 /* of results that are summed at once, and columns: in 24 of 32 registers */
+#define ROWS 6 /* rows of results summed at once: with their columns, 24 of 32 registers */
 #define ACROSS 4
 #define PIECE 64
 
 ALONE size least(size a, size b) { return a < b ? a : b; }
 
-/* Whether this is such a processor: AMD's, with registers of 16 numbers. */
+/* Whether this is such a processor: AMD, with AVX-512. */
 void fedshot_products_wanted(int32_t *found) {
 #if defined(__AVX512F__) && defined(__x86_64__)
     __builtin_cpu_init();
@@ -22,7 +22,7 @@ void fedshot_products_wanted(int32_t *found) {
 #endif
 }
 
-/* Some rows of y, across * LANES columns: a b, added to them or not. Number [i, k] of a lies at
+/* across * LANES columns of some rows of y = a b, or y += a b. Element [i, k] of a is at
  * i * down + k * step, [k, j] of b at k * wide + j, [i, j] of y at i * apart + j. */
 ALONE void corner(const float *restrict a, size down, size step, const float *restrict b, size wide,
                   size n, const int rows, const int across, int add, float *restrict y,
@@ -50,7 +50,7 @@ ALONE void corner(const float *restrict a, size down, size step, const float *re
         for (int j = 0; j < across; j++) store(y + i * apart + j * LANES, sum[i][j]);
 }
 
-/* All rows of those columns. */
+/* All rows of these columns. */
 ALONE void strip(const float *restrict a, size down, size step, const float *restrict b, size wide,
                  size n, size rows, const int across, int add, float *restrict y, size apart) {
     size i = 0;
@@ -62,7 +62,7 @@ ALONE void strip(const float *restrict a, size down, size step, const float *res
         corner(a + i * down, down, step, b, wide, n, 1, across, add, y + i * apart, apart);
 }
 
-/* The whole of y [rows, columns]; b is packed, or lies row after row. */
+/* All of y [rows, columns]; b is packed or row-major. */
 ALONE void product(const float *restrict a, size down, size step, const float *restrict b,
                    const int packed, size n, size rows, size columns, int add, float *restrict y) {
     for (size k = 0; k < n; k += PIECE, add = 1)
@@ -88,7 +88,7 @@ void fedshot_products(const float *restrict a, const float *restrict b, size fro
         product(a + p * of_a, n, 1, b + p * n * columns, 1, n, rows, columns, 0, y + p * of_y);
 }
 
-/* y = a^T b, added to y or not: a [n, rows], b [n, columns], y [rows, columns] without gaps. */
+/* y = a^T b, or y += a^T b: a [n, rows], b [n, columns], y [rows, columns], without gaps. */
 void fedshot_products_over(const float *restrict a, const float *restrict b, size from, size to,
                            size rows, size n, size columns, size of_a, size of_b, size add,
                            float *restrict y) {
@@ -97,8 +97,8 @@ void fedshot_products_over(const float *restrict a, const float *restrict b, siz
                 y + p * rows * columns);
 }
 
-/* Pack matrices [n, columns] that have no gaps between them, their numbers [k, j] at
- * k * down + j * step: strips of columns one after another, each row after row. */
+/* Pack matrices [n, columns] without gaps between them, with element [k, j] at k * down + j * step,
+ * into strips of columns, each of them row-major. */
 void fedshot_products_pack(const float *restrict b, size from, size to, size n, size columns,
                            size down, size step, float *restrict out) {
     for (size p = from; p < to; p++)

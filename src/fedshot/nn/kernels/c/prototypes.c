@@ -1,6 +1,6 @@
-/* The loss of prototypical networks, and its derivative: Snell et al. 2017, eqs. (1) and (2); and
- * those of few-round learning, which are made of it. A prototype is the mean of its class's supports,
- * the logit of a class minus the squared distance to it, the loss the mean cross-entropy of rows.
+/* The loss of prototypical networks with its gradient, Snell et al. 2017, eqs. (1) and (2), and the
+ * losses of few-round learning, which build on it. A prototype is the mean of the support of a class,
+ * a logit is minus the squared distance to a prototype, and the loss is the mean cross-entropy.
  */
 
 ALONE float squares_between(const float *restrict a, const float *restrict b, size width) {
@@ -32,7 +32,7 @@ static void prototype_means(const float *restrict h, const int64_t *restrict y, 
     }
 }
 
-/* The cross-entropy of a row of class y; `logits` become its derivatives by them. */
+/* The cross-entropy of a row of class y; `logits` are replaced by their gradients. */
 static double cross_entropy(float *restrict logits, size way, int64_t y, size *restrict hit) {
     size best = 0;
     for (size c = 1; c < way; c++) best = logits[c] > logits[best] ? c : best;
@@ -47,23 +47,23 @@ static double cross_entropy(float *restrict logits, size way, int64_t y, size *r
 
 typedef struct {
     const float *means;   /* way rows */
-    const uint8_t *held;  /* which of them there are; NULL for all */
+    const uint8_t *held;  /* which classes have a prototype; NULL for all */
     size way, width;
-    float *logits;   /* room for way numbers */
-    float *by_mean;  /* where derivatives by the means add up; NULL where nobody asks */
+    float *logits;   /* memory for way numbers */
+    float *by_mean;  /* gradients of the means are added here; NULL if not needed */
 } prototypes;
 
 ALONE int is_held(prototypes p, int64_t c) { return !p.held || p.held[c]; }
 
-/* What a row of class y adds to the loss: nothing where the class has no prototype. `dx` becomes
- * `pull` times its derivative by the row, as that of a mean over `rows` of them. */
+/* The loss of a row of class y; 0 if the class has no prototype. `dx` becomes `pull` times the
+ * gradient of the row, for a mean over `rows` rows. */
 ALONE double row_loss(const float *restrict x, int64_t y, prototypes p, float pull, float rows,
                       float *restrict dx, size *restrict hit) {
     for (size c = 0; c < p.way; c++)
         p.logits[c] = is_held(p, c) ? -squares_between(x, p.means + c * p.width, p.width) : -FLT_MAX;
     double loss = cross_entropy(p.logits, p.way, y, hit);
     memset(dx, 0, sizeof(float) * (size_t)p.width);
-    if (!is_held(p, y)) return loss - loss; /* what is not finite stays so */
+    if (!is_held(p, y)) return loss - loss; /* 0, or NaN if the loss is not finite */
     for (size c = 0; c < p.way; c++) {
         if (!is_held(p, c)) continue;
         float by = -2 * pull * p.logits[c] / rows;
@@ -82,10 +82,10 @@ ALONE double row_loss(const float *restrict x, int64_t y, prototypes p, float pu
     return loss;
 }
 
-/* Of each episode `from` to `to`: n supports and then q queries, rows of `width` floats of `h`, and
- * their labels y, 0 to way - 1: of others a support belongs to no class, and a query sets `wrong`.
- * `loss` and `accuracy` have a number an episode, `dh` the derivatives of the loss by its rows;
- * `room` has way * (2 width + 2) floats an episode. */
+/* The losses of the episodes `from` to `to`. `h` holds n support rows and then q query rows of
+ * `width` floats per episode, y their labels, 0 to way - 1. A support row with another label belongs
+ * to no class; a query with one sets `wrong`. `loss` and `accuracy` get one number per episode, `dh`
+ * the gradients of the rows; `room` has way * (2 width + 2) floats per episode. */
 void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size from, size to,
                         size n, size q, size width, size way, float *restrict room,
                         float *restrict loss, float *restrict accuracy, float *restrict dh,
@@ -121,9 +121,9 @@ void fedshot_prototypes(const float *restrict h, const int64_t *restrict y, size
     }
 }
 
-/* The mean loss of n groups of `each` rows, where row i is of class y[i / each], over those whose
- * class has a prototype; `dx` becomes `pull` times its derivative, what means are to move by is added
- * to `p.by_mean`, and `right` becomes the number of rows whose class has the largest logit. */
+/* The mean loss of n groups of `each` rows, where row i has class y[i / each], over the rows whose
+ * class has a prototype. `dx` becomes `pull` times its gradient, that of the means is added to
+ * `p.by_mean`, and `right` becomes the number of correctly classified rows. */
 static double rows_loss(const float *restrict x, const int64_t *restrict y, size n, size each,
                         prototypes p, float pull, float *restrict dx, size *restrict right) {
     size known = 0, hit;
@@ -138,7 +138,7 @@ static double rows_loss(const float *restrict x, const int64_t *restrict y, size
     return total / (double)known;
 }
 
-/* Mean over the positions of n maps g [width, positions], and where `apart` is given, each position
+/* The mean over the positions of n maps g [width, positions]; `apart`, if given, gets each position
  * as a row. */
 static void pool(const float *restrict g, size n, size width, size positions, float *restrict f,
                  float *restrict apart) {
@@ -154,7 +154,7 @@ static void pool(const float *restrict g, size n, size width, size positions, fl
         }
 }
 
-/* The derivative by the maps, from that by their means and, where there is one, by each position. */
+/* The gradient of the maps, from that of their means and, if given, of each position. */
 static void unpool(const float *restrict df, const float *restrict dapart, size n, size width,
                    size positions, float *restrict dg) {
     for (size i = 0; i < n; i++)
@@ -172,13 +172,12 @@ static int names_a_class(const int64_t *restrict y, size n, size way) {
     return 1;
 }
 
-/* What a client of few-round learning descends, Park et al., eqs. (1) to (4): of n supports with maps
- * g [width, positions] and labels y from 0 to way - 1, the loss of their means f by the means of their
- * classes, and gamma times the loss by the prototypes `told` of every position, or with `pooled` of f;
- * `told` is NULL for none. `means` and `counts` become those of the classes, `accuracy` the share of
- * supports that are right by `means`, `dg` the loss's derivative. `room` has
- * (2 n (1 + positions) + way) width + 2 way floats. Sets `wrong`, and nothing else, where a label is
- * none. */
+/* The local loss of few-round learning, Park et al., eqs. (1) to (4), for n support maps
+ * g [width, positions] with labels y, 0 to way - 1, and means f over positions: the loss of f with the
+ * means of their classes as prototypes, plus gamma times the loss of every position (with `pooled`,
+ * of f) with the prototypes `told`; `told` is NULL for none. `means` and `counts` become those of the
+ * classes, `accuracy` that of the classification by `means`, `dg` the gradient of the loss. `room` has
+ * (2 n (1 + positions) + way) width + 2 way floats. An invalid label only sets `wrong`. */
 void fedshot_few_round(const float *restrict g, const int64_t *restrict y, const float *told,
                        const uint8_t *told_held, size n, size width, size positions, size way,
                        int32_t pooled, float gamma, float *restrict room, float *restrict loss,
@@ -212,8 +211,8 @@ void fedshot_few_round(const float *restrict g, const int64_t *restrict y, const
     *accuracy = (float)right / (float)n;
 }
 
-/* The loss of n queries by prototypes that are given: the rest as above, `dmeans` the derivative
- * by the prototypes. `room` has 2 n width + way floats. */
+/* The loss of n queries with given prototypes, otherwise as above; `dmeans` becomes the gradient of
+ * the prototypes. `room` has 2 n width + way floats. */
 void fedshot_few_round_answers(const float *restrict g, const int64_t *restrict y,
                                const float *restrict means, const uint8_t *restrict held, size n,
                                size width, size positions, size way, float *restrict room,

@@ -1,12 +1,11 @@
-/* The gates of a GRU, forwards and backwards: what stands between two matrix products.
+/* The gates of a GRU, forward and backward, for one word of each of the texts `from` to `to`.
  *
- * One word of each of the texts `from` to `to`. What belongs to all words of a text, [words][width],
- * lies together, so that the next text's is so many words further: `words` for the gates, and one
- * more for the states, which begin with the one before the first word.
+ * Arrays hold the words of a text together, [words][width]; the next text is `words` rows further,
+ * and `words` + 1 rows for the states, which begin with the state before the first word.
  */
 
-/* exp(x) to 2e-7 of itself: 2^k exp(f), f within log(2)/2 of 0, by its series. Written without
- * branches, so that a compiler makes vectors of it. Beyond +-87 the result is that of 87. */
+/* exp(x) with a relative error of 2e-7: 2^k exp(f) with |f| <= log(2)/2, by its series. Without
+ * branches, so that a compiler can vectorise it. x is clamped to +-87. */
 static inline float gate_exp(float x) {
     x = x > 87.0f ? 87.0f : x;
     x = x < -87.0f ? -87.0f : x;
@@ -28,7 +27,7 @@ static inline float gate_exp(float x) {
 
 static inline float gate_sigmoid(float x) { return 1.0f / (1.0f + gate_exp(-x)); }
 
-/* Near 0 the quotient would lose the digits of x, so there it is the series. */
+/* Near 0 the quotient would lose digits, so a series is used there. */
 static inline float gate_tanh(float x) {
     float far = 1.0f - 2.0f / (gate_exp(2.0f * x) + 1.0f), s = x * x;
     float near = 62.0f / 2835.0f;
@@ -41,7 +40,7 @@ static inline float gate_tanh(float x) {
 
 /* r = sigmoid(x_r + h_r), z = sigmoid(x_z + h_z), new = tanh(x_n + r h_n), next = new + z (h - new).
  *
- * `gates` holds x and then r | z | new; `kept` then holds h_n. */
+ * `gates` holds x and is replaced by r | z | new; `kept` gets h_n. */
 void fedshot_gru_gates(const float *restrict of_h, size from, size to, size words, size hidden,
                        float *restrict gates, float *restrict kept, float *restrict states) {
     for (size i = from; i < to; i++) {
@@ -61,9 +60,9 @@ void fedshot_gru_gates(const float *restrict of_h, size from, size to, size word
     }
 }
 
-/* From `carry`, the gradient of `next` by what came after, and `grad`, its own, in rows `stride`
- * apart: by_x, that of x, whose parts r and z are those of h_r and h_z too, and by_n, that of h_n;
- * `carry` becomes that of h, but for what passes through h_r, h_z and h_n. */
+/* Gradients of one step. The gradient of `next` is `carry`, from later words, plus `grad`, in rows
+ * with a stride of `stride`. by_x becomes that of x, whose parts r and z are also those of h_r and
+ * h_z, by_n that of h_n, and `carry` that of h without the parts through h_r, h_z and h_n. */
 void fedshot_gru_back(const float *restrict gates, const float *restrict kept,
                       const float *restrict states, const float *restrict grad, size stride,
                       size from, size to, size words, size hidden, float *restrict by_x,

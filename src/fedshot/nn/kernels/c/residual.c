@@ -1,10 +1,11 @@
-/* What stands between the convolutions of a residual block, on channels-last maps [n, h, w, c] of
- * floats: batch norm with a leaky ReLU, and the end of a block, where two maps are normalised, added,
- * pooled 2x2 and pass the leaky ReLU. Separate operations go through memory twice as often.
+/* The operations between the convolutions of a residual block, on channels-last float maps
+ * [n, h, w, c]: batch norm with a leaky ReLU, and the end of a block, where two maps are normalised,
+ * added, max-pooled 2x2 and passed through a leaky ReLU. Separate operations take twice the memory
+ * traffic.
  *
- * Every function works on the images `from` to `to`, with sums for each image, as in fused.c: bits do
- * not depend on how many threads there are. A map is normalised as x * scale + shift; `lean` is the
- * slope of the activation below zero.
+ * Every function works on the images `from` to `to`, with sums for each image, as in fused.c, so
+ * results do not depend on the number of threads. A map is normalised as x * scale + shift; `lean` is
+ * the slope of the activation below zero.
  */
 
 /* y = leaky(x * scale + shift) */
@@ -18,7 +19,7 @@ void fedshot_leaky(const float *restrict x, const float *restrict scale,
         }
 }
 
-/* Sums over each image of dz and dz * (x - mean), where dz is what reaches x * scale + shift. */
+/* Sums over each image of dz and dz * (x - mean); dz is the gradient of x * scale + shift. */
 void fedshot_leaky_sums(const float *restrict x, const float *restrict scale,
                         const float *restrict shift, const float *restrict mean,
                         const float *restrict dy, size from, size to, size rows, size c, float lean,
@@ -57,7 +58,7 @@ void fedshot_leaky_grad(const float *restrict x, const float *restrict scale,
         }
 }
 
-/* y = leaky(maxpool(x * s + r * t + shift)); a NaN anywhere in a pool wins it, as in torch. */
+/* y = leaky(maxpool(x * s + r * t + shift)); a pool with a NaN gives NaN, as in torch. */
 void fedshot_join(const float *restrict x, const float *restrict r, const float *restrict s,
                   const float *restrict t, const float *restrict shift, size from, size to, size h,
                   size w, size c, float lean, float *restrict y) {
@@ -81,8 +82,8 @@ void fedshot_join(const float *restrict x, const float *restrict r, const float 
             }
 }
 
-/* Sums over each image of dz, dz * (x - mean) and dz * (r - mid), dz being what reaches the winner of
- * a pool; of equal ones the first. A NaN cannot matter here, for the reason that fused.c gives. */
+/* Sums over each image of dz, dz * (x - mean) and dz * (r - mid). dz is the gradient that reaches the
+ * maximum of a pool, the first of equal values. NaN cannot matter here, for the reason in fused.c. */
 void fedshot_join_sums(const float *restrict x, const float *restrict r, const float *restrict s,
                        const float *restrict t, const float *restrict shift,
                        const float *restrict mean, const float *restrict mid,
@@ -128,8 +129,8 @@ void fedshot_join_sums(const float *restrict x, const float *restrict r, const f
     }
 }
 
-/* The four pixels of a pool, `line` floats from one row to the next: s * e + slope * (x - mean) +
- * level. By itself, as compilers check no more than some ten pairs of places for overlap. */
+/* s * e + slope * (x - mean) + level for the four pixels of a pool, in rows with a stride of `line`
+ * floats. A separate function, because compilers check only about ten pairs of pointers for overlap. */
 static inline void shift_pool(const float *restrict x, size line, size c, const float *restrict s,
                               const float *restrict mean, const float *restrict slope,
                               const float *restrict level, const float *restrict e0,
@@ -170,7 +171,7 @@ void fedshot_join_grad(const float *restrict x, const float *restrict r, const f
                     m = a2 > m ? a2 : m;
                     m = a3 > m ? a3 : m;
                     float d = m > 0.0f ? g[k] : g[k] * lean;
-                    e0[k] = a0 == m ? d : 0.0f; /* of equal ones the first takes it all */
+                    e0[k] = a0 == m ? d : 0.0f; /* the first of equal values gets the gradient */
                     d = a0 == m ? 0.0f : d;
                     e1[k] = a1 == m ? d : 0.0f;
                     d = a1 == m ? 0.0f : d;
@@ -180,7 +181,7 @@ void fedshot_join_grad(const float *restrict x, const float *restrict r, const f
                 shift_pool(x0, w * c, c, s, mean, slope, level, e0, e1, e2, e3, dx + at);
                 shift_pool(r0, w * c, c, t, mid, bend, rise, e0, e1, e2, e3, dr + at);
             }
-        /* A last row or column that no pool covers takes part in the statistics all the same. */
+        /* A last row or column outside all pools still counts in the statistics. */
         for (size row = 0; row < h; row++)
             for (size q = row < 2 * ph ? 2 * pw : 0; q < w; q++) {
                 size at = ((i * h + row) * w + q) * c;

@@ -1,7 +1,7 @@
-/* Rows that come more than once, such as the vector of a frequent word.
+/* Finding repeated rows, such as the vectors of frequent words.
  *
- * `texts` x `words` rows of `width` floats; a text's first row lies `text` floats after that of the
- * one before it, a word's `word` floats. Rows are one when their bits are.
+ * There are `texts` x `words` rows of `width` floats, with a stride of `text` floats between texts and
+ * `word` floats between words. Rows are equal if their bits are.
  */
 
 static inline uint64_t row_hash(const float *row, size width) {
@@ -22,9 +22,9 @@ static inline uint64_t row_hash(const float *row, size width) {
     return h;
 }
 
-/* `which` becomes each row's number among the different ones, in the order of their first, whose
- * places come to lie in `first`; `found` is how many there are. `table` has a power of two of slots,
- * more than there are rows, all -1. */
+/* `which` becomes the index of each row among the distinct rows, in order of first occurrence;
+ * `first` gets the positions of the first occurrences, `found` their number. `table` has a power of
+ * two of slots, more than there are rows, all -1. */
 void fedshot_same_rows(const float *restrict x, size texts, size words, size width, size text,
                        size word, size slots, int64_t *restrict which, int64_t *restrict first,
                        int64_t *restrict table, int64_t *restrict found) {
@@ -48,7 +48,7 @@ void fedshot_same_rows(const float *restrict x, size texts, size words, size wid
     *found = different;
 }
 
-/* Add the columns `from` to `to` of each row of x [rows, width] to row `which` of the sums. */
+/* Add the columns `from` to `to` of each row of x [rows, width] to row which[row] of the sums. */
 void fedshot_add_rows(const float *restrict x, const int64_t *restrict which, size from, size to,
                       size rows, size width, float *restrict sums) {
     for (size i = 0; i < rows; i++) {

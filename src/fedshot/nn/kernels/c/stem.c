@@ -1,36 +1,36 @@
 /* The first block of a Conv4 on images of few channels: 3x3 convolution, batch norm, 2x2 max-pool and
- * ReLU, without ever writing the map between them, which is the largest of the whole net.
+ * ReLU, without writing the map between them, the largest of the network.
  *
- * What a convolution gives at a place is W p, for p the patch of d = 9 c numbers there. With m and S
- * the mean and the covariance of all patches, the map of a filter has the mean W m and the variance
- * W S W', so both are known before the map is. And with A the sum of dz p over the winners of the
- * pools, S0 that of dz, i the inverse root of the variance and s = weight * i:
+ * At each position a convolution computes W p, with p the patch of d = 9 c numbers there. With m and S
+ * the mean and covariance of all patches, the map of a filter has mean W m and variance W S W', so both
+ * are known before the map. With A the sum of dz p over the maxima of the pools, S0 that of dz,
+ * i = 1 / sqrt(variance + eps) and s = weight * i:
  *
  *     S1 = W A - mean S0,    dW = s (A - S0 m - i^2 S1 W S),    dweight = i S1,    dbias = S0,
  *
- * which is what dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M gives when it is summed times p.
+ * which follows from summing dx p with dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M.
  *
- * The covariance is summed in double, as W S W' may be a small part of what S is made of. Images are
- * [n, h + 2, w + 2, c] with a rim of zeros. Number t of a patch is that of row t / 3c and of place
- * t % 3c in three neighbouring pixels. As in fused.c, sums belong to one image, or to GROUP of them, and
- * are merged in their order.
+ * The covariance is summed in double, because W S W' may be much smaller than the terms of S. Images
+ * are [n, h + 2, w + 2, c] with a border of zeros. Element t of a patch is in row t / 3c, at place
+ * t % 3c of three neighbouring pixels. As in fused.c, sums of single images, or of GROUP images, are
+ * merged in order.
  */
 
-#define POOLS (LANES == 16 ? 2 : 1) /* neighbours whose sums fit into the registers */
-#define AHEAD 8 /* pools; a step of f floats is too long for the processor to foresee */
-#define GROUP 8 /* images whose derivatives are summed together */
+#define POOLS (LANES == 16 ? 2 : 1) /* neighbouring pools whose sums fit into the registers */
+#define AHEAD 8 /* pools to prefetch: the processor does not predict strides of f floats */
+#define GROUP 8 /* images whose gradients are summed together */
 #define PATCH 27 /* the largest patch */
 #define WIDEST 256 /* filters, and */
-#define LONGEST 512 /* pixels in a row; the caller sees to both */
+#define LONGEST 512 /* pixels in a row; the caller checks both */
 
-/* One image x [h, w, c] with its rim. */
+/* One image x [h, w, c] with its border. */
 static inline void rim(const float *restrict x, size h, size w, size c, float *restrict image) {
     size line = (w + 2) * c;
     memset(image, 0, (line + c) * sizeof *image);
     for (size r = 0; r < h; r++) {
         float *row = image + (r + 1) * line + c;
         memcpy(row, x + r * w * c, w * c * sizeof *row);
-        memset(row + w * c, 0, 2 * c * sizeof *row); /* to its right, and left of the next */
+        memset(row + w * c, 0, 2 * c * sizeof *row); /* right border, left border of the next row */
     }
     memset(image + (h + 1) * line + c, 0, (line - c) * sizeof *image);
 }
@@ -42,9 +42,9 @@ void fedshot_rim(const float *restrict x, size from, size to, size h, size w, si
         rim(x + i * h * w * c, h, w, c, rimmed + i * (h + 2) * (w + 2) * c);
 }
 
-/* Adds, for r and q the 3c numbers around a place of row `a` and of one of `many` other rows, the sums
- * of r q' over all w places to out[many][3c][3c], and those of r to sums[3c] unless it is null. The
- * ninth number of c = 3, which would need a vector to itself, goes by itself. */
+/* With r and q the 3c numbers around a position of row `a` and of one of `many` other rows, add the
+ * sums of r q' over all w positions to out[many][3c][3c], and those of r to sums[3c] unless it is null.
+ * For c = 3 the ninth number is handled separately, because it would take a vector of its own. */
 ALONE void products(const double *restrict a, const double *const *others, const size many, size w,
                     const size c, double *restrict out, double *restrict sums) {
     const size d = 3 * c, whole = c == 3 ? d - 1 : d, v = (whole + DOUBLES - 1) / DOUBLES;
@@ -92,9 +92,9 @@ ALONE void products(const double *restrict a, const double *const *others, const
         sums[k] += k < whole ? one[k / DOUBLES][k % DOUBLES] : ninth;
 }
 
-/* Of one image with its rim, with r the 3c numbers around a place of one row, over all its places: the
- * sums of r r', of r and r' of the row below, and of the row after; of r r' in the first row and in the
- * last; then of r, in all, the first and the last. */
+/* For one image with its border, with r the 3c numbers around a position, summed over all positions:
+ * r r', r times r' of the next row, and of the row after that; r r' over the first row and over the
+ * last; then r over all rows, the first and the last. */
 ALONE void correlate(const float *restrict image, size h, size w, const size c,
                      double *restrict out) {
     const size d = 3 * c, square = d * d;
@@ -103,7 +103,7 @@ ALONE void correlate(const float *restrict image, size h, size w, const size c,
     size line = (w + 2) * c;
     for (size k = 0; k < 5 * square + 3 * d; k++) out[k] = 0.0;
     for (size i = 0; i < 3; i++)
-        for (size k = 0; k < DOUBLES; k++) ring[i][line + k] = 0.0; /* read, and not used */
+        for (size k = 0; k < DOUBLES; k++) ring[i][line + k] = 0.0; /* read, but not used */
     for (size i = 1; i < 3; i++)
         for (size k = 0; k < line; k++) ring[i][k] = (double)image[i * line + k];
     for (size r = 0; r < h; r++) {
@@ -127,7 +127,7 @@ ALONE void correlate(const float *restrict image, size h, size w, const size c,
     }
 }
 
-/* The same, and sums[image][45 c c + 9 c] as `correlate` has them. */
+/* Images with their borders, and sums[image][45 c c + 9 c] as in `correlate`. */
 void fedshot_patches(const float *restrict x, size from, size to, size h, size w, size c,
                      float *restrict rimmed, double *restrict sums) {
     for (size i = from; i < to; i++) {
@@ -141,9 +141,9 @@ void fedshot_patches(const float *restrict x, size from, size to, size h, size w
     }
 }
 
-/* What a pass over n images goes by. `parts` are those of `fedshot_patches`, which are summed into
- * the first image's. Of the patches: mean[9c] and, by filter, W S [9c][f]. Of the map: mu[f] twice,
- * inverse[f], var[f]. Of what `fedshot_stem` multiplies and adds: folded[9c][f] and shift[f]. */
+/* The batch norm of n images, from the `parts` of `fedshot_patches`, which are summed into those of
+ * the first image. Of the patches: mean[9c] and W S [9c][f]. Of the map: mu[f] twice, inverse[f],
+ * var[f]. The factors and summands of `fedshot_stem`: folded[9c][f] and shift[f]. */
 void fedshot_stem_norm(double *restrict parts, const float *restrict filters,
                        const float *restrict weight, const float *restrict bias, size n, size h,
                        size w, size c, size f, float eps, double *restrict mean,
@@ -158,7 +158,7 @@ void fedshot_stem_norm(double *restrict parts, const float *restrict filters,
     const double *same = parts, *next = same + d * d, *after = next + d * d;
     const double *first = after + d * d, *last = first + d * d, *sums = last + d * d;
     for (size k = 0; k < d; k++) {
-        mean[k] = (sums[k] - sums[2 * d + k]) / m; /* the row above a place is never the last */
+        mean[k] = (sums[k] - sums[2 * d + k]) / m; /* the row above a position is never the last */
         mean[d + k] = sums[k] / m;
         mean[2 * d + k] = (sums[k] - sums[d + k]) / m;
     }
@@ -189,7 +189,7 @@ void fedshot_stem_norm(double *restrict parts, const float *restrict filters,
         for (size k = 0; k < f; k++) mu[k] += mean[t] * turned[t * f + k];
     }
     for (size k = 0; k < f; k++) {
-        double v = square[k] < 0.0 ? 0.0 : square[k]; /* rounded below it */
+        double v = square[k] < 0.0 ? 0.0 : square[k]; /* negative by rounding */
         inverse[k] = 1.0 / sqrt(v + (double)eps);
         var[k] = (float)v;
         mu_float[k] = (float)mu[k];
@@ -204,8 +204,8 @@ ALONE lanes either(words where, lanes a, lanes b) {
     return (lanes)((where & (words)a) | (~where & (words)b));
 }
 
-/* `many` neighbouring pools of 2 LANES filters: y, and which of the four won, or 4 for what is cut at
- * zero. */
+/* `many` neighbouring pools of 2 LANES filters: y, and the index of the maximum, or 4 if the ReLU
+ * gives 0. */
 ALONE void stem_pools(const float *restrict at, size line, const size c, const size many,
                       const float *restrict folded, const float *restrict shift, size f,
                       float *restrict y, uint8_t *restrict won) {
@@ -260,8 +260,8 @@ ALONE void stem_image(const float *restrict image, size h, size w, const size c,
         }
 }
 
-/* y = relu(maxpool(conv(x) * scale + shift)) [n, h / 2, w / 2, f], with the scale in `folded`; a NaN
- * anywhere in a pool wins it. won[n, h / 2, w / 2, f]: which of the four, 4 for none; may be null. */
+/* y = relu(maxpool(conv(x) * scale + shift)) [n, h / 2, w / 2, f], with the scale in `folded`; a pool
+ * with a NaN gives NaN. won[n, h / 2, w / 2, f]: index of the maximum, 4 for none; may be null. */
 void fedshot_stem(const float *restrict rimmed, const float *restrict folded,
                   const float *restrict shift, size from, size to, size h, size w, size c, size f,
                   float *restrict y, uint8_t *restrict won) {
@@ -276,7 +276,7 @@ void fedshot_stem(const float *restrict rimmed, const float *restrict folded,
     }
 }
 
-/* Adds to out[9c + 1][f] the sums of dz p over one image, and of dz. */
+/* Add the sums of dz p and of dz over one image to out[9c + 1][f]. */
 ALONE void stem_sums(const float *restrict image, const uint8_t *restrict won,
                      const float *restrict dy, size h, size w, const size c, size f,
                      double *restrict out) {
@@ -309,7 +309,7 @@ ALONE void stem_sums(const float *restrict image, const uint8_t *restrict won,
         }
 }
 
-/* out[group][9c + 1][f]: sums of dz p over the winners, and of dz, for the groups `from` to `to`. */
+/* out[group][9c + 1][f]: sums of dz p over the maxima, and of dz, for the groups `from` to `to`. */
 void fedshot_stem_sums(const float *restrict rimmed, const uint8_t *restrict won,
                        const float *restrict dy, size from, size to, size n, size h, size w, size c,
                        size f, double *restrict out) {
@@ -326,8 +326,8 @@ void fedshot_stem_sums(const float *restrict rimmed, const uint8_t *restrict won
     }
 }
 
-/* The derivatives by filters [f, c, 3, 3], weight [f] and bias [f] of what `fedshot_stem_sums` gave,
- * which is summed into the first group's. */
+/* The gradients of filters [f, c, 3, 3], weight [f] and bias [f], from the sums of
+ * `fedshot_stem_sums`, which are added up in those of the first group. */
 void fedshot_stem_grad(double *restrict parts, const float *restrict filters,
                        const float *restrict weight, const double *restrict mean,
                        const double *restrict spread, const double *restrict mu,

@@ -1,15 +1,14 @@
-/* 3x3 convolutions whole: the transforms of winograd.c around the products of products.c, a block of
- * tiles at a time, so that what is between them need not leave the cache.
+/* Whole 3x3 convolutions: the transforms of winograd.c and the products of products.c, on one block
+ * of tiles at a time, so that intermediate results stay in the cache.
  *
- * `room` has place for the 16 matrices of a block before the products, and those after: c and f
- * channels of each tile, and a gap, since places that were a power of 2 apart would share lines of
- * the cache.
+ * `room` holds the 16 matrices of a block before and after the products: c and f channels of each
+ * tile, and a gap, because strides of a power of 2 would share cache lines.
  */
 
 #define GAP 48
 
-/* y [n, h, w, f], tiles `from` to `to`: x [n, h, w, c] under packed filters [16, c, f], and the bias,
- * which may be null. */
+/* Tiles `from` to `to` of y [n, h, w, f]: x [n, h, w, c] convolved with packed filters [16, c, f],
+ * plus the bias, which may be null. */
 void fedshot_tiles(const float *restrict x, const float *restrict filters,
                    const float *restrict bias, size from, size to, size block, size h, size w,
                    size c, size f, size turned, float *restrict room, float *restrict y) {
@@ -23,8 +22,8 @@ void fedshot_tiles(const float *restrict x, const float *restrict filters,
     }
 }
 
-/* du [16, f, c], added to or not: the derivative by the transformed filters, of tiles `from` to `to`;
- * dy is [n, h, w, f]. */
+/* The gradient of the transformed filters, du [16, f, c], or du +=, from tiles `from` to `to` of
+ * dy [n, h, w, f]. */
 void fedshot_tiles_by_filters(const float *restrict x, const float *restrict dy, size from, size to,
                               size block, size h, size w, size c, size f, size add,
                               float *restrict room, float *restrict du) {

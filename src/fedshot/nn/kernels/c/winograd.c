@@ -1,16 +1,16 @@
-/* 3x3 convolutions of channels-last maps by Winograd's algorithm F(2x2, 3x3): the transforms to and
- * from the 16 products of matrices that take the place of the convolution (Lavin & Gray 2016).
+/* 3x3 convolutions of channels-last maps by Winograd's algorithm F(2x2, 3x3), Lavin & Gray 2016: the
+ * transforms before and after the 16 matrix products.
  *
- * A tile is 4x4 values of a map, one row and column of them around 2x2 results; tiles count on along
- * the rows of an image, and from image to image. A block of tiles begins with tile `first`; of its
- * tiles `from` to `to`, place p of tile t lies in room[p * stride + t * c]. Places are the rows and
- * columns of a tile one after another; `turned` swaps the first and last of both, which is what
- * filters turned by half a turn come to. Channels are a multiple of LANES.
+ * A tile is 4x4 values of a map, for 2x2 results and a border of one pixel. Tiles are numbered along
+ * the rows of an image, and from image to image. A block begins with tile `first`; position p of its
+ * tile t, `from` <= t < `to`, is at room[p * stride + t * c]. Positions are the elements of a tile in
+ * row-major order; `turned` swaps the first and last rows and columns, which rotates the filters by
+ * 180 degrees. Channels are a multiple of LANES.
  */
 
 static const float nothing[MOST];
 
-/* The place in memory of row a and column b. */
+/* The address of row a and column b. */
 ALONE size place(int a, int b, const int turned) {
     const int swap[4] = {3, 1, 2, 0};
     return turned ? 4 * swap[a] + swap[b] : 4 * a + b;
@@ -90,7 +90,7 @@ ALONE void maps_of(const float *restrict room, const float *restrict bias, size 
     }
 }
 
-/* y [n, h, w, c]: A^T m A of every tile m, and the bias, which may be null. */
+/* y [n, h, w, c]: A^T m A of every tile m, plus the bias, which may be null. */
 void fedshot_winograd_out(const float *restrict room, const float *restrict bias, size from,
                           size to, size first, size h, size w, size c, size stride, size turned,
                           float *restrict y) {
@@ -126,7 +126,7 @@ void fedshot_winograd_back(const float *restrict dy, size from, size to, size fi
     }
 }
 
-/* One number of each of LANES filters [3, 3], one after another, and back. */
+/* Load or store one element of LANES consecutive filters [3, 3]. */
 ALONE lanes gather(const float *filters, int p) {
     lanes found;
 #pragma GCC unroll 16
@@ -139,7 +139,7 @@ ALONE void scatter(float *filters, int p, lanes v) {
     for (int j = 0; j < LANES; j++) filters[9 * j + p] = v[j];
 }
 
-/* G g G^T of the groups `from` to `to` of 16 filters g [3, 3]: place p of filter f lies in
+/* G g G^T of the groups `from` to `to` of 16 filters g [3, 3]: position p of filter f is at
  * out[p * all + f]. */
 void fedshot_winograd_filters(const float *restrict filters, size from, size to, size all,
                               float *restrict out) {
@@ -164,7 +164,7 @@ void fedshot_winograd_filters(const float *restrict filters, size from, size to,
     }
 }
 
-/* G^T u G, the derivative by the filters. */
+/* G^T u G, the gradient of the filters. */
 void fedshot_winograd_unfold(const float *restrict u, size from, size to, size all,
                              float *restrict filters) {
     for (size f = from * 16; f < to * 16; f += LANES) {
