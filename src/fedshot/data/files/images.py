@@ -129,11 +129,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
 
 
 def decode(
-    source: Path | bytes,
-    name: object,
-    channels: int,
-    size: int | None,
-    aspect: Aspect = "squeeze",
+    source: Path | bytes, name: object, channels: int, size: int | None, aspect: Aspect = "squeeze"
 ) -> Pixels:
     """Return an image as uint8 [H, W, channels], a square of `size` if given."""
     with open_image(source, name) as image:
