@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedshot.core.errors import DataError
+from fedshot.core.errors import DataError, FedshotError
 from fedshot.data.files import bounded
 from fedshot.data.sources.glove import embed, find_vectors, load_vectors
 
@@ -167,7 +167,7 @@ def test_the_vector_of_unk_does_not_make_unk_a_word_of_the_texts(file):
     ],
 )
 def test_options_and_texts_that_make_no_sense_are_refused(file, texts, options, said):
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(FedshotError, match=said):
         embed(texts, file, name="mine", **options)
 
 

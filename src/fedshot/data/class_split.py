@@ -56,11 +56,7 @@ class ClassSplit:
 
     @classmethod
     def from_names(
-        cls,
-        dataset: Dataset,
-        base: Sequence[str],
-        validation: Sequence[str],
-        novel: Sequence[str],
+        cls, dataset: Dataset, base: Sequence[str], validation: Sequence[str], novel: Sequence[str]
     ) -> ClassSplit:
         """Return the split given by class names, numbers as text, or ranges such as `0-4`.
 

@@ -62,7 +62,7 @@ class ClientData:
     @property
     def classes(self) -> Ints:
         """The classes with at least one image, in ascending order."""
-        return self._class_index.classes
+        return self.class_index.classes
 
     def episode(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
         """Sample an episode, its classes uniformly from those with enough images.
@@ -74,12 +74,12 @@ class ClientData:
     def episodes(self, spec: EpisodeSpec, rng: np.random.Generator, n: int) -> list[Episode]:
         """Sample n episodes: the same as n calls of `episode`, but faster."""
         if not spec.augment.active:
-            return _gather_all(self.dataset, self._class_index.draw(spec, rng, n))
+            return _gather_all(self.dataset, self.class_index.draw(spec, rng, n))
         spec.augment.check(self.dataset)
         return [self._augmented(spec, rng) for _ in range(n)]
 
     def _augmented(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
-        (episode,) = _gather_all(self.dataset, self._class_index.draw(spec, rng))
+        (episode,) = _gather_all(self.dataset, self.class_index.draw(spec, rng))
         key = Key(int(rng.integers(2**62)))
         return episode._replace(
             support_x=spec.augment.apply(episode.support_x, key.at("support")),
@@ -102,12 +102,6 @@ class ClientData:
         rng = key.at("halves", *whose).numpy()
         return np.zeros(0, dtype=np.int64), divide(self.dataset, self.indices, spec, rng)
 
-    def rows_of_episode(
-        self, spec: EpisodeSpec, rng: np.random.Generator
-    ) -> tuple[Ints, list[Ints]]:
-        """Return the classes of an episode, and shot + query rows of each in random order."""
-        return self._class_index.rows_of_episode(spec, rng)
-
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Sample n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and labels (int64 [n]).
 
@@ -125,7 +119,8 @@ class ClientData:
         return examples(self.dataset, self.indices), torch.from_numpy(self.dataset.y[self.indices])
 
     @cached_property
-    def _class_index(self) -> ClassIndex:
+    def class_index(self) -> ClassIndex:
+        """The rows by class, to sample from."""
         return ClassIndex(self.dataset.y, self.indices, self.dataset.groups)
 
 
@@ -193,7 +188,7 @@ class Tasks:
         """
         every = [ClientData(dataset, rows) for rows in pools]
         rng = key.numpy()
-        drawn = [every[u % len(every)]._class_index.draw(spec, rng)[0] for u in range(n)]
+        drawn = [every[u % len(every)].class_index.draw(spec, rng)[0] for u in range(n)]
         return cls(
             block([support for _, support, _ in drawn]),
             block([query for _, _, query in drawn]),

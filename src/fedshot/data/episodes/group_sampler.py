@@ -82,7 +82,7 @@ class GroupSampler:
     def sample(self, pool: ClientData, spec: EpisodeSpec, key: Key) -> GroupEpisode:
         """Sample shot + query images of each class from a pool, and divide them among clients."""
         each = spec.shot + spec.query
-        classes, rows = pool.rows_of_episode(self.needs(spec), key.at("images").numpy())
+        classes, rows = pool.class_index.rows_of_episode(self.needs(spec), key.at("images").numpy())
         ours = np.concatenate([held[:each] for held in rows])
         shares = _shares(self.partitioner, pool.dataset, ours, spec, key.at("group"))
         if self.spare:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from fedshot.core.errors import DataError
+from fedshot.core.errors import DataError, check_word
 from fedshot.core.text import count
 from fedshot.data.episodes.augment import Augment
 
@@ -52,12 +52,9 @@ class EpisodeSpec:
         for name in ("shot", "query"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; an episode needs at least 1")
-        if self.queries not in ("exact", "up_to"):
-            raise DataError(f"queries is {self.queries!r}; expected 'exact' or 'up_to'")
-        if self.classes not in ("exact", "up_to"):
-            raise DataError(f"classes is {self.classes!r}; expected 'exact' or 'up_to'")
-        if self.labels not in ("shuffled", "fixed", "global"):
-            raise DataError(f"labels is {self.labels!r}; expected 'shuffled', 'fixed' or 'global'")
+        check_word("queries", self.queries, ("exact", "up_to"))
+        check_word("classes", self.classes, ("exact", "up_to"))
+        check_word("labels", self.labels, get_args(Labels))
 
     @property
     def min_way(self) -> int:

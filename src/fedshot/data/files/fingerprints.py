@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from fedshot.core import storage
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular
 from fedshot.data.files.archives import opened
@@ -47,11 +47,9 @@ class Fingerprints:
     def _remember(self, key: str, entry: list[str]) -> None:
         self._known = {p: e for p, e in self._known.items() if os.path.lexists(p)}
         self._known[key] = entry
-        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         with suppress(OSError):  # without the file, sources are hashed again
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(self._known))
-            partial.replace(self._path)
+            storage.write_bytes(self._path, json.dumps(self._known).encode(), sync=False)
 
 
 def hash_file(path: Path, kind: str = "sha256") -> str:

@@ -117,7 +117,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
 
     Raises DataError, whose last sentence is `remedy`, for another size unless `resize` is set.
     """
-    with readable(name), Image.open(BytesIO(data), formats=["PNG", "JPEG"]) as image:
+    with open_image(data, name, ("PNG", "JPEG")) as image:
         check_image(image, name)
         if image.size == (size, size):
             return np.asarray(image.convert("RGB"))
@@ -129,11 +129,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
 
 
 def decode(
-    source: Path | bytes,
-    name: object,
-    channels: int,
-    size: int | None,
-    aspect: Aspect = "squeeze",
+    source: Path | bytes, name: object, channels: int, size: int | None, aspect: Aspect = "squeeze"
 ) -> Pixels:
     """Return an image as uint8 [H, W, channels], a square of `size` if given."""
     with open_image(source, name) as image:
@@ -142,12 +138,14 @@ def decode(
 
 
 @contextmanager
-def open_image(source: Path | bytes, name: object) -> Iterator[Image.Image]:
+def open_image(
+    source: Path | bytes, name: object, formats: tuple[str, ...] = FORMATS
+) -> Iterator[Image.Image]:
     """Open an image file. Raises DataError, which names it, also when decoding it fails later."""
     with (
         readable(name),
         BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file,
-        Image.open(file, formats=FORMATS) as image,
+        Image.open(file, formats=formats) as image,
     ):
         yield image
 

@@ -7,7 +7,7 @@ As in those papers, the publisher's training and test images of a class are pool
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedshot.core.errors import DataError, check_word, nearest
-from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, Pixels, check_classes
 from fedshot.data.files import pickled
 from fedshot.data.files.archives import Archive, opened
@@ -32,80 +31,79 @@ _ROWS = 4096  # images converted from channels-first to channels-last at a time
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-@dataclass(frozen=True)
-class Cifar100(Source):
-    """Photographs of 100 classes from `<data_dir>/cifar100`, split as FC100 or as CIFAR-FS.
+@dataclass(frozen=True, kw_only=True)
+class CifarFiles(Source):
+    """Images from the first of these that exists in the dataset's folder.
 
-    It reads the first of these that exists: `cifar-100-python.tar.gz` as published, the folder
-    `cifar-100-python` unpacked from it, one .zip of PNG files, or PNG files in folders
-    `train/<class>/` and `test/<class>/`, or `<class>/`.
+    The publisher's archive, the folder unpacked from it, one .zip of PNG files, or PNG files in
+    folders `train/<class>/` and `test/<class>/`, or `<class>/`.
 
     Args:
-        variant: the split: "fc100", by superclasses, or "cifar_fs", by classes.
         file: another file or folder there to read; null looks for the publisher's archive, its
             folder, a .zip, or folders of PNG files.
     """
 
-    variant: Literal["fc100", "cifar_fs"] = "fc100"
     file: str | None = None
+
+    def read(
+        self, data_dir: Path | None, name: str, known: tuple[str, str], names: tuple[str, ...]
+    ) -> tuple[Path, Dataset]:
+        """Return the dataset's folder, and its images, read the first time into the cache.
+
+        Args:
+            data_dir: the folder of datasets.
+            name: of the dataset.
+            known: the publisher's archive, and the folder in it.
+            names: the classes.
+        """
+        folder = dataset_folder(data_dir, name, f"{known[0]}, or PNG files")
+        place = find_images(folder, name, self.file, known)
+        if place is None and any((folder / n).is_dir() for n in ("train", "test", names[0])):
+            place = folder
+        if place is None:
+            raise DataError(
+                f"{name}: {folder} holds neither {known[0]} nor a zip or folders of PNG files. Put "
+                f"the file {known[0]} into {folder}, or run `fedshot data get {name} --data-dir "
+                f"{folder.parent}`."
+            )
+        return folder, cached(name, [place], {}, partial(_build, place, name, names))
+
+
+@dataclass(frozen=True)
+class Cifar100(CifarFiles):
+    """Photographs of 100 classes from `<data_dir>/cifar100`, split as FC100 or as CIFAR-FS.
+
+    Args:
+        variant: the split: "fc100", by superclasses, or "cifar_fs", by classes.
+    """
+
+    variant: Literal["fc100", "cifar_fs"] = "fc100"
 
     def __post_init__(self) -> None:
         check_word("variant", self.variant, _COUNTS)
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all images, the first time into the cache."""
-        folder = dataset_folder(data_dir, "cifar100", "cifar-100-python.tar.gz, or PNG files")
         names = tuple(packaged("cifar100")["classes"])
-        known = ("cifar-100-python.tar.gz", "cifar-100-python", "apple")
-        dataset = _load(folder, "cifar100", known, self.file, names)
-        split = self._split(folder, names)
-        return replace(dataset, name=self.variant, standard=split)
-
-    def _split(self, folder: Path, names: Sequence[str]) -> ClassSplit:
+        known = ("cifar-100-python.tar.gz", "cifar-100-python")
+        folder, dataset = self.read(data_dir, "cifar100", known, names)
         paths = [folder / "splits" / f"{self.variant}_{part}.txt" for part in PUBLISHED]
         lists = read_split_files(paths)
         if lists is not None:
-            return to_split(paths, lists, names, _COUNTS[self.variant])
-        return to_split(self.variant, packaged("cifar100")[self.variant], names)
+            split = to_split(paths, lists, names, _COUNTS[self.variant])
+        else:
+            split = to_split(self.variant, packaged("cifar100")[self.variant], names)
+        return replace(dataset, name=self.variant, standard=split)
 
 
 @dataclass(frozen=True)
-class Cifar10(Source):
-    """Photographs of 10 classes from `<data_dir>/cifar10`; they have no few-shot split.
-
-    It reads the first of these that exists: `cifar-10-python.tar.gz` as published, the folder
-    `cifar-10-batches-py` unpacked from it, one .zip of PNG files, or PNG files in folders
-    `train/<class>/` and `test/<class>/`, or `<class>/`.
-
-    Args:
-        file: another file or folder there to read; null looks for the publisher's archive, its
-            folder, a .zip, or folders of PNG files.
-    """
-
-    file: str | None = None
+class Cifar10(CifarFiles):
+    """Photographs of 10 classes from `<data_dir>/cifar10`; they have no few-shot split."""
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all images, the first time into the cache."""
-        folder = dataset_folder(data_dir, "cifar10", "cifar-10-python.tar.gz, or PNG files")
-        known = ("cifar-10-python.tar.gz", "cifar-10-batches-py", CIFAR10[0])
-        return _load(folder, "cifar10", known, self.file, CIFAR10)
-
-
-def _load(
-    folder: Path, name: str, known: tuple[str, str, str], file: str | None, names: tuple[str, ...]
-) -> Dataset:
-    """Read a dataset; `known` names the published archive, the folder in it, and a class."""
-    published, unpacked, a_class = known
-    place = find_images(folder, name, file, (published, unpacked))
-    if place is None and any((folder / half).is_dir() for half in ("train", "test", a_class)):
-        place = folder
-    if place is None:
-        raise DataError(
-            f"{name}: {folder} holds neither {published} nor a zip or folders of PNG files. Put "
-            f"the file {published} into {folder}, or run `fedshot data get {name} --data-dir "
-            f"{folder.parent}`."
-        )
-    return cached(name, [place], {}, partial(_build, place, name, names))
+        known = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
+        return self.read(data_dir, "cifar10", known, CIFAR10)[1]
 
 
 def _build(place: Path, name: str, names: tuple[str, ...], put: Put) -> Labels:

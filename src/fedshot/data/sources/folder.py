@@ -15,14 +15,7 @@ from fedshot.core.text import count, other_kinds
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.files.bounded import check_link, check_memory
-from fedshot.data.files.images import (
-    SUFFIXES,
-    Aspect,
-    check_channels,
-    check_side,
-    decode,
-    workers,
-)
+from fedshot.data.files.images import SUFFIXES, Aspect, check_channels, check_side, decode, workers
 from fedshot.data.sources.source import Source
 from fedshot.data.sources.splits.published import PARTS
 from fedshot.data.tokens import Numbers

@@ -12,11 +12,11 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedshot.core.errors import DataError
+from fedshot.core.errors import DataError, check_word
 from fedshot.data.files.bounded import (
     Stream,
     check_member,
@@ -154,10 +154,8 @@ def embed(
     """
     if cut < 1:
         raise DataError(f"cut is {cut}; expected 1 or more words")
-    if keep not in ("all", "known"):
-        raise DataError(f"keep is {keep!r}; expected 'all' or 'known'")
-    if unknown not in ("zeros", "unk"):
-        raise DataError(f"unknown is {unknown!r}; expected 'zeros' or 'unk'")
+    check_word("keep", keep, get_args(Keep))
+    check_word("unknown", unknown, get_args(Unknown))
     vocabulary = Numbers()
     raw, ends = array("i"), array("q", [0])
     for text in texts:

@@ -90,13 +90,10 @@ def _files(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def _find(folder: Path, stem: str, dims: int) -> Path | None:
-    for place in (folder, folder / "raw"):
-        for dot in "-.":  # some programs rename `-idx` to `.idx`
-            for suffix in (".gz", ""):
-                path = place / f"{stem}{dot}idx{dims}-ubyte{suffix}"
-                if path.is_file():
-                    return path
-    return None
+    # Some programs rename `-idx` to `.idx`.
+    names = [f"{stem}{dot}idx{dims}-ubyte{suffix}" for dot in "-." for suffix in (".gz", "")]
+    paths = (place / name for place in (folder, folder / "raw") for name in names)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _build(files: dict[str, tuple[Path, Path]], names: tuple[str, ...], put: Put) -> Labels:

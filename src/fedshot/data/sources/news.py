@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedshot.core.errors import DataError, nearest
+from fedshot.core.errors import DataError, check_word, nearest
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.files.tars import opened_tar
@@ -51,8 +51,7 @@ class News20(TextOptions, Source):
     headers: Literal["subject", "none", "all"] = "subject"
 
     def __post_init__(self) -> None:
-        if self.headers not in ("subject", "none", "all"):
-            raise DataError(f"headers is {self.headers!r}; expected 'subject', 'none' or 'all'")
+        check_word("headers", self.headers, ("subject", "none", "all"))
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read and tokenise all messages, by half, group and number."""

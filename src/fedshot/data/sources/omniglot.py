@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import check_image, check_side, decoded, readable
+from fedshot.data.files.images import check_image, check_side, decoded, open_image
 from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
@@ -121,7 +120,7 @@ def _drawings(i: int, archive: Archive) -> list[tuple[str, int, str]]:
 
 
 def _decode(data: bytes, name: str, size: int) -> Pixels:
-    with readable(name), Image.open(BytesIO(data), formats=["PNG"]) as image:
+    with open_image(data, name, ("PNG",)) as image:
         if image.width * image.height > _MAX_PIXELS:
             raise DataError(f"image {name} is {image.size}; drawings are 105 x 105 pixels")
         check_image(image, name)
