@@ -20,13 +20,13 @@ from fedshot.runs.prepare import PreparedRun
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
 def test_answers_that_stay_leave_no_holes_that_grow() -> None:
-    """Large blocks between small ones that stay: 400 questions hold no more than 32 do."""
+    """Large blocks between small ones that stay: 400 episodes hold no more than 32 do."""
     code = """
 import resource, torch
-from fedshot.evaluation import pixel_logits
-from fedshot.machine import keep_freed_memory
-from fedshot.nn import Question
-from fedshot.protocol import answer_at_server
+from fedshot.core.machine import keep_freed_memory
+from fedshot.evaluation.raw_baselines import pixel_logits
+from fedshot.learners.learner import EvalEpisode
+from fedshot.protocol.method import predict_at_server
 
 class Asked:
     def __init__(self, n):
@@ -36,10 +36,10 @@ class Asked:
     def __getitem__(self, u):
         x, query = (torch.full((300, 32, 32, 3), u % 250, dtype=torch.uint8) for _ in range(2))
         y = torch.arange(5).repeat(60)
-        return Question(x, y, query, torch.arange(5))
+        return EvalEpisode(x, y, query, torch.arange(5))
 
 def held(n):
-    answer_at_server(pixel_logits, Asked(n))
+    predict_at_server(pixel_logits, Asked(n))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 assert keep_freed_memory()
