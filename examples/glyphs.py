@@ -23,7 +23,8 @@ from rich.console import Console
 from fedshot import reports
 from fedshot.config.load import Config
 from fedshot.core.console import print_in_any_encoding
-from fedshot.evaluation.episodic_test import pixel_logits, score
+from fedshot.evaluation.episodic_test import score
+from fedshot.evaluation.raw_baselines import pixel_logits
 from fedshot.protocol.method import predict_at_server
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun

@@ -25,11 +25,10 @@ from fedshot.evaluation.episodic_test import (
     TestOptions,
     ValidationResult,
     far_below,
-    pixel_logits,
     score,
     worst_tenth,
 )
-from fedshot.evaluation.raw_baselines import tf_idf_logits
+from fedshot.evaluation.raw_baselines import pixel_logits, tf_idf_logits
 from fedshot.fleets.sequential import Sequential
 from fedshot.learners.feature_cache import worth_caching
 from fedshot.learners.learner import EvalEpisode

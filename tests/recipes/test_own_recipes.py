@@ -132,8 +132,8 @@ def test_a_table_of_ones_own_is_known_where_its_results_are(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="there is no recipe"):
         load("../ours", tmp_path / "f2l-huffpost")
     recipe = load("ours", tmp_path)
-    assert (recipe.kind, recipe.usual) == ("table", "quick")
-    cells = recipe.cells(recipe.usual)
+    assert (recipe.kind, recipe.default_budget) == ("table", "quick")
+    cells = recipe.cells(recipe.default_budget)
     assert [cell.key for cell in cells] == ["proto/one", "proto/five", "maml/one", "maml/five"]
     for cell in cells:
         run = Config.of(cell.settings()).run

@@ -14,7 +14,8 @@ from PIL import Image
 
 from fedshot.cli.main import main
 from fedshot.config.load import Config, load
-from fedshot.evaluation.episodic_test import pixel_logits, score
+from fedshot.evaluation.episodic_test import score
+from fedshot.evaluation.raw_baselines import pixel_logits
 from fedshot.protocol.method import predict_at_server
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun

@@ -13,7 +13,8 @@ from scipy import stats
 
 from fedshot import reports
 from fedshot.cli.main import main
-from fedshot.evaluation.episodic_test import pixel_logits, score
+from fedshot.evaluation.episodic_test import score
+from fedshot.evaluation.raw_baselines import pixel_logits
 from fedshot.protocol.method import predict_at_server
 from fedshot.reports.data_views import Map, PartitionTable, data_views, holdings
 from fedshot.runs.experiment import Experiment

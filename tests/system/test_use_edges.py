@@ -280,7 +280,7 @@ def test_numbers_of_nothing_are_refused_and_places_are_checked_first(
     monkeypatch.setattr(
         TrainedRun, "__init__", lambda self, *a, **k: (opened.append(a), first(self, *a, **k))[1]
     )
-    monkeypatch.setattr("fedshot.cli.use.replies", lambda *_: pytest.fail("answered first"))
+    monkeypatch.setattr("fedshot.cli.use.predict_files", lambda *_: pytest.fail("answered first"))
     assert predict(run, folders, "--to", folders[0] / "missing" / "out.csv") == 2
     assert "missing is no folder. Make it" in capsys.readouterr().err
     assert len(opened) == 1

@@ -24,7 +24,7 @@ def test_predictions_kept_between_large_blocks_do_not_fragment_memory() -> None:
     code = """
 import resource, torch
 from fedshot.core.machine import keep_freed_memory
-from fedshot.evaluation.episodic_test import pixel_logits
+from fedshot.evaluation.raw_baselines import pixel_logits
 from fedshot.learners.learner import EvalEpisode
 from fedshot.protocol.method import predict_at_server
 

@@ -54,7 +54,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
     """Return the budget where none is asked for: one on other data if the recipe's are not here."""
-    usual = recipe.usual
+    usual = recipe.default_budget
     others = [b for b in recipe.budgets.values() if b.name != usual]
     others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]
     if not others or not recipe.rows:
@@ -72,7 +72,7 @@ def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
 def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
     return Request(
         recipe,
-        options.budget or recipe.usual,
+        options.budget or recipe.default_budget,
         tuple(options.cells),
         options.seeds,
         options.tune,
@@ -137,7 +137,7 @@ def _list(options: argparse.Namespace) -> int:
         _measure(recipes, options)
     lines = []
     for recipe in recipes:
-        budget = options.budget or recipe.usual
+        budget = options.budget or recipe.default_budget
         lines.append(overview(recipe, budget, options.seeds, options.data_dir, options.jobs))
     say(overview_json(lines) if options.json else overview_text(lines, options))
     return 0
@@ -149,7 +149,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
     cells = [
         cell
         for recipe in recipes
-        for cell in (recipe.cells(options.budget or recipe.usual) if recipe.rows else [])
+        for cell in (recipe.cells(options.budget or recipe.default_budget) if recipe.rows else [])
         if cell.row.method in METHODS
     ]
     wanted = timing.unknown(cells, folder)

@@ -20,7 +20,7 @@ from fedshot.use.calibration import Calibration, store
 from fedshot.use.card import card_facts
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.exporting import export
-from fedshot.use.folders import WRITERS, FileAnswer, Skipped, Support, learn, replies
+from fedshot.use.folders import WRITERS, FilePrediction, Skipped, Support, fit_folder, predict_files
 from fedshot.use.measuring import measure
 from fedshot.use.trained import TrainedRun
 
@@ -46,7 +46,7 @@ def predict(options: argparse.Namespace) -> int:
     is_text = run.facts.is_text
     with warnings.catch_warnings(record=True) as noted, _in_words_of_the_shell():
         warnings.simplefilter("always")
-        support, skipped = learn(classifier, options.support, inputs, is_text)
+        support, skipped = fit_folder(classifier, options.support, inputs, is_text)
     for one in noted:
         tell(f"warning: {one.message}")
     unread = sum(not one.passed for one in skipped)
@@ -57,7 +57,7 @@ def predict(options: argparse.Namespace) -> int:
         )
     elif not options.quiet:
         tell(_trust(classifier))
-    found = list(replies(classifier, options.query, inputs, is_text, skipped))
+    found = list(predict_files(classifier, options.query, inputs, is_text, skipped))
     _tell_skipped(skipped, quiet=options.quiet)
     if not found:
         raise DataError(
@@ -227,7 +227,7 @@ def _sheet(
     run: TrainedRun,
     classifier: FewShotClassifier,
     support: Support,
-    found: Sequence[FileAnswer],
+    found: Sequence[FilePrediction],
     skipped: Sequence[Skipped],
 ) -> AnswersPage:
     by_class: dict[str, list[Path | str]] = {}

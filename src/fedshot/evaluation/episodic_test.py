@@ -38,7 +38,6 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.learners.feature_cache import EpisodeIndex
 from fedshot.learners.learner import EvalEpisode, Held
-from fedshot.nn.prototypes import class_means
 from fedshot.protocol.method import Prediction
 
 _MIN_CLIENTS = 4  # among fewer no client counts as far below the others
@@ -482,12 +481,3 @@ def far_below(accuracies: Mapping[int, float]) -> dict[int, float]:
     deviation = 1.4826 * statistics.median(abs(a - median) for a in accuracies.values())
     least = median - max(0.2, 5 * deviation)
     return {client: a for client, a in sorted(accuracies.items()) if a < least}
-
-
-def pixel_logits(eval_episode: EvalEpisode) -> Tensor:
-    """Return logits [queries, way] of the nearest class mean of the raw pixels."""
-    support = eval_episode.support_x.flatten(1).double() / 255
-    query = eval_episode.query_x.flatten(1).double() / 255
-    means = class_means(support, eval_episode.support_y, len(eval_episode.classes))
-    # `nearest_prototypes` would allocate a number for every query, class and pixel.
-    return -torch.cdist(query, means, compute_mode="donot_use_mm_for_euclid_dist").square()

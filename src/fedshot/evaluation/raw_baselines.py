@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedshot.data.dataset import Dataset
 from fedshot.data.tokens import FIRST_WORD, Tokens
-from fedshot.evaluation.episodic_test import EpisodicTest, Score, pixel_logits, score
+from fedshot.evaluation.episodic_test import EpisodicTest, Score, score
 from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.probe import logistic
-from fedshot.nn.prototypes import nearest_prototypes
+from fedshot.nn.prototypes import class_means, nearest_prototypes
 from fedshot.protocol.method import predict_at_server
 
 PIXELS, WORDS, TF_IDF = "raw pixels", "mean word vectors", "TF-IDF, logistic regression"
@@ -37,6 +37,15 @@ def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Sc
         name: score(predict_at_server(logits, episodic_test.eval_episodes), episodic_test)
         for name, logits in baselines.items()
     }
+
+
+def pixel_logits(eval_episode: EvalEpisode) -> Tensor:
+    """Return logits [queries, way] of the nearest class mean of the raw pixels."""
+    support = eval_episode.support_x.flatten(1).double() / 255
+    query = eval_episode.query_x.flatten(1).double() / 255
+    means = class_means(support, eval_episode.support_y, len(eval_episode.classes))
+    # `nearest_prototypes` would allocate a number for every query, class and pixel.
+    return -torch.cdist(query, means, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def word_vector_logits(eval_episode: EvalEpisode, table: Tensor) -> Tensor:

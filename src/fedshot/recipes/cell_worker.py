@@ -18,8 +18,8 @@ from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.core import records
 from fedshot.core.errors import DivergenceError, FedshotError
-from fedshot.evaluation.episodic_test import pixel_logits, score
-from fedshot.evaluation.raw_baselines import PIXELS
+from fedshot.evaluation.episodic_test import score
+from fedshot.evaluation.raw_baselines import PIXELS, pixel_logits
 from fedshot.methods import user_methods
 from fedshot.protocol.method import predict_at_server
 from fedshot.recipes import provenance

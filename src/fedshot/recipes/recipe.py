@@ -109,7 +109,7 @@ class Recipe:
         return "; here on ".join([self.title, *dict.fromkeys(others)])
 
     @property
-    def usual(self) -> str:
+    def default_budget(self) -> str:
         """The name of the default budget: "small", or else the first."""
         return "small" if "small" in self.budgets else next(iter(self.budgets), "small")
 

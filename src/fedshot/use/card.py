@@ -32,7 +32,7 @@ def card_facts(run: TrainedRun) -> dict[str, str]:
         "trained on": f"{facts.examples:,} examples of {len(facts.base)} classes of {facts.name}, "
         f"at {len(facts.clients)} clients",
         "test": _accuracy(run, test) if test else "not tested yet",
-        **({"not honest": "; ".join(marks)} if (marks := tested_of(run).marks) else {}),
+        **({"not honest": "; ".join(marks)} if (marks := protocol_of(run).marks) else {}),
     }
 
 
@@ -50,7 +50,7 @@ def result_of(run: TrainedRun) -> dict[str, Any] | None:
     return found if found.get("round") == run.round else None
 
 
-def tested_of(run: TrainedRun) -> TestProtocol:
+def protocol_of(run: TrainedRun) -> TestProtocol:
     """Return the protocol of the run's test, whether or not it was carried out."""
     found = TestProtocol.of(run.config.settings, result_of(run))
     return replace(found, own=not run.facts.novel) if found.own is None else found
@@ -70,7 +70,7 @@ def card_text(
         "",
         f"Maps {'texts' if facts.is_text else 'images'} to features that separate classes, given a "
         f"few examples of each. {CARD} {__version__}; files: {', '.join(files)}.",
-        *(f"\n**{mark}.**" for mark in tested_of(run).marks),
+        *(f"\n**{mark}.**" for mark in protocol_of(run).marks),
         "",
         "## Data",
         "",
@@ -109,7 +109,7 @@ def card_text(
 
 def _parts(run: TrainedRun) -> list[str]:
     """Return the lines about the data that chose the round and the data of the test."""
-    facts, protocol = run.facts, tested_of(run)
+    facts, protocol = run.facts, protocol_of(run)
     by = (result_of(run) or {}).get("chosen_by", run.config.run.choose)
     if by in ("best_on_test_classes", "test classes"):
         chosen = "chosen by the test itself, so the accuracy below is NOT HONEST"
@@ -134,7 +134,7 @@ def _parts(run: TrainedRun) -> list[str]:
 
 
 def _accuracy(run: TrainedRun, result: dict[str, Any]) -> str:
-    test, protocol = result["test"], tested_of(run)
+    test, protocol = result["test"], protocol_of(run)
     marks = [*(["transductive"] if test.get("transductive") else []), *protocol.marks]
     return (
         f"{100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} % "
@@ -146,7 +146,7 @@ def _results(run: TrainedRun) -> list[str]:
     result = result_of(run)
     lines = ["- Not tested at this round."]
     if result:
-        test, unit = result["test"], tested_of(run).unit
+        test, unit = result["test"], protocol_of(run).unit
         lines = [
             f"- {_accuracy(run, result)}, 95 % interval over {unit}s, one training seed; test "
             f"`{test['tasks'][:12]}`."

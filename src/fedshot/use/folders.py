@@ -44,7 +44,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class FileAnswer:
+class FilePrediction:
     """The prediction for a file, or for a row of a table."""
 
     path: Path
@@ -75,7 +75,7 @@ class _Example(NamedTuple):
     label: str = ""
 
 
-def learn(
+def fit_folder(
     classifier: FewShotClassifier, folder: Path, inputs: Inputs, is_text: bool
 ) -> tuple[Support, list[Skipped]]:
     """Fit a classifier to `folder/<class>/<file>`, or to the rows of a table of texts.
@@ -125,13 +125,13 @@ def _by_class(
     return every
 
 
-def replies(
+def predict_files(
     classifier: FewShotClassifier,
     folder: Path,
     inputs: Inputs,
     is_text: bool,
     skipped: list[Skipped],
-) -> Iterator[FileAnswer]:
+) -> Iterator[FilePrediction]:
     """Yield the prediction of every file below a folder, or row of a table of texts, in order.
 
     Appends to `skipped`. Transductive methods predict all files together.
@@ -161,13 +161,15 @@ def replies(
         yield from _predicted(classifier, block)
 
 
-def _predicted(classifier: FewShotClassifier, block: Sequence[_Example]) -> Iterator[FileAnswer]:
+def _predicted(
+    classifier: FewShotClassifier, block: Sequence[_Example]
+) -> Iterator[FilePrediction]:
     logits = classifier.logits(padded([one.x for one in block]))
     p, accepted = classifier.probabilities(logits), classifier.accepted(logits)
     names = [str(name) for name in classifier.classes_.tolist()]
     for one, row, known in zip(block, p.tolist(), accepted.tolist(), strict=True):
         confidence, best = max(row), int(np.argmax(row))
-        yield FileAnswer(
+        yield FilePrediction(
             one.path,
             one.name,
             names[best] if known else str(classifier.unknown_label),
@@ -179,7 +181,7 @@ def _predicted(classifier: FewShotClassifier, block: Sequence[_Example]) -> Iter
         )
 
 
-def as_csv(found: Sequence[FileAnswer], classes: Sequence[str]) -> str:
+def as_csv(found: Sequence[FilePrediction], classes: Sequence[str]) -> str:
     """Return a table with a header: file, label, confidence, and a probability for each class."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -196,7 +198,7 @@ def _escaped(cell: str) -> str:
     return f"'{cell}" if formula else cell
 
 
-def as_json_lines(found: Sequence[FileAnswer], classes: Sequence[str]) -> str:
+def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> str:
     """Return one JSON object per line."""
     rows = (
         {
@@ -295,5 +297,5 @@ def _last(skipped: Sequence[Skipped]) -> str:
     return f" {skipped[-1].reason}" if skipped else ""
 
 
-Writer = Callable[[Sequence[FileAnswer], Sequence[str]], str]
+Writer = Callable[[Sequence[FilePrediction], Sequence[str]], str]
 WRITERS: dict[str, Writer] = {"csv": as_csv, "json": as_json_lines}
