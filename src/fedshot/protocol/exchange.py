@@ -71,7 +71,7 @@ class ClientWork:
 
     @property
     def draw_name(self) -> str | None:
-        """The function that draws for the work; None where nothing is drawn."""
+        """The function that draws for the work; None if nothing is drawn."""
         name: str | None = getattr(self.method, self.name).draw
         return name
 
