@@ -71,7 +71,7 @@ from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import Prediction, predict_all, predict_at_clients, predict_at_server
-from fedshot.protocol.probe_predictions import embedded, predict_by_probe
+from fedshot.protocol.probe_answers import embedded, predict_by_probe
 
 
 class F2LState(NamedTuple):
