@@ -231,8 +231,7 @@ def test_a_node_has_no_clients_but_those_that_the_operator_wrote(
             records = list(run.run())
         assert not [fault for record in records for fault in record.faults]
         assert (
-            "node double stays away: it says client 0 lives there; by the server's folder it has "
-            "clients 9"
+            "node double is left out: it reports client 0; in the server's folder it has clients 9"
         ) in ground.said
     finally:
         (ground.home.nodes / "double.json").unlink()

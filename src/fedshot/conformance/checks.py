@@ -142,11 +142,6 @@ def is_made_of_hyper_parameters(runs: Runs) -> None:
 # Client work.
 
 
-def work(execution: Execution) -> Reply:
-    """Run the work of an execution again."""
-    return execution.exchange.work(execution.down, execution.private, execution.drawn)
-
-
 def _digest(reply: Reply) -> str:
     return tree.digest(tree.detach({
         "up": dict(reply.up),
@@ -156,32 +151,23 @@ def _digest(reply: Reply) -> str:
     }))  # fmt: skip
 
 
-def inputs_of(execution: Execution) -> Tree:
-    """Return all inputs of an execution."""
-    return {"down": execution.down, "private": execution.private, "drawn": execution.drawn}
-
-
 def two_of_each_work(run: Federation) -> list[Execution]:
     """Return two executions of each client work of the training."""
     by_work: dict[str, list[Execution]] = {}
     for execution in run.executions:
         if execution.exchange.phase == "train":
-            by_work.setdefault(execution.exchange.work.name, []).append(execution)
-    return [
-        execution
-        for executions in by_work.values()
-        for execution in (executions[0], executions[-1])
-    ]
+            by_work.setdefault(execution.name, []).append(execution)
+    return [found[i] for found in by_work.values() for i in (0, -1)]
 
 
 def inputs_are_unchanged(runs: Runs) -> None:
     """Work does not change its inputs, even by writes that torch does not track."""
     for execution in runs.undisturbed.executions:
-        given = inputs_of(execution)
+        given = execution.inputs
         before = {path: tree.digest(leaf) for path, leaf in tree.items(given)}
-        work(execution)
+        execution.repeat()
         for path, leaf in tree.items(given):
-            name = f"{execution.exchange.work.name} changes {path}"
+            name = f"{execution.name} changes {path}"
             require(before.get(path) == tree.digest(leaf), f"{name} in place")
             require(not leaf.requires_grad, f"{name}, which requires a gradient afterwards")
 
@@ -189,15 +175,11 @@ def inputs_are_unchanged(runs: Runs) -> None:
 def same_inputs_give_same_bits(runs: Runs) -> None:
     """The results depend neither on earlier work nor on the global random generators."""
     executions = two_of_each_work(runs.undisturbed)
-    alone = [_digest(work(execution)) for execution in executions]
-    for seed, (execution, expected) in enumerate(
-        reversed(list(zip(executions, alone, strict=True)))
-    ):
-        torch.manual_seed(seed)
-        require(
-            _digest(work(execution)) == expected,
-            f"{execution.exchange.work.name} gives other results when it is repeated",
-        )
+    alone = [_digest(execution.repeat()) for execution in executions]
+    for execution, expected in reversed(list(zip(executions, alone, strict=True))):
+        torch.manual_seed(execution.client)
+        same = _digest(execution.repeat()) == expected
+        require(same, f"{execution.name} gives other results when it is repeated")
 
 
 def global_generators_are_unused(runs: Runs) -> None:
@@ -216,8 +198,8 @@ def global_generators_are_unused(runs: Runs) -> None:
     run.predict()
     check_unchanged("evaluate")
     for execution in two_of_each_work(run):
-        work(execution)
-        check_unchanged(execution.exchange.work.name)
+        execution.repeat()
+        check_unchanged(execution.name)
 
 
 def draws_by_key_and_data(runs: Runs) -> None:
@@ -226,22 +208,18 @@ def draws_by_key_and_data(runs: Runs) -> None:
     for execution in reversed(run.executions):
         key = execution.exchange.client_key(execution.client)
         drawn = execution.exchange.work.draw(run.setup.host.data(execution.client), key)
-        require(
-            tree.digest(drawn) == tree.digest(execution.drawn),
-            f"{execution.exchange.work.draw_name} draws something else for the same key and data",
-        )
+        same = tree.digest(drawn) == tree.digest(execution.drawn)
+        name = execution.exchange.work.draw_name
+        require(same, f"{name} draws something else for the same key and data")
 
 
 def replies_own_their_memory(runs: Runs) -> None:
     """A fleet may reuse the inputs' memory, and a reply that shares it would change."""
     for execution in two_of_each_work(runs.undisturbed):
-        mine = {leaf.data_ptr() for leaf in tree.leaves(inputs_of(execution)) if leaf.numel()}
-        for path, leaf in tree.items(dict(work(execution).up)):
+        mine = {leaf.data_ptr() for leaf in tree.leaves(execution.inputs) if leaf.numel()}
+        for path, leaf in tree.items(dict(execution.repeat().up)):
             shared = leaf.numel() and leaf.data_ptr() in mine
-            require(
-                not shared,
-                f"{execution.exchange.work.name} uploads {path}, which shares memory with an input",
-            )
+            require(not shared, f"{execution.name} uploads {path}, which is memory of an input")
 
 
 def uploads_are_as_declared(runs: Runs) -> None:
@@ -249,7 +227,7 @@ def uploads_are_as_declared(runs: Runs) -> None:
     runs.undisturbed.require_executions()
     for execution in runs.undisturbed.executions:
         reducers, up = execution.exchange.reduce, execution.reply.up
-        name = f"{execution.exchange.work.name} uploads"
+        name = f"{execution.name} uploads"
         same = up.keys() == reducers.keys()
         require(same, f"{name} {sorted(up)}, and the exchange reduces {sorted(reducers)}")
         for part, reducer in reducers.items():
@@ -265,19 +243,18 @@ def uploads_are_as_declared(runs: Runs) -> None:
 def private_states_keep_their_form(runs: Runs) -> None:
     """Otherwise the next exchange could not read them."""
     for execution in runs.undisturbed.executions:
-        kept = work(execution).private
+        kept = execution.repeat().private
         found = tree.difference(execution.private, kept)
-        require(found is None, f"{execution.exchange.work.name} changes the form: {found}")
+        require(found is None, f"{execution.name} changes the form: {found}")
         require(type(kept) is type(execution.private), f"it becomes a {type(kept).__name__}")
 
 
 def weights_and_metrics_are_numbers(runs: Runs) -> None:
     """Weights are positive, and metrics are finite."""
     for execution in runs.undisturbed.executions:
-        name = execution.exchange.work.name
-        require(
-            float(execution.reply.weight) > 0, f"the weight of {name} is {execution.reply.weight}"
-        )
+        name = execution.name
+        weight = execution.reply.weight
+        require(float(weight) > 0, f"the weight of {name} is {weight}")
         for metric, value in execution.reply.metrics.items():
             sound = value.numel() == 1 and bool(value.isfinite().all())
             require(sound, f"the metric {metric!r} of {name} is {value}")
@@ -425,12 +402,12 @@ def private_tensors_stay_with_the_client(runs: Runs) -> None:
     n_hidden = 0
     run = runs.tested
     for execution in run.executions:
-        after = work(execution).private
+        after = execution.repeat().private
         for private in (execution.private, after):
             hidden = distinctive_leaves(private)
             n_hidden += len(hidden)
             found = leaks(hidden, tree.leaves(dict(execution.reply.up)))
-            require(not found, f"{execution.exchange.work.name} uploads {', '.join(found)}")
+            require(not found, f"{execution.name} uploads {', '.join(found)}")
         require(execution.reply.private == {}, "the fleet passes on a private state")
     has = bool(distinctive_leaves(runs.method.init_client(0, run.key)))
     require(bool(n_hidden) == has, "private states have no distinctive values after training")

@@ -75,6 +75,20 @@ class Execution(NamedTuple):
     drawn: Tree
     reply: Reply
 
+    @property
+    def name(self) -> str:
+        """Name of the client work."""
+        return self.exchange.work.name
+
+    @property
+    def inputs(self) -> Tree:
+        """All inputs by name."""
+        return {"down": self.down, "private": self.private, "drawn": self.drawn}
+
+    def repeat(self) -> Reply:
+        """Run the work again."""
+        return self.exchange.work(self.down, self.private, self.drawn)
+
 
 class RecordingFleet(Wrapper):
     """A fleet that records the executions of client work."""

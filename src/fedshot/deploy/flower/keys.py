@@ -261,8 +261,6 @@ def _private(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     data = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     write_secret(path, data)

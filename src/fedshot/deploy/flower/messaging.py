@@ -65,13 +65,9 @@ def _unknown_run(error: Exception) -> int:
 
 
 class Messenger:
-    """Exchanges messages with the nodes of one run.
+    """Exchanges messages with the nodes of one run; `tell` logs replies that are dropped.
 
-    Args:
-        grid: Flower's connection to the SuperLink.
-        limits: bounds on received messages.
-        tell: logs what was dropped.
-        sign: returns the proof that a message is the server's; None without node keys.
+    `sign` returns the proof that a message is the server's; None without node keys.
     """
 
     def __init__(
@@ -178,9 +174,7 @@ class Messenger:
         message = fetch(outline, objects, pull, self._limits, seconds)
         client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
-                node=self._grid.node,
-                run_id=run_id,
-                message_object_id=outline.metadata.message_id,
+                node=self._grid.node, run_id=run_id, message_object_id=outline.metadata.message_id
             )
         )
         return message

@@ -66,13 +66,7 @@ class NodeRegistry:
     to the first node that reports it. Once a round is sealed, the client belongs to that node for
     the rest of the run, because its private state is there.
 
-    Args:
-        transport: sends messages to the nodes.
-        setup: description of the run for the nodes.
-        session: number of this session of the run, above those of earlier sessions.
-        tell: logs which nodes are added or left out.
-        hello_seconds: for a new node to report its clients.
-        entries: returns the operator's entries by node name; None without node keys.
+    Arguments are those of `FlowerFleet`; a new node has `hello_seconds` to report its clients.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class Operator:
 
     @contextmanager
     def grid(self) -> Iterator[HttpGrid]:
-        """Start a run of Flower's and yield its Grid.
+        """Start a Flower run and yield its Grid.
 
         Raises ServerGoneError if the server cannot be reached, ConfigError if it refuses the token.
         """

@@ -85,15 +85,12 @@ def write_tests(
 
 
 class ServerTestRun(PreparedRun):
-    """A prepared run whose training data are on the nodes.
+    """A prepared run whose training data are on the nodes; `data_dir` holds the test data.
 
     Raises:
         DataError: the folder does not hold the test data.
         ConfigError: as `PreparedRun`.
     """
-
-    def __init__(self, config: Config, folder: str) -> None:
-        super().__init__(config, folder)
 
     def _arrange(self, config: Config, data_dir: str | None) -> None:
         del config
@@ -104,7 +101,7 @@ class ServerTestRun(PreparedRun):
         found = {name: leaf.numpy() for name, leaf in flat.items()}
         try:
             self._base = tuple(int(c) for c in notes["base"])
-            self.dataset = _whole(found, notes)
+            self.dataset = _full_dataset(found, notes)
             self.rows = RowSplit(_NONE, found["validation"], found["novel"])
             self.deal = ClientSplit(Partition.of([_NONE] * int(notes["clients"])))
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
@@ -129,7 +126,7 @@ class ServerTestRun(PreparedRun):
         return self._base
 
 
-def _whole(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
+def _full_dataset(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
     """Return a dataset of all rows; only the rows for validation and test hold samples."""
     n, rows = int(notes["samples"]), found["rows"]
     y = np.full(n, notes["base"][0], dtype=np.int64)

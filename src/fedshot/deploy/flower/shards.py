@@ -150,7 +150,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
             )
     parts = [{name: leaf.numpy() for name, leaf in flat.items()} for flat, _, _ in read]
     try:
-        dataset = _together(parts, notes)
+        dataset = _concatenate(parts, notes)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{folder}: a client's file is incomplete: {error}") from None
     rows, start = [np.zeros(0, np.int64)] * (wanted[-1] + 1), 0
@@ -160,7 +160,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
     return NodeData(dataset, Partition.of(rows), tuple(wanted), notes)
 
 
-def _together(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> Dataset:
+def _concatenate(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> Dataset:
     y = np.concatenate([part["y"] for part in parts])
     names = tuple(map(str, notes["class_names"]))
     if "table" not in parts[0]:

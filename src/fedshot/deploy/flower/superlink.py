@@ -1,11 +1,12 @@
 """The process of the server: Flower's SuperLink behind a gate.
 
-The SuperLink serves nodes, run starters and node registration on one port, and without an account
-service it does not authenticate the last two. So the gate passes the requests of nodes, which
-Flower checks by their keys, and all others only with the token in the server's folder, which only
-its owner can read. Before reading a request it bounds its size and the time to receive it; with
-node keys, it reads no large body from a client without a registered key. Of messages it passes only
-a node's replies: Flower would deliver a node's message to another node as the server's.
+On one port, the SuperLink serves nodes, starts runs and registers nodes. Without an account service
+it does not authenticate requests to start runs or to register nodes. So the gate passes all
+requests but those of nodes only with the token in the server's folder, which only its owner can
+read; Flower checks the requests of nodes by their keys. The gate bounds the size of a request and
+the time to receive it, and with node keys it reads no large body without a registered key. It
+passes only messages that are replies of the sending node: Flower would deliver any other message of
+a node to another node as the server's.
 
     python -m fedshot.deploy.flower.superlink MAX_BYTES --host ... (Flower's own options)
 
@@ -162,11 +163,8 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._received, self._timer, self._address = (
-                0,
-                None,
-                str(self.client and self.client[0]),
-            )
+            self._received, self._timer = 0, None
+            self._address = str(self.client and self.client[0])
             self._wait()
 
         def data_received(self, data: bytes) -> None:

@@ -41,7 +41,7 @@ class Worker:
         folder: state folder, with a folder for each run.
         limits: bounds on received messages.
         workers: clients that run at once.
-        tell: logs what happens.
+        tell: logs errors.
         policy: bounds on requests; None for no bounds and no audit log.
     """
 
