@@ -53,14 +53,15 @@ class WorkChecks:
             raise MethodError(f"the input of {name} is not a tree: {error}") from None
         before = [(leaf, _version(leaf), leaf.requires_grad) for leaf in leaves]
         reply = self._first_checked(name, lambda: work(down, private, drawn))
-        after = tree.leaves(given)
-        if len(after) != len(before) or any(
-            leaf is not was or _version(leaf) != version or leaf.requires_grad != asked
-            for leaf, (was, version, asked) in zip(after, before, strict=True)
-        ):
+        changed = [
+            f": {path}"
+            for (path, leaf), (was, version, asked) in zip(tree.items(given), before, strict=False)
+            if leaf is not was or _version(leaf) != version or leaf.requires_grad != asked
+        ]
+        if changed or len(tree.leaves(given)) != len(before):
             raise MethodError(
-                f"{name} changes its inputs in place{_changed(given, before)}. Return new tensors: "
-                "write x = x + d instead of x += d, or clone the input first."
+                f"{name} changes its inputs in place{changed[0] if changed else ''}. Return new "
+                "tensors: write x = x + d instead of x += d, or clone the input first."
             )
         check_reply(name, reply)
         return reply
@@ -156,11 +157,3 @@ def _version(leaf: Tensor) -> int:
 
 def _owner(work: ClientWork) -> str:
     return type(work.method).__name__
-
-
-def _changed(given: Tree, before: list[tuple[Tensor, int, bool]]) -> str:
-    """Return ": " and the path of the first input that changed; "" if leaves came or went."""
-    for (path, leaf), (was, version, asked) in zip(tree.items(given), before, strict=False):
-        if leaf is not was or _version(leaf) != version or leaf.requires_grad != asked:
-            return f": {path}"
-    return ""

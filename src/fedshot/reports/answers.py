@@ -28,15 +28,11 @@ _SUPPORT = 10  # support examples shown of each class
 
 @dataclass(frozen=True)
 class Card:
-    """One prediction.
+    """A prediction for one file.
 
-    Args:
-        name: name of the file.
-        label: the predicted class, or the word for "none of them".
-        confidence: probability of the nearest class, in [0, 1].
-        nearest: the nearest class.
-        turned_away: whether the example was rejected as none of the classes.
-        shown: path of the image, or the text itself.
+    `label` is the predicted class, or the word for "none of them" if the example was `turned_away`;
+    `confidence` is the probability of the `nearest` class. `shown` is the path of an image, or a
+    text itself.
     """
 
     name: str
@@ -49,14 +45,9 @@ class Card:
 
 @dataclass(frozen=True)
 class AnswersPage:
-    """What a page shows.
+    """What a page shows: facts about the run, support examples by class, predictions.
 
-    Args:
-        title: title of the page.
-        facts: facts about the run and its calibration, by name.
-        support: the support examples, by class.
-        cards: the predictions.
-        skipped: files that could not be read, as (name, reason).
+    `skipped` has the files that could not be read, as (name, reason).
     """
 
     title: str

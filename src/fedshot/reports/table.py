@@ -14,16 +14,7 @@ from rich.text import Text
 from fedshot.core.text import megabytes, percent, printable, seconds
 from fedshot.reports.significance import ComparisonRow, against_baseline
 
-COLUMNS = (
-    "method",
-    "accuracy ± 95 %",
-    "episodes",
-    "seeds",
-    "MB down",
-    "MB up",
-    "seconds",
-    "note",
-)
+COLUMNS = ("method", "accuracy ± 95 %", "episodes", "seeds", "MB down", "MB up", "seconds", "note")
 
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
@@ -121,24 +112,11 @@ def caption(rows: Sequence[ComparisonRow]) -> str:
 
 def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, object]:
     found = against_baseline(row, rows)
-    return {
-        "label": row.label,
-        "floor": row.baseline,
-        "accuracy": row.accuracy,
-        "interval": row.interval,
-        "episodes": row.episodes,
-        "seeds": row.seeds,
-        "bytes_down": row.bytes_down,
-        "bytes_up": row.bytes_up,
-        "seconds": row.seconds,
-        "tasks": row.tasks,
-        "note": row.note,
-        "against_floor": found
-        and {
-            "floor": found.other.label,
-            "difference": found.difference,
-            "interval": found.interval,
-            "paired": found.paired,
-            "outcome": found.outcome,
-        },
+    names = ("accuracy", "interval", "episodes", "seeds", "bytes_down", "bytes_up", "seconds",
+             "tasks", "note")  # fmt: skip
+    values = {name: getattr(row, name) for name in names}
+    against = found and {
+        "floor": found.other.label,
+        **{name: getattr(found, name) for name in ("difference", "interval", "paired", "outcome")},
     }
+    return {"label": row.label, "floor": row.baseline, **values, "against_floor": against}

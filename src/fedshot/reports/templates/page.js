@@ -1,10 +1,10 @@
 "use strict";
-// Tables sort, figures draw themselves, follow the colour scheme, and change axis in place.
+// Sorts tables on click, and draws the figures in the page's colour scheme.
 (() => {
   const all = (what, at = document) => [...at.querySelectorAll(what)];
   const root = document.documentElement;
 
-  // Rows are sorted within their body, so that baselines stay below the methods.
+  // Rows are sorted within their tbody, so baselines stay below the methods.
   const key = (row, i) => {
     const value = row.cells[i].dataset.value ?? row.cells[i].textContent;
     return Number.isNaN(Number(value)) ? value : Number(value);
@@ -65,7 +65,7 @@
   const draw = (figure, width) => {
     const { data, layout } = structuredClone(figure.choices[figure.chosen]);
     if (narrow.matches) layout.height = layout.meta.narrow;
-    // A finger that drags over a figure means to scroll the page.
+    // On touch screens, dragging over a figure scrolls the page.
     Object.assign(layout, { template: template(), dragmode: touch.matches ? false : "zoom" });
     if (width) Object.assign(layout, { width, autosize: false });
     return Plotly.react(figure.place, data, layout, {
@@ -97,7 +97,7 @@
     }
     const redraw = () => figures.forEach((figure) => draw(figure));
     for (const media of [narrow, dark]) media.addEventListener("change", redraw);
-    // Paper is light, and as wide as it is.
+    // Prints use light colours and a fixed width.
     window.addEventListener("beforeprint", () => {
       root.classList.add("printing");
       figures.forEach((figure) => draw(figure, 600));
