@@ -20,15 +20,13 @@ from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import LocalEpisodes, local_sgd, sample_episodes
 from fedshot.learners.proto import Proto
-from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
-from fedshot.protocol.method import Prediction, predict_at_server
+from fedshot.protocol.method import Method, Prediction, predict_at_server
 from fedshot.protocol.reducers import Gather, Mean, Sum
 
 SKETCH = 4
@@ -52,13 +50,11 @@ class Visit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Patchwork:
+class Patchwork(Method[Server]):
     """Everything at once."""
 
     name: ClassVar[str] = "patchwork"
 
-    model: Model
-    episode: EpisodeSpec
     clients: int
     classes: int
     optimizer: Optimizer = Optimizer()
@@ -66,10 +62,6 @@ class Patchwork:
     @property
     def learner(self) -> Proto:
         return Proto(self.model)
-
-    @property
-    def transductive(self) -> bool:
-        return False
 
     def init(self, key: Key) -> Server:
         theta, stats = self.learner.init(key)

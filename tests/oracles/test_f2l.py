@@ -89,7 +89,7 @@ def test_local_steps_are_the_equations_in_torch(name: str, backbone: str, tmp_pa
     oracle = Oracle(m, at.phi, at.psi, at.stats)
     for _ in range(2):  # psi and its optimiser go on, phi's optimiser begins afresh
         at, _ = m.local(at, drawn)
-        oracle.execution(drawn.steps)
+        oracle.visit(drawn.steps)
         oracle.twin.assert_is(at.phi["body"], at.phi["classifier"], at.stats)
         assert_client(oracle.client, at.psi)
         oracle.receive(at.phi, at.stats)
@@ -114,7 +114,7 @@ def test_a_round_is_the_mean_of_the_clients(
         run.round()
         for k, oracle in zip(run.ids, oracles, strict=True):
             oracle.receive(server.phi, server.stats)
-            oracle.execution(run.drawn(k).steps)
+            oracle.visit(run.drawn(k).steps)
             kept = run.host.private(k, (t, 0))
             assert_client(oracle.client, kept["psi"])
             assert int(kept["optimizer"].step) == t * m.local_steps
