@@ -214,9 +214,7 @@ def test_options_of_novel_tests_are_refused_where_clients_are_tested_on_their_ow
 
 
 def test_the_first_client_is_not_asked_what_is_of_others() -> None:
-    with pytest.raises(
-        ConfigError, match="would predict episodes from the examples of others"
-    ):
+    with pytest.raises(ConfigError, match="would predict episodes from the examples of others"):
         Config.of(merged(SMALL, CHOOSING, FIRST, {"test": {"pool": "clients"}}))
 
 
