@@ -60,13 +60,11 @@ class _Pixels(TypedDict):
 
 
 def _checked_point(point: list[Any]) -> list[Any]:
-    numbers = len(point) == 3 and all(type(value) in (int, float) for value in point)
-    if (
-        not numbers
-        or type(point[0]) is not int
-        or not (0 <= point[1] <= 1 and 0 <= point[2] <= 100)
-    ):
+    kinds = [type(value) for value in point]
+    if kinds[:1] != [int] or len(kinds) != 3 or not set(kinds) <= {int, float}:
         raise ValueError("expected a round, an accuracy and an interval")
+    if not (0 <= point[1] <= 1 and 0 <= point[2] <= 100):
+        raise ValueError("expected an accuracy in [0, 1] and an interval in [0, 100]")
     return point
 
 
