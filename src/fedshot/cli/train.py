@@ -12,9 +12,9 @@ from typing import Any
 from fedshot.cli.printing import say_score, shown
 from fedshot.config import load, option_help
 from fedshot.config.load import Config
-from fedshot.config.options import Option, validated
 from fedshot.config.registry import KINDS, SECTIONS
 from fedshot.config.settings import parse
+from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
 from fedshot.core.text import long_names
@@ -122,7 +122,7 @@ def _for_rounds(method: Any, text: str) -> Any:
             f"--rounds is {text}, and {method.name} learns in no rounds at test. Leave it out."
         )
     value = parse(text, lambda _: False, origin="the value of --rounds")
-    return replace(method, test_rounds=validated(Option("--rounds", int), value))
+    return replace(method, test_rounds=value_of("--rounds", int, value))
 
 
 def methods(options: argparse.Namespace) -> int:

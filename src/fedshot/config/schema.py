@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
+from pydantic import Field
 
 from fedshot.config import settings as trees
 from fedshot.core.errors import ConfigError
@@ -18,7 +19,9 @@ from fedshot.nn.heads import Head
 from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
 
-_MOST_THREADS = 1024
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Cores: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # beyond any machine's, so a slip
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,9 @@ class Chances:
         corrupt: it comes with NaN, wrong shapes, a part missing, or a weight that cannot be.
     """
 
-    drop: float = 0.0
-    delay: float = 0.0
-    corrupt: float = 0.0
+    drop: Share = 0.0
+    delay: Share = 0.0
+    corrupt: Share = 0.0
 
     def __post_init__(self) -> None:
         shares = (self.drop, self.delay, self.corrupt)
@@ -181,34 +184,23 @@ class RunOptions:
         unreliable: rehearse failing clients.
     """
 
-    rounds: int = 100
-    cohort: int | None = None
-    quorum: float = 0.5
+    rounds: Positive = 100
+    cohort: Positive | None = None
+    quorum: Share = 0.5
     below_quorum: Literal["stop", "skip"] = "stop"
     unable: Literal["refuse", "leave_out"] = "refuse"
-    validate_every: int = 10
+    validate_every: Positive = 10
     choose: Literal["validation", "last", "best_on_test_classes"] = "validation"
-    checkpoint_every: int = 1
-    threads: int | None = None
+    checkpoint_every: Positive = 1
+    threads: Cores | None = None
     fleet: Literal["threads", "sequential", "vectorised"] = "threads"
-    chunk: int = 32
+    chunk: Positive = 32
     allocator: Literal["keep", "system"] = "keep"
     device: Literal["cpu", "cuda"] = "cpu"
-    workers: int | None = None
+    workers: Cores | None = None
     unreliable: Chances = Chances()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "validate_every", "checkpoint_every", "threads", "workers", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"run.{name} is {value}; expected at least 1.")
-        for name in ("threads", "workers"):
-            value = getattr(self, name)
-            if value is not None and value > _MOST_THREADS:
-                raise ConfigError(
-                    f"run.{name} is {value}; expected 1 to {_MOST_THREADS}, the number of the "
-                    "machine's cores at most."
-                )
         if self.fleet == "sequential" and self.workers is not None and self.workers > 1:
             raise ConfigError(
                 f"run.workers is {self.workers} with run.fleet 'sequential', which has one. Set "
@@ -229,10 +221,6 @@ class RunOptions:
                 "run.device is 'cuda' with run.fleet 'threads', whose workers would wait for one "
                 "GPU. Set run.fleet to 'vectorised', or to 'sequential' for large models."
             )
-        if self.cohort is not None and self.cohort < 1:
-            raise ConfigError(f"run.cohort is {self.cohort}; expected at least 1, or null for all.")
-        if not 0 <= self.quorum <= 1:
-            raise ConfigError(f"run.quorum is {self.quorum}; expected a share in [0, 1].")
 
 
 def not_honest(settings: Mapping[str, Any]) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedshot.config.load import Config
-from fedshot.config.options import with_option_path
 from fedshot.config.schema import RunOptions, not_honest
+from fedshot.config.validation import with_option_path
 from fedshot.core.errors import ConfigError, DataError, check_kind
 from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
@@ -77,7 +77,7 @@ class FederatedDataset:
         # Who holds what is the test, too, where that is the clients' own: one for all seeds.
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (drawn if self.own_tests else self.key).at("partition")
-        with with_option_path(config.settings):
+        with with_option_path("partition", type(config.partition)):
             self.deal: ClientSplit = config.partition.deal(
                 self.dataset, self.rows.base, self.deal_key, config.episode
             )
