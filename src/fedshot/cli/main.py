@@ -72,7 +72,7 @@ def _run(words: list[str]) -> int:
         tell(f"fedshot: error: {words[0]} stands before the command; write it behind, as in "
              f"`fedshot run {words[0]}`.")  # fmt: skip
         return REFUSED
-    options, rest = _parser().parse_known_args(words)
+    options, rest = make_parser().parse_known_args(words)
     options.run_folder = None  # set by the commands that can be gone on with
     try:
         for number, usual in _SIGNALS.items():
@@ -214,7 +214,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser: argparse.ArgumentParser = _Parser(
         "fedshot",
         description="Federated few-shot learning: train across clients, recognise new classes "
@@ -244,12 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_tracker(command)
     _add_status(commands)
     _add_report(commands)
-    options = _add(commands, "options", "list all options of a configuration, by their places")
-    options.add_argument("place", nargs="?", help="a section, as run, or a place, as model.head")
-    options.add_argument("kind", nargs="?", metavar="name", help="one of those that fit there")
-    options.add_argument("--markdown", action="store_true", help="print the page of all of them")
-    methods = _add(commands, "methods", "list the methods, or the options of one")
-    methods.add_argument("method", nargs="?", help="a method's name")
+    _add_descriptions(commands)
     text = "check a method of your own against what fedshot promises of every method"
     check = _add(commands, "check", text, "check", settings=True)
     check.add_argument("file", type=Path, help="the file that registers it")
@@ -258,6 +254,24 @@ def _parser() -> argparse.ArgumentParser:
     _add_reproduce(commands)
     add_flower(commands, _add, _add_data_dir, _add_tracker)
     return parser
+
+
+def _add_descriptions(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "list all options of a configuration, by section"
+    options = _add(commands, "options", text, "describe")
+    options.add_argument("place", nargs="?", help="a section, such as run or model.head")
+    options.add_argument("kind", nargs="?", metavar="name", help="what to choose there")
+    options.add_argument("--markdown", action="store_true", help="print the page of all options")
+    methods = _add(commands, "methods", "list the methods, or the options of one", "describe")
+    methods.add_argument("method", nargs="?", help="a method's name")
+    text = "describe configurations for other programs"
+    config = commands.add_parser("config", help=text, description=f"{text.capitalize()}.")
+    actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "print the JSON Schema of a configuration, by which an editor completes and checks it"
+    _add(actions, "schema", text, "describe")
+    text = "print a script that completes commands and options in a shell"
+    completion = _add(commands, "completion", text, "describe")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 
 
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshot.cli.printing import say_score, shown
-from fedshot.config import load, option_help
+from fedshot.config import load
 from fedshot.config.load import Config
 from fedshot.config.registry import KINDS, SECTIONS
 from fedshot.config.settings import parse
@@ -123,23 +123,6 @@ def _for_rounds(method: Any, text: str) -> Any:
         )
     value = parse(text, lambda _: False, origin="the value of --rounds")
     return replace(method, test_rounds=value_of("--rounds", int, value))
-
-
-def methods(options: argparse.Namespace) -> int:
-    """List the methods, or the options of one."""
-    say(option_help.text("method", options.method))
-    return 0
-
-
-def options(chosen: argparse.Namespace) -> int:
-    """List the places of options, or the options at one; or write the page of all."""
-    if chosen.markdown and chosen.place:
-        raise ConfigError("--markdown is the page of all places. Leave out the place.")
-    if chosen.markdown:
-        say(option_help.markdown().rstrip("\n"))
-    else:
-        say(option_help.text(chosen.place, chosen.kind) if chosen.place else option_help.overview())
-    return 0
 
 
 def chosen_config(options: argparse.Namespace) -> Config:

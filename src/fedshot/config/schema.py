@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
 from fedshot.config import settings as trees
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast1, Cores, Share
 from fedshot.core.seeds import Key
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset
@@ -18,10 +18,6 @@ from fedshot.data.tokens import Tokens
 from fedshot.nn.heads import Head
 from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
-
-Positive: TypeAlias = Annotated[int, Field(ge=1)]
-Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-Cores: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # beyond any machine's, so a slip
 
 
 @dataclass(frozen=True)
@@ -184,17 +180,17 @@ class RunOptions:
         unreliable: rehearse failing clients.
     """
 
-    rounds: Positive = 100
-    cohort: Positive | None = None
+    rounds: AtLeast1 = 100
+    cohort: AtLeast1 | None = None
     quorum: Share = 0.5
     below_quorum: Literal["stop", "skip"] = "stop"
     unable: Literal["refuse", "leave_out"] = "refuse"
-    validate_every: Positive = 10
+    validate_every: AtLeast1 = 10
     choose: Literal["validation", "last", "best_on_test_classes"] = "validation"
-    checkpoint_every: Positive = 1
+    checkpoint_every: AtLeast1 = 1
     threads: Cores | None = None
     fleet: Literal["threads", "sequential", "vectorised"] = "threads"
-    chunk: Positive = 32
+    chunk: AtLeast1 = 32
     allocator: Literal["keep", "system"] = "keep"
     device: Literal["cpu", "cuda"] = "cpu"
     workers: Cores | None = None

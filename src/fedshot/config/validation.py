@@ -31,15 +31,14 @@ from fedshot.config.settings import flat
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 
 _BITS = 1 << 63
-# The largest whole numbers that are no slip, by the beginning of the key path.
-_MOST = {"model.": 65_536, "test.episodes": 1_000_000, "test.validation_episodes": 1_000_000}
+_WIDEST = 65_536  # what a whole number below `model` may be
 _STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False,
            "arbitrary_types_allowed": True}  # fmt: skip
 _RANGES = {
     "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
+    "greater_than": "a number above {gt}",
     "less_than_equal": "{le} at most",
-    "less_than": "less than {lt}",
+    "less_than": "a number below {lt}",
     "finite_number": "a finite number",
     "bits": "a number of 64 bits",
 }
@@ -135,8 +134,7 @@ def schema_of(
                 hint, below, (), default, title=f"{title}_{one.name}", described=described
             )
         else:
-            most = [n for start, n in _MOST.items() if below.startswith(start)]
-            value = _annotated(hint, *most)
+            value = _annotated(hint, _WIDEST if below.startswith("model.") else None)
         required = instance is None and is_required(one)
         if described:
             text = descriptions(cls).get(one.name)  # type: ignore[arg-type]
