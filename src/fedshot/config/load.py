@@ -33,11 +33,12 @@ from fedshot.config.registry import (
     unknown_option,
     written_out,
 )
-from fedshot.config.schema import ModelOptions, RunOptions, SplitOptions
+from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
 from fedshot.config.validation import built, checked, value_of, values_of, with_option_path
 from fedshot.core import storage
 from fedshot.core.errors import ConfigError, as_path, nearest
+from fedshot.data.class_split import SplitOptions
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partitioner
@@ -154,7 +155,7 @@ def override(
     given: Settings = {}
     for option, text in _pairs(arguments):
         path = option.removeprefix("--")
-        value = trees.parse(text, is_text, origin=f"the value of {option}", place=path)
+        value = trees.parse(text, is_text, origin=f"the value of {option}", path=path)
         trees.put(given, path, long(path, value))
     below = written_out(settings)
     notices = [text for path in KINDS if (text := _drop_other_kind(below, given, path))]

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedshot.config import settings as trees
 from fedshot.config.options import Option, nearest_options, options_of, takes_text
-from fedshot.config.schema import ModelOptions, RunOptions, SplitOptions
+from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
+from fedshot.data.class_split import SplitOptions
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.registry import PARTITIONS
 from fedshot.data.sources.registry import SOURCES
@@ -68,7 +69,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     """
     tree: Settings = {}
     for layer in layers:
-        tree = written_out(trees.layered(tree, layer))
+        tree = written_out(trees.without_nulls(trees.merged(tree, layer)))
     return tree
 
 
@@ -93,11 +94,6 @@ def unknown_option(path: str, names: Mapping[str, str]) -> str:
     return f"there is no option {path!r}. {nearest_options(path, every)}"
 
 
-def section_options(section: str) -> Iterator[Option]:
-    """Yield the options of a section."""
-    return options_of(SECTIONS[section], section, not_options(section))
-
-
 def kind_options(path: str, kind: str) -> Iterator[Option]:
     """Yield the options of one of the kinds at a key path."""
     return options_of(KINDS[path][0][kind], path, not_options(path))
@@ -105,8 +101,8 @@ def kind_options(path: str, kind: str) -> Iterator[Option]:
 
 def all_options(names: Mapping[str, str]) -> Iterator[Option]:
     """Yield every option of a configuration with these kinds, except `name` and `seed`."""
-    for section in SECTIONS:
-        yield from section_options(section)
+    for section, cls in SECTIONS.items():
+        yield from options_of(cls, section, not_options(section))
     for path, kind in names.items():
         if kind != NO_HEAD:
             yield from kind_options(path, kind)
@@ -122,22 +118,29 @@ def is_diagnostic(settings: Settings) -> set[str]:
     return {one.path for one in _options_in(settings) if one.is_diagnostic}
 
 
-def difference(old: Settings, new: Settings, *, except_for: Collection[str] = ()) -> str | None:
-    """Say which settings differ, as `a.b was 1, is 2`; None if none or only diagnostic ones do.
+def difference(
+    old: Settings, new: Settings, *, except_for: Collection[str] = (), diagnostics: bool = False
+) -> str | None:
+    """Say which settings differ, as `a.b was 1, is 2`; None if none does.
 
     Args:
-        old: settings before, perhaps written before some options existed.
+        old: settings before. An option that they lack did not exist then, and had its default.
         new: settings now, which name the kinds.
         except_for: key paths that may differ.
+        diagnostics: whether diagnostic options count, which do not affect training.
     """
-    return every_difference(old, new, except_for={*except_for, *is_diagnostic(new)})
-
-
-def every_difference(
-    old: Settings, new: Settings, *, except_for: Collection[str] = ()
-) -> str | None:
-    """Say which settings differ, as `difference` does, diagnostic options included."""
-    return trees.difference(old, new, except_for=except_for, later=defaults(new))
+    before, after = dict(trees.flat(old)), dict(trees.flat(new))
+    for one in _options_in(new):
+        if not one.required and (one.path in before or one.path in after):
+            before.setdefault(one.path, one.default)
+            after.setdefault(one.path, one.default)
+    ignored = {*except_for, *(() if diagnostics else is_diagnostic(new))}
+    changed = [
+        f"{path} was {before.get(path, 'not set')!r}, is {after.get(path, 'not set')!r}"
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path) and path not in ignored
+    ]
+    return "; ".join(changed) or None
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:
@@ -158,8 +161,7 @@ def _options_for(chosen: tuple[tuple[str, str, type[Any]], ...]) -> tuple[Option
 
 def every_option() -> Iterator[Option]:
     """Yield the options of every section and of every kind; kinds may share a key path."""
-    for section in SECTIONS:
-        yield from section_options(section)
+    yield from all_options({})
     for path, (kinds, _) in KINDS.items():
         for kind in kinds:
             yield from kind_options(path, kind)
