@@ -406,7 +406,7 @@ def test_what_another_kind_leaves_out_is_told_on_stderr(
 def test_the_command_runs_as_a_program() -> None:
     done = command("--name", "x")
     assert done.returncode == 2
-    assert "--name stands before the command" in done.stderr
+    assert "--name comes before the command" in done.stderr
 
 
 def test_a_run_names_the_clients_whose_replies_do_not_count(tmp_path, capfd):

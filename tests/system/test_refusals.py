@@ -132,7 +132,7 @@ def test_an_option_of_the_command_line_is_checked_like_one_of_the_file(
     assert "method.optimizer.lr" in text
     assert "Did you mean --config?" in refusal(capsys, tmp_path, extra=["--confg", "x"])
     for words, told in (
-        (["--quiet", "run"], "--quiet stands before the command; write it behind"),
+        (["--quiet", "run"], "--quiet comes before the command; write it after"),
         (["evaluate", "x", "--epsiodes", "5"], "Did you mean '--episodes'?"),
         (["compare", "x", "y", "--jsn"], "Did you mean '--json'?"),
         (
@@ -401,7 +401,7 @@ def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
 
     monkeypatch.setattr(train, "PreparedRun", fails)
     assert main(words) == 75
-    assert "the memory of this machine does not suffice" in capsys.readouterr().err
+    assert "this machine has too little memory" in capsys.readouterr().err
     said = "a mistake of ours"
     with pytest.raises(RuntimeError, match=said):
         main(words)

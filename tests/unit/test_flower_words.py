@@ -67,7 +67,7 @@ def test_another_version_of_flower_is_refused(
         (["up", "--nodes", "0"], "--nodes is 0; expected 1 to 100"),
         (["up", "--run.fleet", "vectorised"], "run.fleet is 'vectorised'"),
         (["run", "--rounds", "5"], "there is no option"),
-        (["keys"], "say --server with its names, --node with the file of its key, or --admit"),
+        (["keys"], "give --server with its names, --node with the file of its key, or --admit"),
         (["keys", "--clients", "0-3", "--node", "x.key"], "--clients goes with --admit"),
         (["keys", "--admit", "x.pub"], "--clients goes with --admit"),
         (["keys", "--admit", "no.pub", "--clients", "0"], "no.pub is no public key"),

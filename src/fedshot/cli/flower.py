@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def up(options: argparse.Namespace) -> int:
-    """Train on a federation of this machine's own."""
+    """Train on a federation on this machine."""
     _check("nodes", options.nodes, 1, 100)
     return _begin(options, server="", nodes=options.nodes)
 
@@ -67,7 +67,7 @@ def _setting(chosen: Config, place: Place, options: argparse.Namespace) -> Prepa
 
 
 def resume(options: argparse.Namespace) -> int:
-    """Go on with a run whose clients live on nodes."""
+    """Resume a run whose clients live on nodes."""
     require_flower()
     from fedshot.deploy.flower.flower_runs import Place
 
@@ -87,9 +87,7 @@ def _train(options: argparse.Namespace, setting: PreparedRun, folder: Path, plac
         check_tracker(options.tracker)
     _refuse_rehearsal(setting.config)
     if (setting.config.run.cohort or len(setting.clients)) == 1:
-        tell(
-            "A cohort is one client, whose change the server then sees as it is: no mean hides it."
-        )
+        tell("A cohort is one client: the server sees its change itself, not a mean over clients.")
     said = _silent if options.quiet else tell
     watch: Callable[[], None] = _nothing
     with ExitStack() as stack:
@@ -114,12 +112,13 @@ def _refuse_rehearsal(chosen: Config) -> None:
         )
     if chosen.run.fleet == "vectorised":
         raise ConfigError(
-            "run.fleet is 'vectorised', whose bits a node would not give. Set it to 'threads'."
+            "run.fleet is 'vectorised'; nodes run clients one by one, which gives other "
+            "bits. Set it to 'threads'."
         )
 
 
 def deal(options: argparse.Namespace) -> int:
-    """Write the files of clients, a folder for each node."""
+    """Write the files of the clients, in a folder for each node."""
     require_flower()
     from fedshot.deploy.flower.node_registry import ranges
     from fedshot.deploy.flower.server_folder import own_folder
@@ -139,7 +138,7 @@ def deal(options: argparse.Namespace) -> int:
             f"{options.to / f'node-{i}'}: {len(clients)} clients; admit its key at the server with "
             f"--clients {here.replace(' ', '')} --examples {most}"
         )
-    if arranged.own_tests:  # which no server without the data could ask
+    if arranged.own_tests:  # the server needs the data for these tests
         tell("Clients are tested on images of their own: start the server on the whole dataset.")
         return 0
     write_server_tests(options.to / "server", arranged)
@@ -148,7 +147,7 @@ def deal(options: argparse.Namespace) -> int:
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Write the file of one client, or the server's tests, of what is on this host."""
+    """Write the file of one client, or the server's tests, from the data on this host."""
     require_flower()
     from fedshot.data.files.places import find_data_dir
     from fedshot.data.sources.embedding import TextOptions, reading_digest
@@ -156,7 +155,7 @@ def pack(options: argparse.Namespace) -> int:
     from fedshot.deploy.flower.packing import pack_client, pack_tests
 
     if options.tests == (options.client is not None):
-        raise ConfigError("say --client with its number, or --tests for what the server needs.")
+        raise ConfigError("give --client with its number, or --tests for what the server needs.")
     chosen = chosen_config(options)
     data_dir = find_data_dir(options.data_dir)
     dataset, notes = chosen.data.load(data_dir), {}
@@ -186,13 +185,13 @@ def keys(options: argparse.Namespace) -> int:
 
     if sum(map(bool, (options.server, options.node, options.admit))) != 1:
         raise ConfigError(
-            "say --server with its names, --node with the file of its key, or --admit with the "
+            "give --server with its names, --node with the file of its key, or --admit with the "
             ".pub file of a node."
         )
     if bool(options.admit) != bool(options.clients) or (options.examples and not options.admit):
         raise ConfigError(
             "--clients goes with --admit: `fedshot flower keys --admit hospital-a.pub --clients "
-            "0-3` lets a node take part, and says which clients live there."
+            "0-3` lets a node take part, and tells which clients live there."
         )
     if options.admit:
         name, public_key = options.admit.stem, load_public_key(options.admit)
