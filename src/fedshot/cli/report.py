@@ -117,7 +117,7 @@ def _rows(
 
 
 def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return the rows of finished cells and their data; labels name the table if several do."""
+    """Return a row for each finished cell and its data; several tables are named in labels."""
     held = [results.read(path) for path in files]
     tables = [f"{one.recipe} {one.variant}" for one in held]
     rows = [results.row_of(one) for one in held]
