@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
 from fedshot.config.options import (
     Option,
@@ -61,13 +62,20 @@ class OptionSection:
         title = "_".join(filter(None, (self.path.replace(".", "_"), self.kind)))
         skip = not_options(self.path)
         schema = TypeAdapter(schema_of(self.cls, self.path, skip, title=title, described=True))
-        found: dict[str, Any] = _without_titles(schema.json_schema())
-        return found | {"description": self.summary}
+        return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}
 
 
 @dataclass(frozen=True)
 class _NoHead:
     """No head, for methods that answer from the features."""
+
+
+class _Untitled(GenerateJsonSchema):
+    """Leaves out the titles that pydantic makes of the names of options."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        del schema
+        return False
 
 
 def parts(path: str) -> list[OptionSection]:
@@ -215,19 +223,6 @@ def _description(cls: type[Any], names: list[str]) -> str:
         below = _description(hint, rest)
         return f"{mine.rstrip('.')}: {below}" if mine and below else below
     return mine
-
-
-def _without_titles(schema: Any) -> Any:
-    """Return a schema without the titles that pydantic makes of names, but options of that name."""
-    if isinstance(schema, list):
-        return [_without_titles(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: _without_titles(one)
-        for key, one in schema.items()
-        if not (key == "title" and isinstance(one, str))
-    }
 
 
 def _wrapped(head: str, what: str) -> list[str]:
