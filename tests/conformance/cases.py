@@ -101,7 +101,7 @@ METHODS: dict[str, Method[Any]] = {
         second_head="persistent",
         discrepancy="js",
         weigh_by="examples",
-        moments="kept",
+        optimizer_state="keep",
         inner=INNER,
         local_steps=2,
     ),

@@ -63,7 +63,7 @@ def gap(m: FedFSLMIAdv, a: Tensor, b: Tensor) -> Tensor:
         mid = (a + b) / 2
         both = (F.kl_div(mid.log(), one, reduction="batchmean") for one in (a, b))
         return sum(both) / 2  # type: ignore[return-value]
-    ratio = a.clamp_min(m.floor) / b.clamp_min(m.floor)
+    ratio = a.clamp_min(m.min_prob) / b.clamp_min(m.min_prob)
     return (a * ratio.log()).sum() / len(a)
 
 
@@ -143,7 +143,7 @@ def test_two_rounds_equal_the_stages_written_out(
         {"predictions": "unadapted_query"},
         {"adv_predictions": "unadapted_query"},
         {"adv_predictions": "adapted_both"},
-        {"floor": 0.3},
+        {"min_prob": 0.3},
         {"inner": replace(INNER, order="first")},
         {"inner": replace(INNER, order="second", adapts="head")},
         {"inner": replace(INNER, order="first", adapts="head"), "adv_predictions": "adapted_both"},
@@ -375,7 +375,7 @@ def test_a_long_gradient_is_shortened_and_a_short_one_keeps_its_bits(longest: fl
 def test_stage_1_alone_has_short_gradients(tmp_path: Path) -> None:
     """With plain SGD of rate 1 a step is as long as its gradient."""
     step = Optimizer("sgd", 1.0)
-    m = method(longest=0.01, optimizer=step, local_steps=1, second_head="persistent")
+    m = method(max_grad_norm=0.01, optimizer=step, local_steps=1, second_head="persistent")
     run = Run(m, tmp_path, 1)
     w, kept = run.server.w, run.private(0)["second"]
     run.round()
@@ -403,8 +403,8 @@ def test_the_mode_decides_what_is_not_said() -> None:
     [
         ({"eta": -0.1}, r"eta is -0\.1; expected"),
         ({"lambda_adv": -1}, r"lambda_adv is -1; expected"),
-        ({"floor": 0.0}, r"floor is 0\.0; expected a probability between 0 and 1"),
-        ({"longest": -1.0}, r"longest is -1\.0; expected"),
+        ({"min_prob": 0.0}, r"min_prob is 0\.0; expected a probability between 0 and 1"),
+        ({"max_grad_norm": -1.0}, r"max_grad_norm is -1\.0; expected"),
         ({"discrepancy": "l2"}, r"discrepancy is 'l2'\. Did you mean 'l1'"),
         ({"second_head": "new"}, r"second_head is 'new'\."),
         ({"alternation": "rounds"}, r"alternation is 'rounds'\. Did you mean 'round'"),

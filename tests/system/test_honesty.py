@@ -351,7 +351,7 @@ def test_tests_of_the_clients_own_are_of_those_that_take_part() -> None:
         "split": CHOOSING["split"],
         "partition": {"name": "dirichlet", "clients": 6, "alpha": 1.0},
         "episode": {"way": 5, "query": 5},
-        "run": {"unable": "leave_out", "cohort": 1},
+        "run": {"infeasible_clients": "leave_out", "cohort": 1},
     }
     found: dict[tuple[int, ...], set[str]] = {}
     for seed in range(8):

@@ -164,11 +164,11 @@ def test_a_client_without_data_is_named_or_left_out(
     text = refusal(capsys, tmp_path, changes)
     assert "1 of 3 clients cannot form a 2-way 1-shot" in text
     assert "client 1 has 0 classes with at least 6 examples" in text
-    assert "run.unable" in text
+    assert "run.infeasible_clients" in text
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
     words = ["run", "--config", str(config), "--out", str(tmp_path / "runs")]
-    assert main([*words, "--run.unable", "leave_out"]) == 0
+    assert main([*words, "--run.infeasible_clients", "leave_out"]) == 0
     assert "left out: client 1 has 0 classes" in capsys.readouterr().err
 
 

@@ -40,6 +40,13 @@ SECTIONS: dict[str, type[Any]] = {
 _GIVEN = frozenset({"model", "episode", "classes", "clients", "redealt"})
 _NOT_OPTIONS = {"method": _GIVEN, "model": frozenset({"backbone", "head"})}
 NO_HEAD = "none"
+# Options that have another name since, by key path, with the values that have another name, too.
+_RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
+    "method.floor": ("method.min_prob", {}),
+    "method.longest": ("method.max_grad_norm", {}),
+    "method.moments": ("method.optimizer_state", {"fresh": "reset", "kept": "keep"}),
+    "run.unable": ("run.infeasible_clients", {}),
+}
 
 
 def not_options(path: str) -> frozenset[str]:
@@ -76,6 +83,10 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
 def unknown_option(path: str, names: Mapping[str, str]) -> str:
     """Explain an option that does not exist where `names` are chosen: what to write instead."""
     options = {option.path for option in all_options(names)}
+    if path in _RETIRED and _RETIRED[path][0] in options:
+        new, values = _RETIRED[path]
+        renamed = "".join(f", and its value {was!r} is {now!r}" for was, now in values.items())
+        return f"{path!r} is called {new!r} now{renamed}. Write the new name."
     for section, (kinds, _) in KINDS.items():
         owners = [
             kind
@@ -129,7 +140,7 @@ def difference(
         except_for: key paths that may differ.
         diagnostics: whether diagnostic options count, which do not affect training.
     """
-    before, after = dict(trees.flat(old)), dict(trees.flat(new))
+    before, after = _current(old), dict(trees.flat(new))
     for one in _options_in(new):
         if not one.required and (one.path in before or one.path in after):
             before.setdefault(one.path, one.default)
@@ -141,6 +152,15 @@ def difference(
         if before.get(path) != after.get(path) and path not in ignored
     ]
     return "; ".join(changed) or None
+
+
+def _current(settings: Settings) -> dict[str, Any]:
+    """Return the leaves of settings, in which options that were renamed have their new names."""
+    found = {}
+    for path, value in trees.flat(settings):
+        new, values = _RETIRED.get(path, (path, {}))
+        found[new] = values.get(value, value) if values else value
+    return found
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:

@@ -79,7 +79,8 @@ class RunOptions:
         cohort: clients sampled per round; null for all.
         quorum: share of a cohort whose replies must be usable.
         below_quorum: "stop" the run, or "skip" the round and go on from the state before it.
-        unable: clients that cannot form an episode: "refuse" the run, or "leave_out" the clients.
+        infeasible_clients: clients that cannot form an episode: "refuse" the run, or "leave_out"
+            the clients.
         validate_every: rounds between two looks at the validation classes; the last round always.
         choose: the round that is tested: that of the best "validation" accuracy, or the "last" one.
             "best_on_test_classes" looks at the test itself instead of the validation, as some
@@ -105,7 +106,7 @@ class RunOptions:
     cohort: AtLeast1 | None = None
     quorum: Share = 0.5
     below_quorum: Literal["stop", "skip"] = "stop"
-    unable: Literal["refuse", "leave_out"] = "refuse"
+    infeasible_clients: Literal["refuse", "leave_out"] = "refuse"
     validate_every: AtLeast1 = 10
     choose: Literal["validation", "last", "best_on_test_classes"] = "validation"
     checkpoint_every: AtLeast1 = 1

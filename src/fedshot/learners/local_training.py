@@ -139,7 +139,7 @@ def local_sgd(
     local_episodes: LocalSteps[E],
     state: OptState | None = None,
     *,
-    longest: float = 0.0,
+    max_grad_norm: float = 0.0,
 ) -> Trained:
     """Minimise the mean loss of the episodes of each step, one optimiser step for each.
 
@@ -153,7 +153,7 @@ def local_sgd(
         stats: running statistics, moved by one episode after another.
         lessons: the episodes, or batches.
         state: the optimiser's; None starts afresh.
-        longest: a longer gradient is shortened to this norm; 0 takes any.
+        max_grad_norm: a longer gradient is shortened to this norm; 0 takes any.
     """
     state = optimizer.init(params) if state is None else state
     own = False  # after a step they are nobody else's
@@ -166,8 +166,8 @@ def local_sgd(
     ):
         grads, stats, found = _mean_gradient(episode_loss, params, stats, step, seeds[: len(step)])
         told += found
-        if longest:
-            grads = shortened(grads, longest)
+        if max_grad_norm:
+            grads = shortened(grads, max_grad_norm)
         reuse = own and not _kept(params, (stats, *found))
         params, state = optimizer.update(grads, state, params, reuse=reuse)
         own = True

@@ -2,7 +2,7 @@
 
 FedFSL leaves both open. McMahan et al. 2017 weigh by examples, n_k; FedFSL's |B_k| are episodes.
 The weights that an optimiser's moments belong to are overwritten by the server's at each visit, so
-by default it starts afresh; "kept" moments stay with the client.
+by default its state is "reset"; a client may "keep" it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedshot.learners.local_training import LocalEpisodes
 from fedshot.nn.optim import Optimizer, OptState
 
 Weighing = Literal["episodes", "examples"]
-Moments = Literal["fresh", "kept"]
+OptimizerState = Literal["reset", "keep"]
 
 _PART = "optimizer"
 
 
-def check_local_update(weigh_by: str, moments: str) -> None:
+def check_local_update(weigh_by: str, optimizer_state: str) -> None:
     """Refuse words that mean nothing."""
     check_word("weigh_by", weigh_by, ("episodes", "examples"))
-    check_word("moments", moments, ("fresh", "kept"))
+    check_word("optimizer_state", optimizer_state, ("reset", "keep"))
 
 
 def weight_of(local_episodes: LocalEpisodes, by: Weighing) -> int | Tensor:
@@ -39,9 +39,11 @@ def max_weight_of(n_episodes: int, by: Weighing) -> int | None:
     return n_episodes if by == "episodes" else None
 
 
-def first_moments(moments: Moments, optimizer: Optimizer, params: Tree) -> dict[str, Any]:
+def first_moments(
+    optimizer_state: OptimizerState, optimizer: Optimizer, params: Tree
+) -> dict[str, Any]:
     """Return what a client keeps before its first visit; of `params` only the form matters."""
-    return {_PART: optimizer.init(params)} if moments == "kept" else {}
+    return {_PART: optimizer.init(params)} if optimizer_state == "keep" else {}
 
 
 def moments_of(private: Mapping[str, Any]) -> OptState | None:

@@ -114,12 +114,12 @@ class Optimizer:
         )
 
 
-def shortened(grads: Tree, longest: float) -> Tree:
-    """Return the gradient scaled down to the norm `longest`, over all leaves, where it is longer.
+def shortened(grads: Tree, max_grad_norm: float) -> Tree:
+    """Return the gradient, scaled down to `max_grad_norm` over all leaves if its norm is larger.
 
     Pascanu et al. 2013, algorithm 1. A shorter gradient keeps its bits.
     """
     norm = torch.stack([g.square().sum() for g in tree.leaves(grads)]).sum().sqrt()
-    # A norm of zero has 1 here, not longest / 0.
-    scale = (longest / norm.clamp_min(longest)).detach()
+    # A norm of zero has 1 here, not max_grad_norm / 0.
+    scale = (max_grad_norm / norm.clamp_min(max_grad_norm)).detach()
     return tree.map(lambda g: g * scale, grads)

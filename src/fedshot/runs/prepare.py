@@ -363,8 +363,8 @@ class PreparedRun(FederatedDataset):
         run, spec, n = self.config.run, self.config.episode, len(self.deal.train)
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
-        if self.left_out and (run.unable == "refuse" or not self.clients):
-            without = " Or set run.unable to 'leave_out' to go on without them."
+        if self.left_out and (run.infeasible_clients == "refuse" or not self.clients):
+            without = " Or set run.infeasible_clients to 'leave_out' to go on without them."
             raise DataError(
                 f"{len(self.left_out)} of {n} clients cannot form {spec.whole_text}: "
                 f"{_first(self.left_out)}. {fix}{without if self.clients else ''}"

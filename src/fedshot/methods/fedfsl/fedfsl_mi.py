@@ -21,7 +21,7 @@ sends K models: see `fedshot.methods.fedfsl.leave_one_out`. What is left out is 
 in the last mean, so where only a cohort takes part each round, a client that made no part of w^t
 has w^t for a reference. It keeps |B_k| w_k in float64, the memory of two models, at the client. As
 in FedFSL-naive: fresh episodes in every local step, clients upload
-w_k - w^t, and the Adam state starts afresh at every visit unless moments="kept".
+w_k - w^t, and the Adam state starts afresh at every visit unless optimizer_state="keep".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fedshot.learners.local_training import (
     sample_episodes,
 )
 from fedshot.learners.local_update import (
-    Moments,
+    OptimizerState,
     Weighing,
     check_local_update,
     first_moments,
@@ -107,7 +107,8 @@ class FedFSLMI:
         common_questions: made-up questions to which each client uploads its answers in each round,
             to report the `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
-        moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
+        optimizer_state: what a local update does with the state of the client's optimiser: "reset"
+            it, or "keep" it from the last one.
     """
 
     name: ClassVar[str] = "fedfsl_mi"
@@ -126,11 +127,11 @@ class FedFSLMI:
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_local_update(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.optimizer_state)
         check_not_negative(common_questions=self.common_questions)
         _ = self.regularizer  # which checks the rest
 
@@ -190,7 +191,9 @@ class FedFSLMI:
         """Return what a client remembers of its part in the mean, nothing yet, and its moments."""
         del client
         share = init_share(self.stays_near, self.learner, key)
-        return share | first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
+        return share | first_moments(
+            self.optimizer_state, self.optimizer, self.learner.init(key)[0]
+        )
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes, B_k."""

@@ -19,8 +19,9 @@ and as wholes, so the inner steps move Theta in stage 1, too, and what they did 
 are compared on the queries. A local step is one step of the heads and one of the backbone on the
 same episodes (alternation="batch", the revised algorithm's "alternatively"), or all steps of the
 heads come first ("round", the first version). A divergence can be maximised without end: in KL
-probabilities are at least `floor`, and gradients of stage 1 at most `longest`. Their prose speaks
-of differing from the central model, the equations of theta and theta'; the equations are followed.
+probabilities are at least `min_prob`, and gradients of stage 1 at most `max_grad_norm`. Their prose
+speaks of differing from the central model, the equations of theta and theta'; the equations are
+followed.
 Departures: the heads are compared after adapting, where both papers define p(Theta, theta) as the
 softmax of f_theta(f_Theta(x)) without (adv_predictions="unadapted_query"); and those of FedFSL-MI,
 reference="exclusive" included.
@@ -52,7 +53,7 @@ from fedshot.learners.local_training import (
     sample_episodes,
 )
 from fedshot.learners.local_update import (
-    Moments,
+    OptimizerState,
     Weighing,
     check_local_update,
     first_moments,
@@ -142,7 +143,7 @@ class FedFSLMIAdv:
         mode: what holds where an option is null. "strict": clip "coef", MI in the stages, in turns
             by "batch". "paper", as the revised version writes it: clip "log", else the same. "v1",
             the first version: clip "none", no MI in the stages, in turns by "round". In all three
-            `floor`, `longest`, `adv_predictions` and the inner steps stay as they are set.
+            `min_prob`, `max_grad_norm`, `adv_predictions` and the inner steps stay as they are set.
         clip: how the ratio of probabilities is bounded in MI: "none", "log", "coef".
         epsilon: the ratio stays within 1 - epsilon and 1 + epsilon.
         mi_in_stages: whether L_k in the stages is that of FedFSL-MI; without it gamma has no part.
@@ -153,8 +154,8 @@ class FedFSLMIAdv:
         noise: standard deviation of that noise.
         discrepancy: of the heads' predictions: "kl", "l1" (Saito et al. 2018), "js"
             (Jensen-Shannon).
-        floor: the smallest probability that "kl" reckons with.
-        longest: a gradient of stage 1 is shortened to this norm; 0 takes any.
+        min_prob: the smallest probability that "kl" reckons with.
+        max_grad_norm: a gradient of stage 1 is shortened to this norm; 0 takes any.
         inner: how a model adapts to a support set.
         local_steps: optimiser steps per visit, of the heads and of the backbone each.
         episodes_per_step: episodes whose gradients are averaged in a step.
@@ -162,8 +163,9 @@ class FedFSLMIAdv:
         common_questions: made-up questions to which each client uploads its answers in each round,
             to report the `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
-        moments: of the optimisers: "fresh" at every visit, or "kept" by the client, those of the
-            heads only where the second one is persistent.
+        optimizer_state: what a local update does with the states of the client's optimisers:
+            "reset" them, or "keep" them from the last one, that of the heads only where the second
+            head is persistent.
     """
 
     name: ClassVar[str] = "fedfsl_mi_adv"
@@ -184,27 +186,29 @@ class FedFSLMIAdv:
     second_head: Literal["fresh", "persistent", "copy"] = "fresh"
     noise: float = 0.01
     discrepancy: Literal["kl", "l1", "js"] = "kl"
-    floor: float = 1e-4
-    longest: float = 10.0
+    min_prob: float = 1e-4
+    max_grad_norm: float = 10.0
     inner: InnerLoop = InnerLoop()
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_local_update(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.optimizer_state)
         check_not_negative(eta=self.eta, lambda_adv=self.lambda_adv, noise=self.noise)
-        check_not_negative(longest=self.longest, common_questions=self.common_questions)
+        check_not_negative(max_grad_norm=self.max_grad_norm, common_questions=self.common_questions)
         check_word("adv_predictions", self.adv_predictions, PREDICTIONS)
         check_word("alternation", self.turns, ("batch", "round"))
         check_word("second_head", self.second_head, ("fresh", "persistent", "copy"))
         check_word("discrepancy", self.discrepancy, ("kl", "l1", "js"))
-        if not 0 < self.floor < 1:
-            raise ConfigError(f"floor is {self.floor}; expected a probability between 0 and 1.")
+        if not 0 < self.min_prob < 1:
+            raise ConfigError(
+                f"min_prob is {self.min_prob}; expected a probability between 0 and 1."
+            )
         _ = self.regularizer  # which checks the rest
 
     @staticmethod
@@ -276,12 +280,12 @@ class FedFSLMIAdv:
         kept = init_share(self.stays_near, self.learner, key)
         if self.second_head == "persistent":
             kept["second"] = self._new_head(key.at("second head"))
-        if self.moments == "kept":
+        if self.optimizer_state == "keep":
             w, _ = self.learner.init(key)
-            kept["features"] = first_moments(self.moments, self.optimizer, w["body"])
+            kept["features"] = first_moments(self.optimizer_state, self.optimizer, w["body"])
             if self.second_head == "persistent":
                 heads = {"first": w["head"], "second": w["head"]}
-                kept["heads"] = first_moments(self.moments, self.optimizer, heads)
+                kept["heads"] = first_moments(self.optimizer_state, self.optimizer, heads)
         return kept
 
     def draw(self, data: ClientData, key: Key) -> MIAdvData:
@@ -378,7 +382,7 @@ class FedFSLMIAdv:
                 stats,
                 local_episodes,
                 state_1,
-                longest=self.longest,
+                max_grad_norm=self.max_grad_norm,
             )
             body, stats, state_2, metrics = local_sgd(
                 partial(self.stage_2, reference, heads),
@@ -451,5 +455,5 @@ class FedFSLMIAdv:
 
     def _gap(self, p: Tensor, q: Tensor) -> Tensor:
         if self.discrepancy == "kl":
-            return floored_kl(p, q, self.floor)
+            return floored_kl(p, q, self.min_prob)
         return jensen_shannon(p, q) if self.discrepancy == "js" else mean_gap(p, q)

@@ -10,7 +10,7 @@ Symbols: w backbone and head; a = inner.lr; |B_k| the episodes that client k use
 The paper allows one or several inner steps and writes one, inner.steps=1; the default is five.
 Departures from the paper: every local step draws fresh episodes and uses them once, where eq. (9)
 has one fixed batch B_k; clients upload w_k - w, which averages to the same; the Adam state starts
-afresh at every visit unless moments="kept".
+afresh at every visit unless optimizer_state="keep".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedshot.learners.local_training import (
     sample_episodes,
 )
 from fedshot.learners.local_update import (
-    Moments,
+    OptimizerState,
     Weighing,
     check_local_update,
     first_moments,
@@ -72,7 +72,8 @@ class FedFSLNaive:
         common_questions: made-up questions to which each client uploads its answers in each round,
             to report the `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
-        moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
+        optimizer_state: what a local update does with the state of the client's optimiser: "reset"
+            it, or "keep" it from the last one.
     """
 
     name: ClassVar[str] = "fedfsl_naive"
@@ -85,11 +86,11 @@ class FedFSLNaive:
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_local_update(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.optimizer_state)
         check_not_negative(common_questions=self.common_questions)
 
     @staticmethod
@@ -130,7 +131,7 @@ class FedFSLNaive:
     def init_client(self, client: int, key: Key) -> Tree:
         """Return what the optimiser remembers, or `{}`."""
         del client
-        return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
+        return first_moments(self.optimizer_state, self.optimizer, self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes, B_k."""

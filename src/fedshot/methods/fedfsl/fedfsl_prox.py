@@ -10,7 +10,7 @@ Symbols: w backbone and head; w^t those of the server at the start of round t; m
 Departures from the paper: it gives no mu, and none is left out of the distance here (backbone and
 head, not the running statistics). The inner steps know nothing of the term. As in FedFSL-naive:
 fresh episodes in every local step, clients upload w_k - w^t, and
-the Adam state starts afresh at every visit unless moments="kept".
+the Adam state starts afresh at every visit unless optimizer_state="keep".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedshot.learners.local_training import (
     sample_episodes,
 )
 from fedshot.learners.local_update import (
-    Moments,
+    OptimizerState,
     Weighing,
     check_local_update,
     first_moments,
@@ -76,7 +76,8 @@ class FedFSLProx:
         common_questions: made-up questions to which each client uploads its answers in each round,
             to report the `divergence` of their predictions; 0 for none. Nothing else depends on it.
         weigh_by: what a client counts for in the mean: its "episodes", |B_k|, or "examples", n_k.
-        moments: of the optimiser: "fresh" at every visit, or "kept" by the client.
+        optimizer_state: what a local update does with the state of the client's optimiser: "reset"
+            it, or "keep" it from the last one.
     """
 
     name: ClassVar[str] = "fedfsl_prox"
@@ -90,11 +91,11 @@ class FedFSLProx:
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         check_budget(self.local_steps, self.episodes_per_step)
-        check_local_update(self.weigh_by, self.moments)
+        check_local_update(self.weigh_by, self.optimizer_state)
         check_not_negative(mu=self.mu, common_questions=self.common_questions)
 
     @staticmethod
@@ -135,7 +136,7 @@ class FedFSLProx:
     def init_client(self, client: int, key: Key) -> Tree:
         """Return what the optimiser remembers, or `{}`."""
         del client
-        return first_moments(self.moments, self.optimizer, self.learner.init(key)[0])
+        return first_moments(self.optimizer_state, self.optimizer, self.learner.init(key)[0])
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
         """Draw the local episodes, B_k."""
