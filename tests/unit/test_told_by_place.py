@@ -19,7 +19,7 @@ from system.runs import SMALL, merged
 class Part:
     """Options, and a field that is none."""
 
-    clients: int = 1
+    steps: int = 1
     way: int = 5
     optimizer: Optimizer = Optimizer()
     model: int = 0
@@ -28,7 +28,8 @@ class Part:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("clients is 0; expected 1", "method.clients is 0; expected 1"),
+        ("steps is 0; expected 1", "method.steps is 0; expected 1"),
+        ("clients is 0; expected 1", "clients is 0; expected 1"),
         ("optimizer.lr is -1.0; expected", "method.optimizer.lr is -1.0; expected"),
         ("way is (0, 3); expected", "method.way is (0, 3); expected"),
         ("alpha is -1.0", "alpha is -1.0"),  # no option of this part
@@ -39,7 +40,7 @@ class Part:
     ],
 )
 def test_the_key_path_is_put_before_an_option_of_the_part(text: str, told: str) -> None:
-    with pytest.raises(FedshotError) as error, with_option_path("method", Part, {"model"}):
+    with pytest.raises(FedshotError) as error, with_option_path("method", Part):
         raise DataError(text)
     assert str(error.value) == told
     assert isinstance(error.value, DataError)

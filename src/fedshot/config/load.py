@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from fedshot.config import settings as trees
+from fedshot.config.options import NOT_OPTIONS, members
 from fedshot.config.registry import (
     KINDS,
     NO_HEAD,
@@ -29,13 +30,12 @@ from fedshot.config.registry import (
     is_text,
     kind_options,
     long,
-    not_options,
     unknown_option,
     written_out,
 )
 from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
-from fedshot.config.validation import built, checked, value_of, values_of, with_option_path
+from fedshot.config.validation import built, checked, value_of, with_option_path
 from fedshot.core import storage
 from fedshot.core.errors import ConfigError, as_path, nearest
 from fedshot.data.class_split import SplitOptions
@@ -293,8 +293,8 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     def given(path: str, cls: type[Any]) -> dict[str, Any]:
         value = {} if (found := trees.at(tree, path)) is None else found
         if path == "model" and isinstance(value, dict):
-            value = {key: one for key, one in value.items() if key not in not_options(path)}
-        return checked(cls, path, value, not_options(path), lambda key: unknown_option(key, names))
+            value = {key: one for key, one in value.items() if key not in NOT_OPTIONS[path]}
+        return checked(cls, path, value, names)
 
     for path, _ in trees.flat({key: tree[key] for key in tree.keys() - {*SECTIONS, *KINDS}}):
         raise ConfigError(unknown_option(path, names))
@@ -304,8 +304,9 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     kinds = {path: KINDS[path][0][kind] for path, kind in names.items() if kind != NO_HEAD}
     parts |= {path: built(cls, path, given(path, cls))
               for path, cls in kinds.items() if path != "method"}  # fmt: skip
-    cls = kinds["method"]
-    chosen = values_of(cls, "method", given("method", cls), not_options("method"))
+    chosen = given("method", kinds["method"])
+    chosen = {one.name: chosen.get(one.name, default)
+              for one, _, default in members(kinds["method"], "method")}  # fmt: skip
     if model.get("norm_policy", "method") == "method":
         model["norm_policy"] = _norm_policy(names["method"], chosen)
     parts["model"] = ModelOptions(
@@ -335,7 +336,7 @@ class _Maker:
         told = {"classes": classes, "clients": clients, "redealt": redealt}
         asks = {field.name for field in fields(cls)} & told.keys()
         known: dict[str, Any] = {name: told[name] for name in asks}
-        with with_option_path("method", cls, not_options("method")):
+        with with_option_path("method", cls):
             made: Method[Any] = cls(model=model, episode=self.episode, **known, **self.chosen)
         return made
 

@@ -23,7 +23,7 @@ from fedshot.config.options import (
     summary,
     words,
 )
-from fedshot.config.registry import KINDS, NO_HEAD, SECTIONS, not_options
+from fedshot.config.registry import KINDS, NO_HEAD, SECTIONS
 from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
 
@@ -53,15 +53,14 @@ class OptionSection:
 
     def options(self) -> Iterator[tuple[Option, str]]:
         """Yield every option with its description."""
-        for option in options_of(self.cls, self.path, not_options(self.path)):
+        for option in options_of(self.cls, self.path):
             names = option.path.removeprefix(f"{self.path}.").split(".")
             yield option, _description(self.cls, names)
 
     def json_schema(self) -> dict[str, Any]:
         """Return its JSON Schema, with the schemas of what lies in it under `$defs`."""
         title = "_".join(filter(None, (self.path.replace(".", "_"), self.kind)))
-        skip = not_options(self.path)
-        schema = TypeAdapter(schema_of(self.cls, self.path, skip, title=title, described=True))
+        schema = TypeAdapter(schema_of(self.cls, self.path, title=title, described=True))
         return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}
 
 
@@ -218,7 +217,7 @@ def _description(cls: type[Any], names: list[str]) -> str:
     """Return what the docstring of a dataclass, or of a dataclass in it, says of an option."""
     first, *rest = names
     mine = descriptions(cls).get(first, "")  # type: ignore[arg-type]
-    hint = next(hint for one, hint, _ in members(cls) if one.name == first)
+    hint = next(hint for one, hint, _ in members(cls, "") if one.name == first)
     if rest and is_section(hint):
         below = _description(hint, rest)
         return f"{mine.rstrip('.')}: {below}" if mine and below else below

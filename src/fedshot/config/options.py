@@ -14,6 +14,13 @@ import docstring_parser
 from fedshot.core.errors import nearest
 from fedshot.protocol.method import DIAGNOSTIC
 
+# Fields that a configuration does not set, by the key path of their dataclass. A method also gets
+# the model, the episode, the base classes, the number of clients, and whether each round
+# partitions the images anew.
+NOT_OPTIONS = {
+    "method": {"model", "episode", "classes", "clients", "redealt"},
+    "model": {"backbone", "head"},
+}
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -37,34 +44,29 @@ class Option:
 
 
 def options_of(
-    cls: type[Any],
-    path: str,
-    skip: Collection[str] = (),
-    instance: Any = None,
-    *,
-    is_diagnostic: bool = False,
+    cls: type[Any], path: str, instance: Any = None, *, is_diagnostic: bool = False
 ) -> Iterator[Option]:
     """Yield the options of a dataclass and of the dataclasses in it.
 
     Where a dataclass is the default of a field, `instance` is that default, whose values are the
     defaults of its options. The options in a diagnostic option are diagnostic.
     """
-    for one, hint, default in members(cls, skip, instance):
+    for one, hint, default in members(cls, path, instance):
         below, seen = f"{path}.{one.name}", is_diagnostic or DIAGNOSTIC in one.metadata
         if is_section(hint):
-            yield from options_of(hint, below, (), default, is_diagnostic=seen)
+            yield from options_of(hint, below, default, is_diagnostic=seen)
         else:
             plain = list(default) if isinstance(default, tuple) else default
             yield Option(below, hint, instance is None and is_required(one), plain, seen)
 
 
 def members(
-    cls: type[Any], skip: Collection[str] = (), instance: Any = None, *, annotated: bool = False
+    cls: type[Any], path: str, instance: Any = None, *, annotated: bool = False
 ) -> Iterator[tuple[Field[Any], Any, Any]]:
     """Yield (field, type, default) for each field that a configuration may set."""
     hints = _hints(cls, annotated)  # type: ignore[arg-type]  # a class is hashable
     for one in fields(cls):
-        if one.init and one.name not in skip:
+        if one.init and one.name not in NOT_OPTIONS.get(path, ()):
             yield one, hints[one.name], _default(one, instance)
 
 

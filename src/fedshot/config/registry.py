@@ -35,10 +35,6 @@ SECTIONS: dict[str, type[Any]] = {
     "run": RunOptions,
     "test": TestOptions,
 }
-# What a method is given besides its options: the model, the episode, the base classes of the data,
-# the number of clients, and whether each round partitions the images anew.
-_GIVEN = frozenset({"model", "episode", "classes", "clients", "redealt"})
-_NOT_OPTIONS = {"method": _GIVEN, "model": frozenset({"backbone", "head"})}
 NO_HEAD = "none"
 # Options that have another name since, by key path, with the values that have another name, too.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
@@ -47,11 +43,6 @@ _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.moments": ("method.optimizer_state", {"fresh": "reset", "kept": "keep"}),
     "run.unable": ("run.infeasible_clients", {}),
 }
-
-
-def not_options(path: str) -> frozenset[str]:
-    """Return the fields of the dataclasses at a key path that a configuration does not set."""
-    return _NOT_OPTIONS.get(path, frozenset())
 
 
 def long(path: str, value: Any) -> Any:
@@ -107,13 +98,13 @@ def unknown_option(path: str, names: Mapping[str, str]) -> str:
 
 def kind_options(path: str, kind: str) -> Iterator[Option]:
     """Yield the options of one of the kinds at a key path."""
-    return options_of(KINDS[path][0][kind], path, not_options(path))
+    return options_of(KINDS[path][0][kind], path)
 
 
 def all_options(names: Mapping[str, str]) -> Iterator[Option]:
     """Yield every option of a configuration with these kinds, except `name` and `seed`."""
     for section, cls in SECTIONS.items():
-        yield from options_of(cls, section, not_options(section))
+        yield from options_of(cls, section)
     for path, kind in names.items():
         if kind != NO_HEAD:
             yield from kind_options(path, kind)

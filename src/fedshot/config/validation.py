@@ -7,9 +7,10 @@ finds is told in fedshot's words, beginning with the key path.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
@@ -27,6 +28,7 @@ from fedshot.config.options import (
     takes_text,
     words,
 )
+from fedshot.config.registry import unknown_option
 from fedshot.config.settings import flat
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 
@@ -45,29 +47,26 @@ _RANGES = {
 _UNKNOWN = ("extra_forbidden", "invalid_key")
 
 
-def checked(
-    cls: type[Any], path: str, given: Any, skip: frozenset[str], unknown: Callable[[str], str]
-) -> dict[str, Any]:
-    """Return the values that are given for options of a dataclass, as the options take them.
+def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values given for options of a dataclass, with the dataclasses in it built.
 
     Args:
         cls: the dataclass.
-        path: where it stands in a configuration.
+        path: its key path.
         given: keys and values.
-        skip: fields that are no options.
-        unknown: says what to write in place of an option that does not exist, by its key path.
+        names: the kinds that the configuration chooses, by key path.
 
     Raises:
         ConfigError: an unknown key, a missing one, or a value that does not fit.
     """
     try:
-        adapter = _adapter(cls, path, skip)  # type: ignore[arg-type]  # a class is hashable
+        adapter = _adapter(cls, path)  # type: ignore[arg-type]  # a class is hashable
         found: dict[str, Any] = adapter.validate_python(given)
         return found
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    options = {option.path: option for option in options_of(cls, path, skip)}
-    raise ConfigError(_refusal(errors, path, given, options, unknown))
+    options = {option.path: option for option in options_of(cls, path)}
+    raise ConfigError(_refusal(errors, path, given, options, names))
 
 
 def value_of(path: str, hint: Any, value: Any) -> Any:
@@ -76,40 +75,26 @@ def value_of(path: str, hint: Any, value: Any) -> Any:
         return _value_adapter(hint).validate_python(value)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    raise ConfigError(_refusal(errors, path, value, {path: Option(path, hint)}, str))
-
-
-def values_of(
-    cls: type[Any], path: str, given: Mapping[str, Any], skip: Collection[str] = (),
-    instance: Any = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the value of every option of a dataclass, where `checked` returned what is given."""
-    return {
-        one.name: built(hint, f"{path}.{one.name}", given.get(one.name, {}), default)
-        if is_section(hint)
-        else given.get(one.name, default)
-        for one, hint, default in members(cls, skip, instance)
-    }
+    raise ConfigError(_refusal(errors, path, value, {path: Option(path, hint)}, {}))
 
 
 def built(cls: type[Any], path: str, given: Mapping[str, Any], instance: Any = None) -> Any:
-    """Return the dataclass of what `checked` returned; `instance` holds the defaults, if any."""
-    values = values_of(cls, path, given, (), instance)
+    """Return the dataclass of checked values; the others are those of `instance`, or defaults."""
     with with_option_path(path, cls):
-        return cls(**values)
+        return cls(**given) if instance is None else replace(instance, **given)
 
 
 @contextmanager
-def with_option_path(path: str, cls: type[Any], skip: Collection[str] = ()) -> Iterator[None]:
-    """Begin what a dataclass refuses of one of its options with the option's key path.
+def with_option_path(path: str, cls: type[Any]) -> Iterator[None]:
+    """Prefix the message with which a dataclass refuses one of its options with the key path.
 
-    A dataclass knows that its `clients` is 0, and not that it is the `partition` of a
-    configuration. One that lies in another may have put a name of its own before the option's.
+    A dataclass knows that its `clients` is 0, but not that it is the `partition` of a
+    configuration. The message of a nested dataclass may begin with a name for it.
     """
     try:
         yield
     except FedshotError as error:
-        names = {one.name for one, _, _ in members(cls, skip)}
+        names = {one.name for one, _, _ in members(cls, path)}
         first, _, rest = str(error).partition(" is ")[0].partition(".")
         if first in names:
             error.args = (f"{path}.{error}",)
@@ -119,20 +104,19 @@ def with_option_path(path: str, cls: type[Any], skip: Collection[str] = ()) -> I
 
 
 def schema_of(
-    cls: type[Any], path: str, skip: Collection[str] = (), instance: Any = None, *,
-    title: str = "options", described: bool = False,
-) -> Any:  # fmt: skip
+    cls: type[Any], path: str, instance: Any = None, *, title: str = "", described: bool = False
+) -> Any:
     """Return the type of the keys and values that configure a dataclass.
 
-    `described` puts defaults and descriptions in it, for JSON Schema.
+    `described` adds defaults and descriptions, for JSON Schema.
     """
     keys: dict[str, Any] = {}
-    for one, hint, default in members(cls, skip, instance, annotated=True):
-        below = f"{path}.{one.name}"
+    for one, hint, default in members(cls, path, instance, annotated=True):
+        below, name = f"{path}.{one.name}", f"{title}_{one.name}"
         if is_section(hint):
-            value = schema_of(
-                hint, below, (), default, title=f"{title}_{one.name}", described=described
-            )
+            schema = schema_of(hint, below, default, title=name, described=described)
+            build = partial(built, hint, below, instance=default)
+            value: Any = Annotated[schema, AfterValidator(build)]
         else:
             value = _annotated(hint, _WIDEST if below.startswith("model.") else None)
         required = instance is None and is_required(one)
@@ -147,8 +131,8 @@ def schema_of(
 
 
 @lru_cache(256)
-def _adapter(cls: type[Any], path: str, skip: frozenset[str]) -> TypeAdapter[Any]:
-    return TypeAdapter(schema_of(cls, path, skip))
+def _adapter(cls: type[Any], path: str) -> TypeAdapter[Any]:
+    return TypeAdapter(schema_of(cls, path, title=cls.__name__))
 
 
 @lru_cache(64)
@@ -206,7 +190,7 @@ def _in_64_bits(value: int) -> int:
 
 def _refusal(
     errors: list[ErrorDetails], path: str, given: Any, options: Mapping[str, Option],
-    unknown: Callable[[str], str],
+    names: Mapping[str, str],
 ) -> str:  # fmt: skip
     """Say which value is wrong, what was expected, and how to put it right."""
     places = [_at(error, path, given, options) for error in errors]
@@ -221,7 +205,7 @@ def _refusal(
         )
     if at not in options:
         if errors[i]["type"] in _UNKNOWN:
-            return unknown(next(flat({at: value}))[0])
+            return unknown_option(next(flat({at: value}))[0], names)
         below = ", ".join(sorted(one for one in options if one.startswith(f"{at}.")))
         return f"{at} is {value!r}; expected keys and values below it: {below}."
     # Of the kinds that a value may be of, the one that it is of and yet outside its range counts.
