@@ -128,7 +128,7 @@ def test_a_random_split_has_a_seed_of_its_own_or_that_of_the_test() -> None:
     other = split(split={"seed": 3})
     assert other != split()
     assert other == split(split={"seed": 3}, test={"seed": 8}) == split(test={"seed": 3})
-    with pytest.raises(ConfigError, match=r"split\.seed is 3, and nothing is drawn"):
+    with pytest.raises(ConfigError, match=r"split\.seed is 3, but nothing is drawn"):
         Config.of({"split": {"seed": 3}})
 
 

@@ -1,4 +1,4 @@
-"""The sections of a configuration that are neither data, partition, network nor method."""
+"""The sections `model` and `run` of a configuration, and which settings are not honest."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from fedshot.nn.models.model import Model
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model before it knows the data.
+    """The model, except for what the data decide.
 
     Args:
         backbone: from images or words to features.
         head: from features to logits.
-        norm_policy: the batch-norm statistics of a test: "running" those of training, "support"
-            those of the support set, "transductive" those of the queries. Where a group of clients
-            holds the support, "group" joins what each has, and "support" takes a client's own for
-            its queries. "method" is the method's choice: "running" for prototypes, "group" for
-            what a group learns, "support" for MAML, which on Omniglot (Conv4-32, first
-            order, 20 rounds) reaches 72.6 % with it and 41.6 % with "running".
-        dtype: of parameters and features.
+        norm_policy: the batch-norm statistics at test: "running" uses those of training,
+            "support" those of the support set, "transductive" those of the queries. If a group of
+            clients holds the support, "group" joins the statistics of its clients, and "support"
+            uses a client's own for its queries. "method" is the method's choice: "running" for
+            prototypes, "group" for group learning, "support" for MAML, which on Omniglot (Conv4-32,
+            first order, 20 rounds) reaches 72.6 % with it and 41.6 % with "running".
+        dtype: data type of parameters and features.
         pixel_mean: subtracted from pixels in [0, 1].
         pixel_std: pixels are divided by it.
-        bf16: convolutions and matrix products of the backbone in bfloat16, all else in float32; so
-            is the first block of a Conv4 where the compiled kernels take it.
+        bf16: convolutions and matrix products of the backbone in bfloat16, everything else in
+            float32, as is the first block of a Conv4 that the compiled kernels compute.
     """
 
     backbone: Backbone
@@ -48,14 +48,15 @@ class ModelOptions:
     bf16: bool = False
 
     def build(self, dataset: Dataset) -> Model:
-        """Return the model for the images of a dataset, or for its texts and their vectors."""
+        """Return the model for a dataset of images, or of texts and their word vectors."""
         x = dataset.x
         return self.of(dataset.shape, torch.tensor(x.table) if isinstance(x, Tokens) else None)
 
     def of(self, shape: tuple[int, ...], table: torch.Tensor | None) -> Model:
-        """Return the model for examples of a shape, texts if there is a table of word vectors.
+        """Return the model for examples of a shape, which are texts if there are word vectors.
 
-        A configuration has put a method's choice in the place of "method"; without one, "running".
+        A configuration replaces the policy "method" with the method's choice; otherwise it means
+        "running".
         """
         return Model(
             self.backbone,
@@ -72,34 +73,34 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long, how many, and what to do when clients fail.
+    """How long to train, with how many clients, where, and what to do when clients fail.
 
     Args:
         rounds: communication rounds.
         cohort: clients sampled per round; null for all.
         quorum: share of a cohort whose replies must be usable.
-        below_quorum: "stop" the run, or "skip" the round and go on from the state before it.
+        below_quorum: "stop" the run, or "skip" the round and continue from the state before it.
         infeasible_clients: clients that cannot form an episode: "refuse" the run, or "leave_out"
             the clients.
-        validate_every: rounds between two looks at the validation classes; the last round always.
-        choose: the round that is tested: that of the best "validation" accuracy, or the "last" one.
-            "best_on_test_classes" looks at the test itself instead of the validation, as some
-            published code does: no honest result, and marked as none wherever it is shown.
-        checkpoint_every: rounds between two checkpoints; the best and the last round always.
-        threads: intra-op threads of torch. Bits may differ between two values, never within one.
-            null: 1, or all cores where one training step is 400 GFLOP or more (a ResNet-12 at 84
-            pixels); what it came to stands in the run's config.yaml.
-        fleet: where clients run: "threads", several at once, or "sequential", one by one, in the
-            same bits; "vectorised", stacked, for GPUs and small heads, to rounding.
-        chunk: the most clients in one stack under "vectorised". Bits depend on it.
-        allocator: "keep" lets glibc keep freed memory for the next step, which is quicker for large
-            images; "system" leaves it as it is.
-        device: "cpu" or "cuda", which suits "sequential" and "vectorised".
-        workers: clients that run at once under "threads", or stacks under "vectorised"; null for as
-            many as cores and `threads` allow, and under "threads" for one where a step is so short
-            that they would only wait for each other. The same bits for any number. "sequential"
-            and a GPU refuse more than one.
-        unreliable: rehearse failing clients.
+        validate_every: rounds between two validations; the last round is always validated.
+        choose: the round that is tested: the one with the best "validation" accuracy, or the "last"
+            one. "best_on_test_classes" chooses by the test itself, as some published code does:
+            the result is not honest, and is marked so wherever it is shown.
+        checkpoint_every: rounds between two checkpoints; the best and the last round have one.
+        threads: intra-op threads of torch. Results of two values may differ in their last bits;
+            those of one value do not. null: 1, or all cores if a training step takes 400 GFLOP or
+            more (a ResNet-12 at 84 pixels); the run's config.yaml records the number.
+        fleet: how clients run: several at once in "threads", or one by one, "sequential", with the
+            same bits; "vectorised" stacks them, for GPUs and small heads, equal up to rounding.
+        chunk: the most clients in one stack of "vectorised". Bits depend on it.
+        allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
+            images; "system" does not change the allocator.
+        device: "cpu", or "cuda" for the fleets "sequential" and "vectorised".
+        workers: clients that run at once in "threads", or stacks in "vectorised"; null for as many
+            as cores and `threads` allow, and in "threads" for one if steps are so short that
+            workers would wait for each other. The number does not change the bits. "sequential"
+            and a GPU allow only one.
+        unreliable: simulated failures of clients.
     """
 
     rounds: AtLeast1 = 100
@@ -142,7 +143,7 @@ class RunOptions:
 
 
 def not_honest(settings: Mapping[str, Any]) -> list[str]:
-    """Return what makes a result of these settings no honest one, to be told beside its number."""
+    """Return the reasons why a result of these settings is not honest, to be shown beside it."""
     found = []
     if trees.at(settings, "run.choose") == "best_on_test_classes":
         found.append("NOT HONEST: the test classes chose the round")

@@ -159,16 +159,16 @@ def _closest(name: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Which classes train, choose and test; without any of it, the data's own split.
+    """Which classes are for training, validation and testing; by default, the data's own split.
 
     Args:
         base: classes to train on: names, numbers, or ranges such as "0-4".
         validation: classes that choose the round; may be empty.
         novel: classes to test on.
-        random: draw this many base, validation and novel classes instead.
-        users: split the users, not the classes: shares of them that train, choose and test, such
-            as [0.6, 0.2, 0.2].
-        seed: of the draw by `random` or `users`; null for that of the test, test.seed.
+        random: numbers of base, validation and novel classes to draw at random instead.
+        users: split users instead of classes: the shares for training, validation and testing,
+            such as [0.6, 0.2, 0.2].
+        seed: of the draw by `random` or `users`; null for the seed of the test, test.seed.
     """
 
     base: tuple[str, ...] = ()
@@ -189,12 +189,12 @@ class SplitOptions:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; use one.")
         if self.seed is not None and self.random is None and self.users is None:
             raise ConfigError(
-                f"split.seed is {self.seed}, and nothing is drawn. Set split.random or "
+                f"split.seed is {self.seed}, but nothing is drawn at random. Set split.random or "
                 "split.users, or leave the seed out."
             )
 
     def of(self, dataset: Dataset, standard: ClassSplit | None, key: Key) -> ClassSplit:
-        """Return the split of a dataset. Raises ConfigError when nothing says what it is."""
+        """Return the split of a dataset. Raises ConfigError if nothing defines one."""
         if self.random is not None:
             return ClassSplit.at_random(dataset, *self.random, key.at("split"))
         if self.base or self.validation or self.novel:

@@ -30,12 +30,12 @@ CORRUPT: tuple[Trouble, ...] = get_args(Trouble)[2:]
 
 @dataclass(frozen=True)
 class Chances:
-    """A rehearsal of failing clients: the probability, per reply in training, of each trouble.
+    """Simulated failures of clients: the probability of each, per reply in training.
 
     Args:
         drop: the reply is lost.
-        delay: it comes after all the others.
-        corrupt: it comes with NaN, wrong shapes, a part missing, or a weight that cannot be.
+        delay: it arrives after all the others.
+        corrupt: it arrives with NaN, wrong shapes, a part missing, or an impossible weight.
     """
 
     drop: Share = 0.0
