@@ -131,7 +131,11 @@ def difference(
         except_for: key paths that may differ.
         diagnostics: whether diagnostic options count, which do not affect training.
     """
-    before, after = _current(old), dict(trees.flat(new))
+    before, after = dict(trees.flat(old)), dict(trees.flat(new))
+    for path, (renamed, values) in _RETIRED.items():
+        if path in before and path not in after and renamed in after:
+            value = before.pop(path)
+            before[renamed] = values.get(value, value) if isinstance(value, str) else value
     for one in _options_in(new):
         if not one.required and (one.path in before or one.path in after):
             before.setdefault(one.path, one.default)
@@ -143,15 +147,6 @@ def difference(
         if before.get(path) != after.get(path) and path not in ignored
     ]
     return "; ".join(changed) or None
-
-
-def _current(settings: Settings) -> dict[str, Any]:
-    """Return the leaves of settings, in which options that were renamed have their new names."""
-    found = {}
-    for path, value in trees.flat(settings):
-        new, values = _RETIRED.get(path, (path, {}))
-        found[new] = values.get(value, value) if values else value
-    return found
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:
