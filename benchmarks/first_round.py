@@ -53,7 +53,7 @@ ROUND: dict[str, Any] = {
     "partition": TEN,
     "episode": {},
     "method": {"name": "fl_proto", "local_steps": 1},
-    "run": {"rounds": 1, "threads": 2, "unable": "leave_out", "validate_every": 100},
+    "run": {"rounds": 1, "threads": 2, "infeasible_clients": "leave_out", "validate_every": 100},
     "test": {"episodes": 2, "validation_episodes": 2},
 }
 

@@ -99,7 +99,7 @@ METHODS: dict[str, Method[Any]] = {
         EPISODE,
         mode="v1",
         weigh_by="examples",
-        moments="kept",
+        optimizer_state="keep",
         inner=INNER,
         local_steps=2,
     ),

@@ -83,8 +83,8 @@ OF: dict[str, dict[str, Any]] = {
     "fedfomo": {"m": 3, "validation_share": 0.4, "epsilon": 0.9, "epsilon_decay": 0.3},
     "fedfsl_mi": {"gamma": 0.7, "epsilon": 0.01},
     "fedfsl_mi_adv": {
-        "gamma": 0.7, "epsilon": 0.01, "eta": 0.7, "lambda_adv": 0.7, "floor": 0.2,
-        "longest": 0.1,
+        "gamma": 0.7, "epsilon": 0.01, "eta": 0.7, "lambda_adv": 0.7, "min_prob": 0.2,
+        "max_grad_norm": 0.1,
     },
     "fedfsl_prox": {"mu": 3.0},
     "fedmeta": {"episodes": 3},

@@ -65,7 +65,7 @@ def test_all_that_clients_upload_stands_on_the_methods_page(
 def test_nothing_is_uploaded_to_watch_a_training_unless_it_is_asked_for(name: str) -> None:
     """An option that changes nothing of a training is off by default, so that it sends nothing."""
     for option in kind_options("method", name):
-        assert not option.is_diagnostic or not option.default, option.place
+        assert not option.is_diagnostic or not option.default, option.path
 
 
 def test_a_leak_would_be_found() -> None:

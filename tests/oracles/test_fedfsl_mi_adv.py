@@ -59,7 +59,7 @@ def as_head(second: Any) -> Weights:
 
 def gap(m: FedFSLMIAdv, a: Tensor, b: Tensor) -> Tensor:
     """Eq. (14) for one task; of probabilities."""
-    ratio = a.clamp_min(m.floor) / b.clamp_min(m.floor)
+    ratio = a.clamp_min(m.min_prob) / b.clamp_min(m.min_prob)
     return (a * ratio.log()).sum() / len(a)
 
 
@@ -134,7 +134,7 @@ def test_two_rounds_equal_the_stages_written_out(
         {"mode": "paper", "epsilon": 0.05},
         {"predictions": "unadapted_query"},
         {"adv_predictions": "unadapted_query"},
-        {"floor": 0.3},
+        {"min_prob": 0.3},
         {"inner": replace(INNER, order="first")},
         {"inner": replace(INNER, order="second", adapts="head")},
         {"inner": replace(INNER, order="first", adapts="head")},
@@ -282,7 +282,7 @@ def test_a_fresh_head_is_new_in_every_round_and_for_every_client(tmp_path: Path)
 
 
 def test_states_keep_their_form_so_that_a_run_can_be_resumed(tmp_path: Path) -> None:
-    m = method(reference="exclusive", moments="kept")
+    m = method(reference="exclusive", optimizer_state="keep")
     run = Run(m, tmp_path, 3)
     run.round([0, 2])
     assert tree.difference(m.init(Key(1)), run.server) is None
@@ -308,7 +308,9 @@ def test_the_floor_bounds_the_divergence_and_is_nothing_above_it() -> None:
 
 
 @pytest.mark.parametrize("longest", [0.05, 1e9])
-def test_a_long_gradient_is_clip_grad_norm_and_a_short_one_keeps_its_bits(longest: float) -> None:
+def test_a_long_gradient_is_clip_grad_norm_and_a_short_one_keeps_its_bits(
+    longest: float,
+) -> None:
     grads = {"a": torch.tensor([3.0, 0.0]), "b": (torch.tensor([[4.0]]),)}
     found = clip_grad_norm(grads, longest)
     norm = torch.stack([g.square().sum() for g in tree.leaves(found)]).sum().sqrt()
@@ -321,7 +323,9 @@ def test_a_long_gradient_is_clip_grad_norm_and_a_short_one_keeps_its_bits(longes
 def test_stage_1_alone_has_short_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With plain SGD of rate 1 a step is as long as its gradient."""
     spy = Spy(monkeypatch)
-    _, reply = visit(method(longest=0.01, optimizer=Optimizer("sgd", 1.0), local_steps=1), tmp_path)
+    _, reply = visit(
+        method(max_grad_norm=0.01, optimizer=Optimizer("sgd", 1.0), local_steps=1), tmp_path
+    )
     heads = tree.leaves(tree.sub(*reversed(spy.calls[0])))
     norm = torch.stack([h.square().sum() for h in heads]).sum().sqrt()
     torch.testing.assert_close(float(norm), 0.01, rtol=1e-6, atol=0)
@@ -364,8 +368,8 @@ def test_a_removed_option_is_named_and_goes_on_at_the_value_that_holds(
     [
         ({"eta": -0.1}, r"eta is -0\.1; expected"),
         ({"lambda_adv": -1}, r"lambda_adv is -1; expected"),
-        ({"floor": 0.0}, r"floor is 0\.0; expected a probability between 0 and 1"),
-        ({"longest": -1.0}, r"longest is -1\.0; expected"),
+        ({"min_prob": 0.0}, r"min_prob is 0\.0; expected a probability between 0 and 1"),
+        ({"max_grad_norm": -1.0}, r"max_grad_norm is -1\.0; expected"),
         ({"adv_predictions": "query"}, r"adv_predictions is 'query'\."),
         ({"mode": "v2"}, r"mode is 'v2'\. Did you mean 'v1'"),
     ],

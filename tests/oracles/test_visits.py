@@ -58,7 +58,7 @@ def test_the_mean_by_examples_weighs_clients_by_what_they_hold(
 @pytest.mark.parametrize("kind", [FedFSLNaive, FedFSLProx, FedFSLMI])
 def test_kept_moments_make_two_visits_of_one_client_one_long_one(kind: Any, tmp_path: Path) -> None:
     terms = {FedFSLProx: {"mu": 0.0}, FedFSLMI: {"gamma": 0.0}}.get(kind, {})
-    run = Run(kind(**options(moments="kept", optimizer=ADAM, **terms)), tmp_path, 1)
+    run = Run(kind(**options(optimizer_state="keep", optimizer=ADAM, **terms)), tmp_path, 1)
     w, stats, state = run.server.w, run.server.stats, None
     for _ in range(2):
         after = run.round()
@@ -78,7 +78,7 @@ def test_kept_moments_make_two_visits_of_one_client_one_long_one(kind: Any, tmp_
 def test_moments_are_as_old_as_the_visits_that_made_them(
     kind: Any, own: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = Run(kind(**options(moments="kept", optimizer=ADAM, **own)), tmp_path, 2)
+    run = Run(kind(**options(optimizer_state="keep", optimizer=ADAM, **own)), tmp_path, 2)
     run.round()
     run.round([0])
     for client, visits in ((0, 2), (1, 1)):
@@ -87,7 +87,7 @@ def test_moments_are_as_old_as_the_visits_that_made_them(
 
 
 def test_the_moments_of_heads_that_are_new_in_each_round_are_not_kept(tmp_path: Path) -> None:
-    run = Run(FedFSLMIAdv(**options(moments="kept", optimizer=ADAM)), tmp_path, 1)
+    run = Run(FedFSLMIAdv(**options(optimizer_state="keep", optimizer=ADAM)), tmp_path, 1)
     run.round()
     assert {path.split("/")[0] for path, _ in tree.items(run.private(0))} == {"features"}
 
@@ -96,5 +96,5 @@ def test_the_moments_of_heads_that_are_new_in_each_round_are_not_kept(tmp_path: 
 def test_words_that_mean_nothing_are_refused(kind: Any, own: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"weigh_by is 'bytes'.*episodes.*examples"):
         kind(**options(weigh_by="bytes", **own))
-    with pytest.raises(ConfigError, match=r"moments is 'lost'.*fresh.*kept"):
-        kind(**options(moments="lost", **own))
+    with pytest.raises(ConfigError, match=r"optimizer_state is 'lost'.*keep.*reset"):
+        kind(**options(optimizer_state="lost", **own))

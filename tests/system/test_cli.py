@@ -39,7 +39,7 @@ def test_help_needs_no_torch() -> None:
         "import sys; from fedshot.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
-        "heavy = {'torch', 'numpy', 'rich', 'yaml', 'jsonargparse'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'rich', 'yaml', 'pydantic', 'shtab'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -130,7 +130,7 @@ def test_ctrl_c_in_compiled_code_is_still_ctrl_c(
             raise ValueError("could not determine the shape") from None
         return 0
 
-    monkeypatch.setattr("fedshot.cli.train.methods", interrupted)
+    monkeypatch.setattr("fedshot.cli.describe.methods", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(["methods"]) == 130
@@ -406,7 +406,7 @@ def test_what_another_kind_leaves_out_is_told_on_stderr(
 def test_the_command_runs_as_a_program() -> None:
     done = command("--name", "x")
     assert done.returncode == 2
-    assert "--name stands before the command" in done.stderr
+    assert "--name comes before the command" in done.stderr
 
 
 def test_a_run_names_the_clients_whose_replies_do_not_count(tmp_path, capfd):

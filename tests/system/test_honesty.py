@@ -128,7 +128,7 @@ def test_a_random_split_has_a_seed_of_its_own_or_that_of_the_test() -> None:
     other = split(split={"seed": 3})
     assert other != split()
     assert other == split(split={"seed": 3}, test={"seed": 8}) == split(test={"seed": 3})
-    with pytest.raises(ConfigError, match=r"split\.seed is 3, and nothing is drawn"):
+    with pytest.raises(ConfigError, match=r"split\.seed is 3, but nothing is drawn"):
         Config.of({"split": {"seed": 3}})
 
 
@@ -349,7 +349,7 @@ def test_tests_of_the_clients_own_are_of_those_that_take_part() -> None:
         "split": CHOOSING["split"],
         "partition": {"name": "dirichlet", "clients": 6, "alpha": 1.0},
         "episode": {"way": 5, "query": 5},
-        "run": {"unable": "leave_out", "cohort": 1},
+        "run": {"infeasible_clients": "leave_out", "cohort": 1},
     }
     found: dict[tuple[int, ...], set[str]] = {}
     for seed in range(8):

@@ -157,7 +157,7 @@ def test_what_cannot_be_compared_is_refused(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folders, said in (
-        ([runs["local"]], "is one; a comparison needs two."),
+        ([runs["local"]], "is the only one; a comparison needs two."),
         ([tmp_path / "nothing"], "nothing does not exist. Name two runs"),
         ([runs["local"], runs["local"]], "is named twice"),
         ([runs["local"], tmp_path], "holds no run"),

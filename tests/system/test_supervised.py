@@ -144,7 +144,7 @@ def test_a_folder_without_locks_is_told(
 
     monkeypatch.setattr(fcntl, "flock", refused)
     assert main(words(tmp_path)) == 0
-    assert "has no locks: see to it that no other process trains there" in capsys.readouterr().err
+    assert "has no locks: make sure that no other process trains there" in capsys.readouterr().err
 
 
 def test_lost_clients_are_told_beside_json(

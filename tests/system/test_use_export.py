@@ -167,7 +167,7 @@ THREE = {"f2l", "fedmeta", "pfedfsl"}  # of a state each in its own form
 )
 def test_every_methods_encoder_is_found(name: str, tmp_path: Path) -> None:
     """Whatever a method calls its state, one body of the backbone's form is in it, and trained."""
-    valid = {option.place for option in kind_options("method", name)}
+    valid = {option.path for option in kind_options("method", name)}
     short = {k: v for k, v in FEW.items() if f"method.{k}" in valid}
     inner = {"inner": {"steps": 1, "test_steps": 1}} if "method.inner.steps" in valid else {}
     method = {"method": {"name": name, **short, **inner}}

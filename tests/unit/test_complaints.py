@@ -50,7 +50,7 @@ def test_a_fleet_that_fails_by_chance_does_not_flood_the_terminal():
     fault_report = FaultReport(FOLDER)
     lines = said(fault_report, [Record(1, faults=tuple(fault(c) for c in range(500)))])
     assert len(lines) == 10
-    assert lines[-1].endswith("No more of this here; all of it is in runs/x/metrics.jsonl")
+    assert lines[-1].endswith("Further faults are only in runs/x/metrics.jsonl")
     assert "and 497 other clients" in str(fault_report.closing())
 
 

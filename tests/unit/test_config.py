@@ -366,6 +366,34 @@ def test_an_unknown_option_gets_the_nearest_ones_however_deep(
     assert expected in refusal({}, *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--run.unable", "refuse"], "'run.unable' is called 'run.infeasible_clients' now"),
+        (["--method", "fedfsl_naive", "--method.moments", "kept"],
+         "'method.moments' is called 'method.optimizer_state' now, and its value 'fresh' is "
+         "'reset', and its value 'kept' is 'keep'. Write the new name."),
+        (["--method", "fedfsl_mi_adv", "--method.floor", "0.1"], "called 'method.min_prob' now"),
+        (["--method.moments", "kept"], "there is no option 'method.moments'"),
+    ],
+)  # fmt: skip
+def test_an_option_that_was_renamed_is_refused_with_its_new_name(
+    words: list[str], expected: str
+) -> None:
+    assert expected in refusal({}, *words)
+
+
+def test_settings_that_differ_in_the_name_of_an_option_alone_are_equal() -> None:
+    now = Config.of({"method": {"name": "fedfsl_naive", "optimizer_state": "keep"}}).settings
+    was = {key: dict(value) if isinstance(value, dict) else value for key, value in now.items()}
+    was["run"]["unable"] = was["run"].pop("infeasible_clients")
+    del was["method"]["optimizer_state"]
+    assert difference(was | {"method": was["method"] | {"moments": "kept"}}, now) is None
+    assert difference(was | {"method": was["method"] | {"moments": "fresh"}}, now) == (
+        "method.optimizer_state was 'reset', is 'keep'"
+    )
+
+
 # Defaults.
 
 

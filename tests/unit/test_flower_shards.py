@@ -114,7 +114,7 @@ def test_clients_are_numbers_and_ranges() -> None:
             "method": {"name": "frl"},
             "partition": {"name": "dirichlet", "clients": 12, "alpha": 0.3},
             "episode": {"way": 2, "query": 20, "queries": "up_to", "classes": "up_to"},
-            "run": {"unable": "leave_out", "cohort": None},
+            "run": {"infeasible_clients": "leave_out", "cohort": None},
         },
     ],
     ids=["named classes", "drawn classes", "iid", "few-round", "few-round, some left out"],
@@ -128,7 +128,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     part = ServerTestRun(config, str(tmp_path))
     assert part.base_classes == whole.base_classes
     assert part.clients == whole.clients
-    assert bool(whole.left_out) == ("unable" in change.get("run", {}))
+    assert bool(whole.left_out) == ("infeasible_clients" in change.get("run", {}))
     assert part.method == whole.method
     assert part.config.settings == whole.config.settings
     assert part.notes == notes_of(whole.dataset, whole.deal.train)

@@ -165,7 +165,7 @@ class Telling:
 
 
 def test_what_lies_in_an_option_that_watches_watches_too() -> None:
-    found = {one.place: one.is_diagnostic for one in options_of(Telling, "method")}
+    found = {one.path: one.is_diagnostic for one in options_of(Telling, "method")}
     assert found.pop("method.steps") is False
     assert len(found) > 2
     assert all(found.values())

@@ -248,5 +248,8 @@ def test_a_command_that_needs_no_method_runs_no_file_and_the_others_say_which(
     assert user_methods.FILES not in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
     assert main(["methods"]) == 2, "it registers none"
-    assert f"FEDSHOT_METHODS: {file} is loaded, whose code runs here" in capsys.readouterr().err
+    assert (
+        f"FEDSHOT_METHODS: loading {file}, whose code runs in this process"
+        in capsys.readouterr().err
+    )
     assert (tmp_path / "ran").exists()

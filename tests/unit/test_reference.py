@@ -11,23 +11,23 @@ from fedshot.config import option_help
 from fedshot.config.registry import KINDS, NO_HEAD, all_options
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
-EVERY = [part for place in option_help.PLACES for part in option_help.parts(place)]
+EVERY = [part for place in option_help.PATHS for part in option_help.parts(place)]
 
 
-@pytest.mark.parametrize("part", EVERY, ids=lambda part: f"{part.place}-{part.kind}")
+@pytest.mark.parametrize("part", EVERY, ids=lambda part: f"{part.path}-{part.kind}")
 def test_everything_says_what_it_is(part: option_help.OptionSection) -> None:
     assert part.summary
-    assert [option.place for option, meaning in part.options() if not meaning] == []
+    assert [option.path for option, meaning in part.options() if not meaning] == []
 
 
 def test_every_option_of_a_configuration_is_listed() -> None:
     assert NO_HEAD in {part.kind for part in option_help.parts("model.head")}
-    listed = {option.place for part in EVERY for option, _ in part.options()}
+    listed = {option.path for part in EVERY for option, _ in part.options()}
     for place, (kinds, default) in KINDS.items():
         for kind in kinds:
             assert kind in {part.kind for part in option_help.parts(place)}
             names = {at: first for at, (_, first) in KINDS.items()} | {place: kind}
-            assert {one.place for one in all_options(names)} <= listed, (place, kind, default)
+            assert {one.path for one in all_options(names)} <= listed, (place, kind, default)
 
 
 def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,10 @@ def test_a_place_is_listed(words: list[str], said: str, capsys: pytest.CaptureFi
     ("words", "said"),
     [
         (["runs"], "there are no options at 'runs'. Did you mean 'run'"),
-        (["run.unreliable"], "no place of its own. `fedshot options run` lists what is below it"),
+        (
+            ["run.unreliable"],
+            "not a section of its own. `fedshot options run` lists the options below",
+        ),
         (
             ["run", "fast"],
             "run has no kinds to choose 'fast' from. `fedshot options run` lists",

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedshot.config.load import Config
 from fedshot.config.schema import RunOptions
 from fedshot.core.errors import ConfigError
 from fedshot.core.machine import arithmetic, denormals_flushed
@@ -192,7 +193,7 @@ def test_products_are_counted_however_they_are_written(product: Any) -> None:
 
 def test_workers_are_refused_below_one() -> None:
     with pytest.raises(ConfigError, match=r"run\.workers is 0; expected at least 1"):
-        RunOptions(workers=0)
+        Config.of({"run": {"workers": 0}})
 
 
 def test_workers_are_refused_where_there_is_one() -> None:

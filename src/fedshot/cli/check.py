@@ -1,4 +1,4 @@
-"""The command that checks a method of one's own against what fedshot promises of every method."""
+"""The command that checks a user's method against what fedshot promises of every method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SMALL: dict[str, Any] = {
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check the methods of a file, a line for each promise; return 1 where one is not kept."""
+    """Check the methods of a file, with a line for each promise; return 1 if one is broken."""
     names = user_methods.load_file(str(options.file), "fedshot check")
     if not names:
         raise ConfigError(f"{options.file} registers no method. Put @register above its class.")
@@ -38,14 +38,14 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _made(name: str, words: list[str]) -> Method[Any]:
-    """Return the method with these settings, for the small data set that the checks run on."""
+    """Return the method with these settings, for the small dataset of the checks."""
     settings, _ = load.override(_SMALL | {"method": {"name": name}}, words)
     chosen = Config.of(settings)
     return chosen.method(chosen.model.of(SHAPE, None), tuple(range(CLASSES)), CLIENTS)
 
 
 def _check(method: Method[Any], file: Path) -> int:
-    """Print what each check of a method came to; return how many failed."""
+    """Print the outcome of each check of a method; return how many failed."""
 
     def explain(error: BaseException) -> str:
         kind, text = type(error).__name__, str(error)

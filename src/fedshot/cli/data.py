@@ -26,7 +26,7 @@ _VECTORS = "Word vectors for the texts of other sources."
 
 
 def list_sources(options: argparse.Namespace) -> int:
-    """List the sources: name, whether the files are there, and a line about it."""
+    """List the sources: name, whether the files are here, and a description."""
     folder = _folder(options)
     rows = [(name, _there(name, cls, folder), _first_line(cls)) for name, cls in SOURCES.items()]
     rows += [(name, _published(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
@@ -51,7 +51,7 @@ def get(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Compare a dataset with what its publisher has."""
+    """Compare a dataset with its publisher's checksums and counts."""
     findings = verification.check(options.name, _folder(options))
     for finding in findings:
         say(str(finding))
@@ -61,7 +61,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Draw a source and how it is dealt."""
+    """Draw a source and its partition among clients."""
     words: list[str] = options.settings
     if words and not words[0].startswith("--"):
         options.settings = ["--data.name", *words]
@@ -102,7 +102,7 @@ def _first_line(source: type[Source]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[fetch.Progress]:
-    """Give a bar for each file on a terminal, and a line every ten megabytes in a pipe."""
+    """Show a bar for each file on a terminal, and a line every ten megabytes in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,7 +1,7 @@
-"""What the terminal says of replies that did not count: who, why, and how often, in few lines.
+"""Reports on the terminal which clients' replies did not count, why, and how often.
 
-A run may lose a client every round for weeks and still make its quorum, so the rounds alone would
-not tell that a host is broken.
+A run may lose a client in every round and still reach its quorum, so that its rounds alone would
+not show a broken host.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fedshot.core.text import count, joined, shortened
 if TYPE_CHECKING:
     from fedshot.runs.recorder import Record
 
-_MOST = 10  # lines, in the whole run; where all clients fail by chance, more would say nothing
-_NAMED = 3  # clients in the last sentence
+_MOST = 10  # lines in the whole run
+_NAMED = 3  # clients in the closing sentence
 _REASON = 300  # characters
 
 
 class FaultReport:
-    """Listens to the rounds of a run and says what its owner should know.
+    """Follows the rounds of a run and reports the replies that did not count.
 
-    A client is named when its reply does not count for the first time, and again when it has not
-    counted in 10, 100, 1,000 rounds.
+    A client is named the first time that its reply does not count, and again after 10, 100 and
+    1,000 such rounds.
 
     Args:
-        folder: of the run, where all of it stands.
+        folder: of the run, whose records hold all faults.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class FaultReport:
         self._replies = self._seen = self._touched = self._skipped = self._lines = 0
 
     def heard(self, record: Record) -> Iterator[str]:
-        """Take in a round; yield what is to be said of it now."""
+        """Add a round; yield the lines to print."""
         self._seen += record.round > 0
         self._touched += bool(record.faults)
         self._skipped += record.skipped is not None
@@ -52,13 +52,13 @@ class FaultReport:
                 begin = f"round {record.round}: client {client} did not count"
                 often = "" if times == 1 else f", for the {times:,}th round"
                 yield f"{begin}{often}: {why}" + (
-                    f". No more of this here; all of it is in {self._folder / 'metrics.jsonl'}"
+                    f". Further faults are only in {self._folder / 'metrics.jsonl'}"
                     if self._lines == _MOST
                     else ""
                 )
 
     def closing(self) -> str | None:
-        """Return what the run should not end without, None where every reply counted."""
+        """Return a summary for the end of the run, None if every reply counted."""
         if not (self._replies or self._skipped):
             return None
         replies = count(self._replies, "reply", "replies")

@@ -1,4 +1,4 @@
-"""The words of `fedshot flower`. Nothing heavy is imported here, so that `--help` is instant."""
+"""The arguments of `fedshot flower`. It imports nothing heavy, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -30,87 +30,97 @@ def add_flower(
 
     run = action("run", "train on the nodes of a server, then test", settings=True)
     run.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
-    run.add_argument("--tests", type=Path, help="of `deal` or `pack`, in place of the dataset")
-    up = action("up", "start a server and nodes on this machine, train, take them down",
+    run.add_argument(
+        "--tests", type=Path, help="folder of tests from `deal` or `pack`, used without the dataset"
+    )
+    up = action("up", "start a server and nodes on this machine, train, and stop them",
                 settings=True)  # fmt: skip
-    up.add_argument("--nodes", type=int, default=3, help="how many (3)")
+    up.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")
     for command in (run, up):
         command.add_argument("--config", type=Path, help="YAML file of settings")
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
         add_resume(command)
         command.add_argument(
             "--deadline", type=float, default=600.0,
-            help="seconds that an exchange waits for replies; the rest is lost (600)",
+            help="seconds that an exchange waits for replies; later ones are lost (600)",
         )  # fmt: skip
         command.add_argument(
             "--wait", type=float, default=120.0, help="seconds to wait for all clients (120)"
         )
         command.add_argument(
             "--norms", choices=("off", "warn", "clip", "refuse"), default="warn",
-            help="a client's change that is large beside the others' (warn)",
+            help="what to do with a change much larger than other clients' (warn)",
         )  # fmt: skip
         command.add_argument(
             "--norm-multiple",
             type=float,
             default=10.0,
-            help="what is large, in medians of the cohort's norms (10)",
+            help="which norm is too large, as a multiple of the cohort's median (10)",
         )
-        command.add_argument("--quiet", action="store_true", help="print the result alone")
-        command.add_argument("--json", action="store_true", help="print JSON, one record a line")
+        command.add_argument("--quiet", action="store_true", help="print only the result")
+        command.add_argument("--json", action="store_true", help="print JSON, one record per line")
         add_data_dir(command)
         add_tracker(command)
     _add_files(action, add_data_dir)
     keys = action("keys", "make the certificates of a server, or the key of a node; admit it")
-    keys.add_argument("--server", nargs="+", metavar="HOST", help="names and addresses of it")
-    keys.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
     keys.add_argument(
-        "--days", type=int, default=365, help="that its certificate is good for (365)"
+        "--server", nargs="+", metavar="HOST", help="names and addresses of the server"
     )
-    keys.add_argument("--node", type=Path, metavar="FILE", help="where a node's key goes")
-    keys.add_argument("--admit", type=Path, metavar="FILE", help="a node's .pub, at the server")
-    keys.add_argument("--clients", help="that live at the node, such as 0-3,7")
+    keys.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
+    keys.add_argument("--days", type=int, default=365, help="validity of its certificate (365)")
+    keys.add_argument("--node", type=Path, metavar="FILE", help="where to write a node's key")
     keys.add_argument(
-        "--examples", type=int, help="the most that one of them holds; bounds its weight"
+        "--admit", type=Path, metavar="FILE", help="the .pub file of a node, at the server"
+    )
+    keys.add_argument("--clients", help="clients at the node, such as 0-3,7")
+    keys.add_argument(
+        "--examples", type=int, help="most examples that one of them holds; bounds its weight"
     )
     server = action("server", "run a server, until Ctrl-C")
-    server.add_argument("--folder", type=Path, default=Path("flower"), help="of its own (flower)")
+    server.add_argument(
+        "--folder", type=Path, default=Path("flower"), help="of the server (flower)"
+    )
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    server.add_argument("--port", type=int, default=_PORT, help=f"({_PORT})")
+    server.add_argument("--port", type=int, default=_PORT, help=f"port to listen on ({_PORT})")
     node = action("node", "serve the clients of this machine, until Ctrl-C")
     node.add_argument("--server", required=True, metavar="HOST:PORT", help="of the server")
     node.add_argument("--ca", type=Path, help="the server's ca.pem")
     node.add_argument("--key", type=Path, help="the node's own key")
     node.add_argument("--data", type=Path, required=True, help="folder of the clients' files")
-    node.add_argument("--clients", help="of those, such as 0-3,7 (all)")
-    node.add_argument("--state", type=Path, default=Path("node"), help="what it keeps (node)")
-    node.add_argument("--name", help="of the node (the key's)")
-    node.add_argument("--policy", type=Path, help="YAML file of what a server may ask for")
+    node.add_argument("--clients", help="clients to serve, such as 0-3,7 (all)")
+    node.add_argument(
+        "--state", type=Path, default=Path("node"), help="folder of the node's state (node)"
+    )
+    node.add_argument("--name", help="name of the node (that of the key)")
+    node.add_argument("--policy", type=Path, help="YAML file that limits what a server may ask for")
     node.add_argument("--workers", type=int, default=1, help="clients that run at once (1)")
     for command in (server, node):
-        command.add_argument("--most-mb", type=int, default=512, help="of one message (512)")
+        command.add_argument("--most-mb", type=int, default=512, help="largest message in MB (512)")
         command.add_argument(
             "--insecure", action="store_true", help="without TLS and keys, on any address"
         )
 
 
 def add_resume(command: argparse.ArgumentParser) -> None:
-    """Add the word by which a supervisor's command begins a run or goes on with it."""
+    """Add the option with which one command begins a run or resumes it."""
     command.add_argument(
-        "--resume", action="store_true", help="go on with the run of this name where it has begun"
+        "--resume", action="store_true", help="resume the run of this name if it has begun"
     )
 
 
 def _add_files(action: Add, add_data_dir: AddTo) -> None:
     """Add the actions that write what nodes and their server read."""
-    deal = action("deal", "write the data of clients, a folder for each node", settings=True)
+    deal = action("deal", "write the data of the clients, a folder for each node", settings=True)
     deal.add_argument("--config", type=Path, help="YAML file of settings")
-    deal.add_argument("--nodes", type=int, default=3, help="how many (3)")
+    deal.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")
     deal.add_argument("--to", type=Path, required=True, help="folder of the folders")
     add_data_dir(deal)
-    pack = action("pack", "write one client's data, or the server's tests, of what is here",
+    pack = action("pack", "write one client's data, or the server's tests, from the data here",
                   settings=True)  # fmt: skip
     pack.add_argument("--config", type=Path, help="YAML file of settings, one for all hosts")
     pack.add_argument("--client", type=int, metavar="N", help="number of the client")
-    pack.add_argument("--tests", action="store_true", help="the server's, of new classes")
+    pack.add_argument(
+        "--tests", action="store_true", help="write the server's tests, of novel classes"
+    )
     pack.add_argument("--to", type=Path, required=True, help="folder of the files")
     add_data_dir(pack)

@@ -25,7 +25,7 @@ from fedshot.core.text import long_names
 REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
 _SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
-# What may be gone at another try, as a disk that comes back or that somebody makes room on.
+# Errors whose cause may be gone at the next attempt, such as a full disk.
 _PASSING = {
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
     errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN,
@@ -47,14 +47,14 @@ _WITHOUT_METHODS = {
     ("data", "list"), ("data", "get"), ("data", "check"), ("flower", "keys"), ("flower", "server"),
     ("status", None), ("compare", None),
 }  # fmt: skip
-"""Commands and actions that need no method, and so run no file of one."""
+"""Commands that need no method, so that no file of methods is loaded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code.
 
-    0; 2 for a refused request, 75 for one that may be met later, 130 when stopped. Without
-    arguments the command is what the process is there for: when stopped, it ends at once.
+    0 for success, 2 for a refused request, 75 for a failure that may pass, 130 after an interrupt.
+    Without `arguments` those of the process are used, and an interrupt also ends the process.
     """
     shutdown.asked.clear()
     print_in_any_encoding()
@@ -69,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
-        tell(f"fedshot: error: {words[0]} stands before the command; write it behind, as in "
+        tell(f"fedshot: error: {words[0]} comes before the command; write it after it, as in "
              f"`fedshot run {words[0]}`.")  # fmt: skip
         return REFUSED
-    options, rest = _parser().parse_known_args(words)
-    options.run_folder = None  # set by the commands that can be gone on with
+    options, rest = make_parser().parse_known_args(words)
+    options.run_folder = None  # set by the commands that can be resumed
     try:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, usual, shutdown.stop)
@@ -84,7 +84,7 @@ def _run(words: list[str]) -> int:
         asked = options.command, getattr(options, "action", None)
         if (files or "fedshot.methods.registry" in sys.modules) and asked not in _WITHOUT_METHODS:
             if files and not getattr(options, "quiet", False):
-                tell(f"FEDSHOT_METHODS: {files} is loaded, whose code runs here")
+                tell(f"FEDSHOT_METHODS: loading {files}, whose code runs in this process")
             importlib.import_module("fedshot.methods.user_methods").load()
         if options.command == "resume" and _on_nodes(options.folder):
             options.module = "flower"
@@ -113,28 +113,28 @@ def _on_nodes(folder: Path) -> bool:
 
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
-    """Say that a command does not take some words, and which of its options is meant."""
+    """Explain that a command does not take these words, and suggest one of its options."""
     known = long_names(options.parser.format_help())
     hint = nearest(_first_option(rest), known)
     return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
 
 
 def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
-    """Return the first word that is an option, and none of those known; "" without one."""
+    """Return the first option among the words that is not known, "" if there is none."""
     names = (word.partition("=")[0] for word in takewhile(lambda word: word != "--", words))
     return next((name for name in names if name.startswith("--") and name not in known), "")
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:
-    """Say what is wrong and how to go on; None of an error that is fedshot's own fault."""
+    """Return what is wrong and how to continue; None for a bug in fedshot."""
     if isinstance(error, FedshotError):
         return str(error)
     if isinstance(error, OSError):
         return _sentences(f"{_os_words(error)}.", _way_on(options))
     if isinstance(error, MemoryError | RuntimeError) and _is_memory(error):
         told = (
-            "the memory of this machine does not suffice. Choose a smaller model, smaller episodes "
-            "or fewer of them."
+            "this machine has too little memory. Choose a smaller model, or smaller or fewer "
+            "episodes."
         )
         return _sentences(told, _way_on(options))
     return None
@@ -145,7 +145,7 @@ def _sentences(told: str, way_on: str) -> str:
 
 
 def _is_passing(error: BaseException) -> bool:
-    """Whether the reason of what `_words` said may be gone at another try."""
+    """Whether the same command may succeed later."""
     if isinstance(error, FedshotError):
         return error.passing
     return not isinstance(error, OSError) or error.errno in _PASSING
@@ -158,13 +158,13 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
 
 
 def _way_on(options: argparse.Namespace) -> str:
-    """Say how to go on, when a run or a recipe has begun."""
+    """Return how to continue a run or a recipe that has begun, "" without one."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
-        return "the same command goes on with what is not finished"
+        return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
     if folder is None or not _can_go_on(folder):
         return ""
-    data = getattr(options, "data_dir", None)  # a run does not note where its data lay
+    data = getattr(options, "data_dir", None)  # a run does not record where its data are
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f"go on with `{shlex.join(words)}`"
 
@@ -188,10 +188,10 @@ def _os_words(error: OSError) -> str:
 
 
 def _is_unreadable(place: str) -> bool:
-    """Whether a path is there and may not be read."""
+    """Whether a path exists and cannot be read."""
     try:
         return Path(place).exists() and not os.access(place, os.R_OK)
-    except OSError:  # nor may the folder that it is in
+    except OSError:  # its folder cannot be read either
         return True
 
 
@@ -200,7 +200,7 @@ def _is_memory(error: Exception) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says which word is a slip where an option that it needs is not given."""
+    """A parser that names a misspelt option when a required one is missing."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._asked = sys.argv[1:] if args is None else list(args)
@@ -214,7 +214,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser: argparse.ArgumentParser = _Parser(
         "fedshot",
         description="Federated few-shot learning: train across clients, recognise new classes "
@@ -227,29 +228,26 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config", type=Path, help="YAML file of settings")
     run.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
     add_resume(run)
-    resume = _add(commands, "resume", "go on with a run that was stopped, at any instant")
+    resume = _add(commands, "resume", "resume a run that was interrupted")
     resume.add_argument("folder", type=Path, help="folder of the run, such as runs/digits")
-    evaluate = _add(commands, "evaluate", "test the chosen round of a run, in any shape of episode")
+    evaluate = _add(
+        commands, "evaluate", "test the chosen round of a run, with episodes of any shape"
+    )
     evaluate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot", "query", "episodes", "seed"):
-        evaluate.add_argument(f"--{name}", help="as in the run's test, if not given")
+        evaluate.add_argument(f"--{name}", help="default: that of the run's test")
     evaluate.add_argument(
-        "--rounds", help="rounds that the clients of a question learn for, if not the method's"
+        "--rounds", help="rounds of training for each test episode (default: the method's)"
     )
     for command in (run, resume, evaluate):
         _add_data_dir(command)
-        command.add_argument("--quiet", action="store_true", help="print the result alone")
-        command.add_argument("--json", action="store_true", help="print JSON, one record a line")
+        command.add_argument("--quiet", action="store_true", help="print only the result")
+        command.add_argument("--json", action="store_true", help="print JSON, one record per line")
     for command in (run, resume):
         _add_tracker(command)
     _add_status(commands)
     _add_report(commands)
-    options = _add(commands, "options", "list all options of a configuration, by their places")
-    options.add_argument("place", nargs="?", help="a section, as run, or a place, as model.head")
-    options.add_argument("kind", nargs="?", metavar="name", help="one of those that fit there")
-    options.add_argument("--markdown", action="store_true", help="print the page of all of them")
-    methods = _add(commands, "methods", "list the methods, or the options of one")
-    methods.add_argument("method", nargs="?", help="a method's name")
+    _add_descriptions(commands)
     text = "check a method of your own against what fedshot promises of every method"
     check = _add(commands, "check", text, "check", settings=True)
     check.add_argument("file", type=Path, help="the file that registers it")
@@ -260,17 +258,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_descriptions(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "list all options of a configuration, by section"
+    options = _add(commands, "options", text, "describe")
+    options.add_argument("place", nargs="?", help="a section, such as run or model.head")
+    options.add_argument("kind", nargs="?", metavar="name", help="what to choose there")
+    options.add_argument("--markdown", action="store_true", help="print the page of all options")
+    methods = _add(commands, "methods", "list the methods, or the options of one", "describe")
+    methods.add_argument("method", nargs="?", help="a method's name")
+    text = "describe configurations for other programs"
+    config = commands.add_parser("config", help=text, description=f"{text.capitalize()}.")
+    actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "print the JSON Schema of a configuration, by which an editor completes and checks it"
+    _add(actions, "schema", text, "describe")
+    text = "print a script that completes commands and options in a shell"
+    completion = _add(commands, "completion", text, "describe")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+
+
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    status = _add(commands, "status", "tell how runs are getting on", "report")
+    status = _add(commands, "status", "show the progress of runs", "report")
     status.add_argument(
         "folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER",
-        help="of a run, or of some; those below it are looked for (runs)",
+        help="of a run, or of several runs (runs)",
     )  # fmt: skip
     status.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "print runs, or cells of recipes, side by side, paired over episodes"
+    text = "compare runs, or cells of recipes, side by side, paired over episodes"
     compare = _add(commands, "compare", text, "report")
     compare.add_argument("--json", action="store_true", help="print JSON")
     report = _add(commands, "report", "write one HTML page about runs", "report")
@@ -279,10 +295,10 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     report.add_argument(
         "--without-data",
         action="store_true",
-        help="do not load data and models: no picture of who holds what, no map of new classes",
+        help="do not load data and models, and leave out the figures that need them",
     )
     _add_data_dir(report)
-    seeds = "those that differ in the seed alone become one row"
+    seeds = "runs that differ only in the seed share a row"
     files = "; or files of cells below results/"
     for command, more in ((compare, files), (report, "")):
         command.add_argument(
@@ -291,29 +307,29 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "answer a folder of files from a few labelled ones, with the chosen round of a run"
+    text = "classify files from a few labelled examples, with the chosen round of a run"
     predict = _add(commands, "predict", text, "use")
     predict.add_argument(
         "--support",
         type=Path,
         required=True,
-        help="folder with one for each class; of texts also a table or JSON lines with labels",
+        help="folder with a folder for each class; of texts also a table or JSON lines with labels",
     )
     predict.add_argument(
-        "--query", type=Path, required=True, help="folder of files, or table of texts, to answer"
+        "--query", type=Path, required=True, help="folder of files, or table of texts, to classify"
     )
     predict.add_argument("--to", type=Path, help="file to write; without it, stdout")
     predict.add_argument("--json", action="store_true", help="JSON lines instead of CSV")
     predict.add_argument("--page", type=Path, help="HTML page to write, with every picture")
     predict.add_argument(
         "--none-of-these", metavar="SHARE",
-        help="turn away what is none of the classes, accepting this share of such files, as 0.05",
+        help="reject files of other classes, of which this share is accepted, such as 0.05",
     )  # fmt: skip
     text = "measure how far a run's confidence can be trusted, on its validation classes"
     calibrate = _add(commands, "calibrate", text, "use")
     calibrate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot"):
-        calibrate.add_argument(f"--{name}", help="as in the run's test, if not given")
+        calibrate.add_argument(f"--{name}", help="default: that of the run's test")
     calibrate.add_argument("--episodes", help="half to fit, half to measure (400)")
     calibrate.add_argument("--json", action="store_true", help="print JSON")
     text = "write the encoder of a run for other programs, with a model card"
@@ -326,37 +342,51 @@ def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     for command in (predict, export):
         command.add_argument("--run", type=Path, required=True, help="folder of the run")
     for command in (predict, calibrate, export):
-        command.add_argument("--client", help="whose model, where the method leaves them there")
+        command.add_argument(
+            "--client", help="number of the client whose model is used, if models stay with clients"
+        )
         _add_data_dir(command)
     for command in (predict, calibrate):
-        command.add_argument("--quiet", action="store_true", help="print the result alone")
+        command.add_argument("--quiet", action="store_true", help="print only the result")
 
 
 def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     made = _add(
         commands,
         "reproduce",
-        "train the cells of a published table or figure; `list` tells which there are, `results` "
-        "writes a page of what is finished",
+        "train the cells of a published table or figure; `list` lists the recipes, `results` "
+        "writes a page of the finished cells",
         "reproduce",
     )
     made.add_argument("name", help="a recipe's name, `list` or `results`")
     made.add_argument(
-        "--cells", nargs="+", default=[], metavar="ROW/COLUMN", help="these alone; * for anything"
+        "--cells",
+        nargs="+",
+        default=[],
+        metavar="ROW/COLUMN",
+        help="train only these; * matches anything",
     )
-    made.add_argument("--budget", metavar="BUDGET", help="small, paper, or another of the recipe's")
+    made.add_argument(
+        "--budget", metavar="BUDGET", help="small, paper, or another budget of the recipe"
+    )
     made.add_argument("--seeds", type=int, default=3, help="trainings of each cell (3)")
-    made.add_argument("--tune", type=int, default=0, metavar="N", help="N trials for every method")
+    made.add_argument(
+        "--tune", type=int, default=0, metavar="N", help="tune every method with N trials"
+    )
     made.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
     made.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
     made.add_argument(
         "--results", type=Path, default=Path("results"), help="folder of finished cells (results)"
     )
     made.add_argument("--to", type=Path, help="with `results`: the file to write")
-    made.add_argument("--plan", action="store_true", help="show the table and train nothing")
-    made.add_argument("--measure", action="store_true", help="with `list`: time what has no time")
+    made.add_argument("--plan", action="store_true", help="show the table without training")
+    made.add_argument(
+        "--measure",
+        action="store_true",
+        help="with `list`: measure the cells whose time is unknown",
+    )
     _add_data_dir(made)
-    made.add_argument("--quiet", action="store_true", help="print the table alone")
+    made.add_argument("--quiet", action="store_true", help="print only the table")
     made.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -366,13 +396,15 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
     found = _add(actions, "list", "list the sources, and whether their files are there", "data")
     get = _add(actions, "get", "fetch a dataset from its publisher", "data")
-    check = _add(actions, "check", "compare a dataset with what its publisher has", "data")
+    check = _add(
+        actions, "check", "compare a dataset with its publisher's checksums and counts", "data"
+    )
     for command in (get, check):
         command.add_argument("name", help="a dataset's name, as `fedshot data list` has it")
     show = _add(
         actions,
         "show",
-        "draw a source and how it is dealt to clients; `show NAME` is short for `--data.name NAME`",
+        "draw a source and its partition among clients; `NAME` is short for `--data.name NAME`",
         "data",
         settings=True,
     )
@@ -411,7 +443,7 @@ def _add_tracker(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--tracker",
         choices=("tensorboard", "wandb", "mlflow"),
-        help="send the records there, too (pip install 'fedshot[tracking]')",
+        help="also send the records there (pip install 'fedshot[tracking]')",
     )
 
 
@@ -421,7 +453,7 @@ def _add_data_dir(command: argparse.ArgumentParser) -> None:
     )
 
 
-# `list` is a word of Python, and `export` that of what the command calls.
+# `list` is a builtin, and `export` the function that the command calls.
 _FUNCTIONS = {"list": "list_sources", "export": "export_run"}
 _SETTINGS = """\
 Any setting can be given as --section.key VALUE, and wins over the file:

@@ -1,4 +1,4 @@
-"""What the commands print of a run: its rounds as they end, and its result."""
+"""Printing of a run: its rounds as they end, and its result."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print how runs are getting on."""
+    """Print the progress of runs."""
     runs: dict[Path, None] = {}
     for folder in options.folders:
         below = list(reports.runs_below(folder))
@@ -62,13 +62,13 @@ def status(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print the comparison of some runs or cells, and what the first is to each of the others."""
+    """Print a comparison of runs or cells, and how the first differs from each of the others."""
     _once(options.folders)
     if len(options.folders) < 2:
         (one,) = options.folders
         if not one.exists():
             raise ConfigError(f"{one} does not exist. Name two runs, or two cells of recipes.")
-        raise ConfigError(f"{one} is one; a comparison needs two.")
+        raise ConfigError(f"{one} is the only one; a comparison needs two.")
     files = [path for path in options.folders if path.is_file()]
     if files and len(files) < len(options.folders):
         raise ConfigError(
@@ -104,7 +104,7 @@ def compare(options: argparse.Namespace) -> int:
 def _rows(
     folders: Sequence[Path],
 ) -> tuple[list[tuple[reports.ComparisonRow, str]], list[reports.ComparisonRow]]:
-    """Return the row of each run, or of seeds of one thing, and the name of its data."""
+    """Return a row for each run, or for runs that differ only in the seed, with its data."""
     runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
     if len(groups) == 1:  # seeds of one thing, which their reader wants apart
@@ -117,7 +117,7 @@ def _rows(
 
 
 def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return the rows of finished cells, with their tables where there are several, and data."""
+    """Return a row for each finished cell and its data; several tables are named in labels."""
     held = [results.read(path) for path in files]
     tables = [f"{one.recipe} {one.variant}" for one in held]
     rows = [results.row_of(one) for one in held]
@@ -133,10 +133,10 @@ def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
 def _named(
     found: Sequence[tuple[reports.ComparisonRow, tuple[str, str]]],
 ) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return the data of each row by name, and by the hash where one name has several.
+    """Return each row with the name of its data, and the hash if one name has several.
 
-    A row of the same test episodes as the first is on the same data, whatever it is called, and so
-    is one of the same name where one of the two hashes is not known.
+    A row with the same test episodes as the first is on the same data under any name, and so is a
+    row whose data have the same name if one of the two hashes is unknown.
     """
     (first, data), *_ = found
     own = [
@@ -154,7 +154,7 @@ def _named(
 
 
 def _once(folders: Sequence[Path]) -> None:
-    """Raise ConfigError where a place is named twice."""
+    """Raise ConfigError if a folder is named twice."""
     twice = {str(folder) for folder in folders if list(folders).count(folder) > 1}
     if twice:
         raise ConfigError(f"{', '.join(sorted(twice))} is named twice. Name each once.")

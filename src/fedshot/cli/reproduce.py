@@ -64,7 +64,7 @@ def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
         Config.of(recipe.cells(usual)[0].settings()).data.load(folder)
     except DataError as error:
         other = Config.of(recipe.cells(stand_in.name)[0].settings()).settings["data"]["name"]
-        tell(f"{error}\nWithout it, {other} takes its place (--budget {stand_in.name}).")
+        tell(f"{error}\n{other} takes its place (--budget {stand_in.name}).")
         return stand_in.name
     return usual
 
@@ -123,9 +123,9 @@ def _tell(event: Event) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """List the recipes: data, methods, and the time they will take."""
+    """List the recipes: data, methods, and the time that they take."""
     recipes = list(_readable(options.results))
-    _request(recipes[0], options)  # refuses numbers that cannot be
+    _request(recipes[0], options)  # refuses impossible numbers
     if options.budget:
         had = dict.fromkeys(name for recipe in recipes for name in recipe.budgets)
         if options.budget not in had:
@@ -144,7 +144,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
-    """Time two short rounds of everything that can be trained and has not been timed here."""
+    """Time two short rounds of every cell whose time is unknown on this machine."""
     folder = options.data_dir
     cells = [
         cell
@@ -164,7 +164,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
 
 
 def _readable(results: Path) -> Iterator[Recipe]:
-    """Yield all recipes that can be read; what is wrong with the others is told."""
+    """Yield all recipes that can be read; print what is wrong with the others."""
     for name in names(results):
         try:
             yield load(name, results)
@@ -173,7 +173,7 @@ def _readable(results: Path) -> Iterator[Recipe]:
 
 
 def _results(options: argparse.Namespace) -> int:
-    """Write the page of everything that is finished, and draw its figures beside the files."""
+    """Write the page of finished cells, and draw their figures beside the files."""
     every = Results(options.results).every()
     held = {result.recipe for result in every} & {*names(options.results)}
     recipes = {name: load(name, options.results) for name in held}
@@ -194,7 +194,7 @@ def _results(options: argparse.Namespace) -> int:
 
 
 def _picture(recipe: Recipe, options: argparse.Namespace) -> int:
-    """Draw what a recipe without cells shows."""
+    """Draw the figures of a recipe without cells."""
     federated = FederatedDataset(Config.of(recipe.settings), options.data_dir)
     folder: Path = options.results / recipe.name
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedshot.cli.printing import say_score, shown
-from fedshot.config import load, option_help
+from fedshot.config import load
 from fedshot.config.load import Config
-from fedshot.config.options import Option, validated
 from fedshot.config.registry import KINDS, SECTIONS
 from fedshot.config.settings import parse
+from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
 from fedshot.core.text import long_names
@@ -47,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
-    """Return the configuration to go on by with a run that is there, if --resume allows it.
+    """Return the configuration with which an existing run is resumed, if --resume is given.
 
-    Raises ConfigError where it does not. Whether it is the run's is asked before training.
+    Raises ConfigError if it is not. Whether the run began with it is checked before training.
     """
     if not options.resume:
         raise ConfigError(
@@ -61,11 +61,11 @@ def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Confi
     if chosen.run.threads is not None or not rounds:
         return chosen
     held = checkpoints.notes(rounds[-1])["config"]["run"]["threads"]
-    return chosen.with_threads(held)  # its bits are those of so many
+    return chosen.with_threads(held)  # the number of threads decides the bits
 
 
 def resume(options: argparse.Namespace) -> int:
-    """Go on with a run."""
+    """Resume a run."""
     if options.tracker:
         check(options.tracker)
     options.run_folder = options.folder
@@ -74,10 +74,10 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
-    """Train the rounds that are left, test, and print what came of it."""
-    with experiment.alone() as lock:  # or a tracker hears that what another process trains failed
+    """Train the remaining rounds, test, and print the result."""
+    with experiment.alone() as lock:  # otherwise trackers would be told of a failure
         if not lock.held:
-            tell(f"{experiment.folder} has no locks: see to it that no other process trains there")
+            tell(f"{experiment.folder} has no locks: make sure that no other process trains there")
     for text in experiment.notices():
         tell(text)
     tracker = _tracker(experiment, options)
@@ -119,31 +119,14 @@ def _for_rounds(method: Any, text: str) -> Any:
     """Return the method with another number of rounds at test."""
     if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
-            f"--rounds is {text}, and {method.name} learns in no rounds at test. Leave it out."
+            f"--rounds is {text}, and {method.name} does not train at test. Leave it out."
         )
     value = parse(text, lambda _: False, origin="the value of --rounds")
-    return replace(method, **{TEST_ROUNDS: validated(Option("--rounds", int), value)})
-
-
-def methods(options: argparse.Namespace) -> int:
-    """List the methods, or the options of one."""
-    say(option_help.text("method", options.method))
-    return 0
-
-
-def options(chosen: argparse.Namespace) -> int:
-    """List the places of options, or the options at one; or write the page of all."""
-    if chosen.markdown and chosen.place:
-        raise ConfigError("--markdown is the page of all places. Leave out the place.")
-    if chosen.markdown:
-        say(option_help.markdown().rstrip("\n"))
-    else:
-        say(option_help.text(chosen.place, chosen.kind) if chosen.place else option_help.overview())
-    return 0
+    return replace(method, **{TEST_ROUNDS: value_of("--rounds", int, value)})
 
 
 def chosen_config(options: argparse.Namespace) -> Config:
-    """Return the configuration of the file and of the command line, which wins."""
+    """Return the configuration of the file with the options of the command line over it."""
     known = long_names(options.parser.format_help())
     for option in (word.partition("=")[0] for word in options.settings):
         place = option.removeprefix("--")

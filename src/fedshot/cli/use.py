@@ -24,16 +24,16 @@ from fedshot.use.folders import WRITERS, FilePrediction, Skipped, Support, fit_f
 from fedshot.use.measuring import measure
 from fedshot.use.trained import TrainedRun
 
-_TOLD = 20  # skipped files that are named on the terminal
+_TOLD = 20  # skipped files named on the terminal
 _ENDS = {
     "": "",
-    "cold": ": not changed. Every answer to fit it on is right, which leaves it no lower end",
-    "hot": ": not changed. Answers are no better than chance, which leaves it no upper end",
+    "cold": ": not changed. Every prediction to fit it on is right, so that it has no lower bound",
+    "hot": ": not changed. Predictions are no better than chance, so that it has no upper bound",
 }
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Answer a folder of files from a folder of labelled examples."""
+    """Classify a folder of files from a folder of labelled examples."""
     classifier = FewShotClassifier.from_run(
         options.run,
         client=whole("client", options.client),
@@ -66,7 +66,7 @@ def predict(options: argparse.Namespace) -> int:
         )
     classes = [str(name) for name in classifier.classes_.tolist()]
     text = WRITERS["json" if options.json else "csv"](found, classes)
-    text = text.encode("utf-8", "replace").decode()  # a file's name may be no text
+    text = text.encode("utf-8", "replace").decode()  # a file's name may not be valid text
     if options.to:
         storage.deliver(options.to, text.encode())
     else:
@@ -157,7 +157,7 @@ def export_run(options: argparse.Namespace) -> int:
 
 
 def whole(option: str, text: str | None) -> int | None:
-    """Return a whole number from 0 on, None where none was given."""
+    """Return a whole number, at least 0, or None if no text is given."""
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 9:
@@ -166,7 +166,7 @@ def whole(option: str, text: str | None) -> int | None:
 
 
 def share(option: str, text: str | None) -> float | None:
-    """Return a number between 0 and 1, None where none was given."""
+    """Return a number between 0 and 1, or None if no text is given."""
     if text is None:
         return None
     try:
@@ -182,7 +182,7 @@ def share(option: str, text: str | None) -> float | None:
 
 @contextmanager
 def _in_words_of_the_shell() -> Iterator[None]:
-    """Let what is refused of the threshold name the option of the command line."""
+    """Name the option of the command line when the threshold is refused."""
     try:
         yield
     except ConfigError as error:
@@ -190,7 +190,7 @@ def _in_words_of_the_shell() -> Iterator[None]:
 
 
 def _check_writable(option: str, path: Path | None, *, makes_folder: bool = False) -> None:
-    """Refuse a place that cannot be written to before anything is answered."""
+    """Refuse a file that cannot be written before anything is classified."""
     if path is None:
         return
     if path.is_dir():
@@ -202,7 +202,7 @@ def _check_writable(option: str, path: Path | None, *, makes_folder: bool = Fals
 
 
 def _passed(skipped: Sequence[Skipped]) -> str:
-    """Return how many files of other kinds or places, and linked folders, were passed over."""
+    """Return how many files of other kinds or places, and linked folders, were left out."""
     kinds = other_kinds((s.path for s in skipped if s.passed == "other kind"), "left out")
     beside = sum(one.passed == "beside" for one in skipped)
     links = sum(one.passed == "linked folder" for one in skipped)
@@ -257,7 +257,7 @@ def _noun(place: Path) -> str:
 
 
 def _below(text: str, roots: Sequence[Path]) -> str:
-    """Return a text with places below these folders as seen from them: pages are passed on."""
+    """Return a text with paths relative to these folders, since pages are shared."""
     for root in roots:
         text = text.replace(f"{root}{os.sep}", "")
     return text

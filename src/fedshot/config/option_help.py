@@ -1,50 +1,67 @@
-"""Every option of a configuration, as text: what it takes, its default, and what it means.
+"""Every option of a configuration, as text and as JSON Schema.
 
-All of it is read from the dataclasses and their docstrings; nothing is written twice.
+All of it is read from the dataclasses and their docstrings.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
-import docstring_parser
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
-from fedshot.config.options import Option, options_of, shown, words
-from fedshot.config.registry import KINDS, NO_HEAD, NOT_OPTIONS, SECTIONS
+from fedshot.config.options import (
+    Option,
+    descriptions,
+    is_section,
+    members,
+    options_of,
+    shown,
+    summary,
+    words,
+)
+from fedshot.config.registry import KINDS, NO_HEAD, SECTIONS
+from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
 
-PLACES = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
-          "method", "run", "test")  # fmt: skip
+PATHS = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
+         "method", "run", "test")  # fmt: skip
 _WIDTH = 100
 
 
 @dataclass(frozen=True)
 class OptionSection:
-    """A section, or one of the kinds that may stand at a place.
+    """A section, or one of the kinds that may be chosen at a key path.
 
     Args:
-        place: where it stands, such as "model.backbone".
+        path: such as "model.backbone".
         kind: its name there; "" for a section.
         cls: the dataclass.
     """
 
-    place: str
+    path: str
     kind: str
     cls: type[Any]
 
     @property
     def summary(self) -> str:
         """What it is, in a sentence."""
-        return str(docstring_parser.parse(self.cls.__doc__ or "").short_description or "")
+        return summary(self.cls)  # type: ignore[arg-type]  # a class is hashable
 
     def options(self) -> Iterator[tuple[Option, str]]:
-        """Yield every option with what it means."""
-        for option in options_of(self.cls, self.place, NOT_OPTIONS.get(self.place, ())):
-            names = option.place.removeprefix(f"{self.place}.").split(".")
-            yield option, _meaning(self.cls, names)
+        """Yield every option with its description."""
+        for option in options_of(self.cls, self.path):
+            names = option.path.removeprefix(f"{self.path}.").split(".")
+            yield option, _description(self.cls, names)
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return its JSON Schema, with the schemas of what lies in it under `$defs`."""
+        title = "_".join(filter(None, (self.path.replace(".", "_"), self.kind)))
+        schema = TypeAdapter(schema_of(self.cls, self.path, title=title, described=True))
+        return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}
 
 
 @dataclass(frozen=True)
@@ -52,74 +69,120 @@ class _NoHead:
     """No head, for methods that answer from the features."""
 
 
-def parts(place: str) -> list[OptionSection]:
-    """Return what can stand at a place: a section, or kinds by name.
+class _Untitled(GenerateJsonSchema):
+    """Leaves out the titles that pydantic makes of the names of options."""
 
-    Raises ConfigError for a place where nothing is.
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        del schema
+        return False
+
+
+def parts(path: str) -> list[OptionSection]:
+    """Return what can stand at a key path: a section, or kinds by name.
+
+    Raises ConfigError for a path where nothing is.
     """
-    if place in SECTIONS:
-        return [OptionSection(place, "", SECTIONS[place])]
-    if place in KINDS:
-        found = [OptionSection(place, name, cls) for name, cls in KINDS[place][0].items()]
-        return [*found, OptionSection(place, NO_HEAD, _NoHead)] if place == "model.head" else found
-    above = next((one for one in PLACES if place.startswith(f"{one}.")), None)
+    if path in SECTIONS:
+        return [OptionSection(path, "", SECTIONS[path])]
+    if path in KINDS:
+        found = [OptionSection(path, name, cls) for name, cls in KINDS[path][0].items()]
+        return [*found, OptionSection(path, NO_HEAD, _NoHead)] if path == "model.head" else found
+    above = next((one for one in PATHS if path.startswith(f"{one}.")), None)
     if above is not None:
         raise ConfigError(
-            f"{place!r} is no place of its own. `fedshot options {above}` lists what is below it."
+            f"{path!r} is not a section of its own. `fedshot options {above}` lists the options "
+            "below it."
         )
-    raise ConfigError(f"there are no options at {place!r}. {nearest(place, PLACES)}")
+    raise ConfigError(f"there are no options at {path!r}. {nearest(path, PATHS)}")
 
 
 def overview() -> str:
-    """Return a line for each place, and how to go on."""
+    """Return a line for each key path, and how to go on."""
     lines = []
-    for place in PLACES:
-        every = parts(place)
-        what = every[0].summary if place in SECTIONS else ", ".join(part.kind for part in every)
-        lines += _wrapped(f"{place:<16}", what)
+    for path in PATHS:
+        every = parts(path)
+        what = every[0].summary if path in SECTIONS else ", ".join(part.kind for part in every)
+        lines += _wrapped(f"{path:<16}", what)
     return "\n".join([*lines, "", "`fedshot options PLACE [NAME]` lists the options of one."])
 
 
-def text(place: str, kind: str | None = None) -> str:
-    """Return the options at a place; of a place of kinds its kinds, or the options of one.
+def text(path: str, kind: str | None = None) -> str:
+    """Return the options of a section or of a kind, or a list of the kinds at a key path.
 
-    Raises ConfigError for a place, or a kind, that is none.
+    Raises ConfigError for a key path, or a kind, that does not exist.
     """
-    every = parts(place)
-    if kind is None and place in KINDS:
+    every = parts(path)
+    if kind is None and path in KINDS:
         width = max(len(part.kind) for part in every) + 2
         lines = [line for part in every for line in _wrapped(f"{part.kind:<{width}}", part.summary)]
-        return "\n".join([*lines, "", f"`fedshot options {place} NAME` lists the options of one."])
+        return "\n".join([*lines, "", f"`fedshot options {path} NAME` lists the options of one."])
     held = {part.kind: part for part in every}
     if (kind or "") not in held:
-        if place in SECTIONS:
+        if path in SECTIONS:
             raise ConfigError(
-                f"{place} has no kinds to choose {kind!r} from. `fedshot options {place}` lists "
+                f"{path} has no kinds to choose {kind!r} from. `fedshot options {path}` lists "
                 "all of its options."
             )
-        raise ConfigError(f"there is no {place} {kind!r}. {nearest(str(kind), held)}")
+        raise ConfigError(f"there is no {path} {kind!r}. {nearest(str(kind), held)}")
     part = held[kind or ""]
     lines = [part.summary]
     for option, meaning in part.options():
-        lines += ["", f"--{option.place} ({_takes(option)})", *_wrapped("    ", meaning)]
+        given = "must be given" if option.required else f"default {shown(option.default)}"
+        takes = f"{words(option.hint)}; {given}"
+        lines += ["", f"--{option.path} ({takes})", *_wrapped("    ", meaning)]
     return "\n".join(lines)
 
 
 def markdown() -> str:
-    """Return the page of all options: of every section, and of every kind of this package."""
+    """Return the page of all options: of every section, and of every kind in this package."""
     said = [_HEAD]
-    for place in PLACES:
-        said += [f"## {place}", ""]
-        if place in KINDS:
-            default = KINDS[place][1]
-            said += [f"`{place}.name` chooses; `{default}` where it is not given.", ""]
-        for part in parts(place):
+    for path in PATHS:
+        said += [f"## {path}", ""]
+        if path in KINDS:
+            said += [f"`{path}.name` chooses; `{KINDS[path][1]}` where it is not given.", ""]
+        for part in parts(path):
             if not part.cls.__module__.startswith("fedshot."):
                 continue
             said += [f"### {part.kind}", ""] if part.kind else []
-            more = f" [Its page](methods/{part.kind}.md)." if place == "method" else ""
+            more = f" [Its page](methods/{part.kind}.md)." if path == "method" else ""
             said += [part.summary + more, "", *_table(part.options())]
     return "\n".join(said).rstrip() + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a configuration: the sections, and every kind by its name."""
+    defs: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    for path in PATHS:
+        kinds = []
+        for part in parts(path):
+            schema = part.json_schema()
+            defs |= schema.pop("$defs", {})
+            kinds.append(schema)
+            if part.kind:
+                kind = {"const": part.kind, "description": part.summary}
+                schema["properties"] = {"name": kind, **schema["properties"]}
+                if part.kind != KINDS[path][1]:
+                    schema["required"] = ["name", *schema.get("required", [])]
+        if path in SECTIONS:
+            found[path] = kinds[0] | {"type": ["object", "null"]}
+        else:
+            names = {"enum": [part.kind for part in parts(path)]}
+            found[path] = {"anyOf": [names, *kinds], "default": KINDS[path][1]}
+    model = found["model"]["properties"]
+    for path in ("model.backbone", "model.head"):
+        model[path.removeprefix("model.")] = found.pop(path)
+    name = {"type": ["string", "number", "boolean"], "default": "run",
+            "description": "of the run and of its folder."}  # fmt: skip
+    seed = {"type": "integer", "default": 0, "description": "of everything that is random."}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A configuration of fedshot",
+        "type": "object",
+        "properties": {"name": name, "seed": seed, **found},
+        "additionalProperties": False,
+        "$defs": defs,
+    }
 
 
 _HEAD = """\
@@ -129,13 +192,14 @@ Made by `fedshot options --markdown > docs/options.md`; not written by hand. Eac
 configuration file and an option of the command line: `run.rounds` is `rounds:` below `run:`, and
 `--run.rounds 50`. `fedshot options PLACE NAME` prints the same, and `fedshot methods NAME` that of
 a method; what its options are for stands on its page. Beside the sections there are `name`, of the
-run and its folder, and `seed`.
+run and its folder, and `seed`. `fedshot config schema` prints all of it for
+[editors](start.md#completion).
 """
 
 
 def _table(options: Iterable[tuple[Option, str]]) -> list[str]:
     lines = [
-        f"| `{option.place}` | {_cell(_default(option))} | {_cell(meaning)} |"
+        f"| `{option.path}` | {_cell(_default(option))} | {_cell(meaning)} |"
         for option, meaning in options
     ]
     return ["| option | default | what it is |", "|---|---|---|", *lines, ""] if lines else []
@@ -149,20 +213,13 @@ def _cell(value: str) -> str:
     return " ".join(value.split()).replace("|", "\\|")
 
 
-def _takes(option: Option) -> str:
-    given = "must be given" if option.required else f"default {shown(option.default)}"
-    return f"{words(option.hint)}; {given}"
-
-
-def _meaning(cls: type[Any], names: list[str]) -> str:
-    """Return what the docstring of a dataclass, or of one in it, says of an option."""
+def _description(cls: type[Any], names: list[str]) -> str:
+    """Return what the docstring of a dataclass, or of a dataclass in it, says of an option."""
     first, *rest = names
-    bases = [base for base in reversed(cls.__mro__) if is_dataclass(base)]
-    every = [one for base in bases for one in docstring_parser.parse(base.__doc__ or "").params]
-    told = {one.arg_name: one.description for one in every}
-    mine, hint = " ".join((told.get(first) or "").split()), get_type_hints(cls)[first]
-    if rest and isinstance(hint, type) and is_dataclass(hint):
-        below = _meaning(hint, rest)
+    mine = descriptions(cls).get(first, "")  # type: ignore[arg-type]
+    hint = next(hint for one, hint, _ in members(cls, "") if one.name == first)
+    if rest and is_section(hint):
+        below = _description(hint, rest)
         return f"{mine.rstrip('.')}: {below}" if mine and below else below
     return mine
 

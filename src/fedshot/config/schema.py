@@ -1,4 +1,4 @@
-"""The sections of a configuration that are neither data, partition, network nor method."""
+"""The sections `model` and `run` of a configuration, and which settings are not honest."""
 
 from __future__ import annotations
 
@@ -10,90 +10,33 @@ import torch
 
 from fedshot.config import settings as trees
 from fedshot.core.errors import ConfigError
-from fedshot.core.seeds import Key
-from fedshot.data.class_split import ClassSplit
+from fedshot.core.ranges import AtLeast1, Cores, Share
 from fedshot.data.dataset import Dataset
 from fedshot.data.tokens import Tokens
+from fedshot.fleets.unreliable import Chances
 from fedshot.nn.heads import Head
 from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
 
-_MOST_THREADS = 1024
-
-
-@dataclass(frozen=True)
-class SplitOptions:
-    """Which classes train, choose and test; without any of it, the data's own split.
-
-    Args:
-        base: classes to train on: names, numbers, or ranges such as "0-4".
-        validation: classes that choose the round; may be empty.
-        novel: classes to test on.
-        random: draw this many base, validation and novel classes instead.
-        users: split the users, not the classes: shares of them that train, choose and test, such
-            as [0.6, 0.2, 0.2].
-        seed: of the draw by `random` or `users`; null for that of the test, test.seed.
-    """
-
-    base: tuple[str, ...] = ()
-    validation: tuple[str, ...] = ()
-    novel: tuple[str, ...] = ()
-    random: tuple[int, int, int] | None = None
-    users: tuple[float, float, float] | None = None
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        ways = {
-            "named classes": bool(self.base or self.validation or self.novel),
-            "split.random": self.random is not None,
-            "split.users": self.users is not None,
-        }
-        chosen = [way for way, used in ways.items() if used]
-        if len(chosen) > 1:
-            raise ConfigError(f"{' and '.join(chosen)} exclude each other; use one.")
-        if self.seed is not None and self.random is None and self.users is None:
-            raise ConfigError(
-                f"split.seed is {self.seed}, and nothing is drawn. Set split.random or "
-                "split.users, or leave the seed out."
-            )
-
-    def of(self, dataset: Dataset, standard: ClassSplit | None, key: Key) -> ClassSplit:
-        """Return the split of a dataset. Raises ConfigError when nothing says what it is."""
-        if self.random is not None:
-            return ClassSplit.at_random(dataset, *self.random, key.at("split"))
-        if self.base or self.validation or self.novel:
-            return ClassSplit.from_names(dataset, self.base, self.validation, self.novel)
-        if standard is None:
-            by_users = (
-                "; or split.users to three shares of the users, such as [0.6, 0.2, 0.2], to train, "
-                "to choose the round and to test, all on the same classes"
-            )
-            raise ConfigError(
-                f"{dataset.name} has no split of its own; set split.base and split.novel to class "
-                f"names, or split.random to three numbers of classes"
-                f"{by_users if dataset.users is not None else ''}."
-            )
-        return standard
-
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model before it knows the data.
+    """The model, except for what the data decide.
 
     Args:
         backbone: from images or words to features.
         head: from features to logits.
-        norm_policy: the batch-norm statistics of a test: "running" those of training, "support"
-            those of the support set, "transductive" those of the queries. Where a group of clients
-            holds the support, "group" joins what each has, and "support" takes a client's own for
-            its queries. "method" is the method's choice: "running" for prototypes, "group" for
-            what a group learns, "support" for MAML, which on Omniglot (Conv4-32, first
-            order, 20 rounds) reaches 72.6 % with it and 41.6 % with "running".
-        dtype: of parameters and features.
+        norm_policy: the batch-norm statistics at test: "running" uses those of training,
+            "support" those of the support set, "transductive" those of the queries. If a group of
+            clients holds the support, "group" joins the statistics of its clients, and "support"
+            uses a client's own for its queries. "method" is the method's choice: "running" for
+            prototypes, "group" for group learning, "support" for MAML, which on Omniglot (Conv4-32,
+            first order, 20 rounds) reaches 72.6 % with it and 41.6 % with "running".
+        dtype: data type of parameters and features.
         pixel_mean: subtracted from pixels in [0, 1].
         pixel_std: pixels are divided by it.
-        bf16: convolutions and matrix products of the backbone in bfloat16, all else in float32; so
-            is the first block of a Conv4 where the compiled kernels take it.
+        bf16: convolutions and matrix products of the backbone in bfloat16, everything else in
+            float32, as is the first block of a Conv4 that the compiled kernels compute.
     """
 
     backbone: Backbone
@@ -105,14 +48,15 @@ class ModelOptions:
     bf16: bool = False
 
     def build(self, dataset: Dataset) -> Model:
-        """Return the model for the images of a dataset, or for its texts and their vectors."""
+        """Return the model for a dataset of images, or of texts and their word vectors."""
         x = dataset.x
         return self.of(dataset.shape, torch.tensor(x.table) if isinstance(x, Tokens) else None)
 
     def of(self, shape: tuple[int, ...], table: torch.Tensor | None) -> Model:
-        """Return the model for examples of a shape, texts if there is a table of word vectors.
+        """Return the model for examples of a shape, which are texts if there are word vectors.
 
-        A configuration has put a method's choice in the place of "method"; without one, "running".
+        A configuration replaces the policy "method" with the method's choice; otherwise it means
+        "running".
         """
         return Model(
             self.backbone,
@@ -128,87 +72,54 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class Chances:
-    """A rehearsal of failing clients: the probability, per reply in training, of each trouble.
-
-    Args:
-        drop: the reply is lost.
-        delay: it comes after all the others.
-        corrupt: it comes with NaN, wrong shapes, a part missing, or a weight that cannot be.
-    """
-
-    drop: float = 0.0
-    delay: float = 0.0
-    corrupt: float = 0.0
-
-    def __post_init__(self) -> None:
-        shares = (self.drop, self.delay, self.corrupt)
-        if not (all(share >= 0 for share in shares) and sum(shares) <= 1):
-            raise ConfigError(
-                f"run.unreliable is drop {self.drop}, delay {self.delay}, corrupt {self.corrupt}; "
-                "expected probabilities that add up to 1 at most."
-            )
-
-
-@dataclass(frozen=True)
 class RunOptions:
-    """How long, how many, and what to do when clients fail.
+    """How long to train, with how many clients, where, and what to do when clients fail.
 
     Args:
         rounds: communication rounds.
         cohort: clients sampled per round; null for all.
         quorum: share of a cohort whose replies must be usable.
-        below_quorum: "stop" the run, or "skip" the round and go on from the state before it.
-        unable: clients that cannot form an episode: "refuse" the run, or "leave_out" the clients.
-        validate_every: rounds between two looks at the validation classes; the last round always.
-        choose: the round that is tested: that of the best "validation" accuracy, or the "last" one.
-            "best_on_test_classes" looks at the test itself instead of the validation, as some
-            published code does: no honest result, and marked as none wherever it is shown.
-        checkpoint_every: rounds between two checkpoints; the best and the last round always.
-        threads: intra-op threads of torch. Bits may differ between two values, never within one.
-            null: 1, or all cores where one training step is 400 GFLOP or more (a ResNet-12 at 84
-            pixels); what it came to stands in the run's config.yaml.
-        fleet: where clients run: "threads", several at once, or "sequential", one by one, in the
-            same bits; "vectorised", stacked, for GPUs and small heads, to rounding.
-        chunk: the most clients in one stack under "vectorised". Bits depend on it.
-        allocator: "keep" lets glibc keep freed memory for the next step, which is quicker for large
-            images; "system" leaves it as it is.
-        device: "cpu" or "cuda", which suits "sequential" and "vectorised".
-        workers: clients that run at once under "threads", or stacks under "vectorised"; null for as
-            many as cores and `threads` allow, and under "threads" for one where a step is so short
-            that they would only wait for each other. The same bits for any number. "sequential"
-            and a GPU refuse more than one.
-        unreliable: rehearse failing clients.
+        below_quorum: "stop" the run, or "skip" the round and continue from the state before it.
+        infeasible_clients: clients that cannot form an episode: "refuse" the run, or "leave_out"
+            the clients.
+        validate_every: rounds between two validations; the last round is always validated.
+        choose: the round that is tested: the one with the best "validation" accuracy, or the "last"
+            one. "best_on_test_classes" chooses by the test itself, as some published code does:
+            the result is not honest, and is marked so wherever it is shown.
+        checkpoint_every: rounds between two checkpoints; the best and the last round have one.
+        threads: intra-op threads of torch. Results of two values may differ in their last bits;
+            those of one value do not. null: 1, or all cores if a training step takes 400 GFLOP or
+            more (a ResNet-12 at 84 pixels); the run's config.yaml records the number.
+        fleet: how clients run: several at once in "threads", or one by one, "sequential", with the
+            same bits; "vectorised" stacks them, for GPUs and small heads, equal up to rounding.
+        chunk: the most clients in one stack of "vectorised". Bits depend on it.
+        allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
+            images; "system" does not change the allocator.
+        device: "cpu", or "cuda" for the fleets "sequential" and "vectorised".
+        workers: clients that run at once in "threads", or stacks in "vectorised"; null for as many
+            as cores and `threads` allow, and in "threads" for one if steps are so short that
+            workers would wait for each other. The number does not change the bits. "sequential"
+            and a GPU allow only one.
+        unreliable: simulated failures of clients.
     """
 
-    rounds: int = 100
-    cohort: int | None = None
-    quorum: float = 0.5
+    rounds: AtLeast1 = 100
+    cohort: AtLeast1 | None = None
+    quorum: Share = 0.5
     below_quorum: Literal["stop", "skip"] = "stop"
-    unable: Literal["refuse", "leave_out"] = "refuse"
-    validate_every: int = 10
+    infeasible_clients: Literal["refuse", "leave_out"] = "refuse"
+    validate_every: AtLeast1 = 10
     choose: Literal["validation", "last", "best_on_test_classes"] = "validation"
-    checkpoint_every: int = 1
-    threads: int | None = None
+    checkpoint_every: AtLeast1 = 1
+    threads: Cores | None = None
     fleet: Literal["threads", "sequential", "vectorised"] = "threads"
-    chunk: int = 32
+    chunk: AtLeast1 = 32
     allocator: Literal["keep", "system"] = "keep"
     device: Literal["cpu", "cuda"] = "cpu"
-    workers: int | None = None
+    workers: Cores | None = None
     unreliable: Chances = Chances()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "validate_every", "checkpoint_every", "threads", "workers", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"run.{name} is {value}; expected at least 1.")
-        for name in ("threads", "workers"):
-            value = getattr(self, name)
-            if value is not None and value > _MOST_THREADS:
-                raise ConfigError(
-                    f"run.{name} is {value}; expected 1 to {_MOST_THREADS}, the number of the "
-                    "machine's cores at most."
-                )
         if self.fleet == "sequential" and self.workers is not None and self.workers > 1:
             raise ConfigError(
                 f"run.workers is {self.workers} with run.fleet 'sequential', which has one. Set "
@@ -229,14 +140,10 @@ class RunOptions:
                 "run.device is 'cuda' with run.fleet 'threads', whose workers would wait for one "
                 "GPU. Set run.fleet to 'vectorised', or to 'sequential' for large models."
             )
-        if self.cohort is not None and self.cohort < 1:
-            raise ConfigError(f"run.cohort is {self.cohort}; expected at least 1, or null for all.")
-        if not 0 <= self.quorum <= 1:
-            raise ConfigError(f"run.quorum is {self.quorum}; expected a share in [0, 1].")
 
 
 def not_honest(settings: Mapping[str, Any]) -> list[str]:
-    """Return what makes a result of these settings no honest one, to be told beside its number."""
+    """Return the reasons why a result of these settings is not honest, to be shown beside it."""
     found = []
     if trees.at(settings, "run.choose") == "best_on_test_classes":
         found.append("NOT HONEST: the test classes chose the round")

@@ -1,13 +1,13 @@
-"""Settings as a tree of plain values: read from YAML, merged, and compared.
+"""Settings as a tree of plain values: read from YAML, merged, and looked up by key path.
 
-What the keys mean is told in `config.py`. YAML is read as people mean it: `010` is ten, `1e-3` is
-a number, `no` and `2024-01-01` are texts, and a key that stands twice is refused.
+YAML is read as people mean it: `010` is ten, `1e-3` is a number, `no` and `2024-01-01` are texts,
+and a key that is given twice is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,16 +18,16 @@ from fedshot.core.errors import CheckpointError, ConfigError
 
 Settings: TypeAlias = dict[str, Any]
 IsText: TypeAlias = Callable[[str], bool]
-"""Whether the option at a dotted place takes text, so that `2024` is meant as text there."""
+"""Whether the option at a key path takes text, so that `2024` is meant as text there."""
 
-_MOST_NODES = 100_000  # anchors used over and over make a small file endless
-_MOST_BYTES = 4 << 20  # which are read at some 100 KB a second
+_MOST_NODES = 100_000  # nested anchors can make a small file endless
+_MOST_BYTES = 4 << 20  # read at about 100 KB a second
 _PREFIX = "tag:yaml.org,2002:"
 _NO_TAGS = {_PREFIX + name for name in ("binary", "omap", "pairs", "set", "timestamp")}
 
 
 class _Loader(yaml.SafeLoader):
-    """Words that are no number, truth or null are texts; there are no dates and no octals."""
+    """Reads every word as text that is no number, boolean or null: no dates, no octals."""
 
     def decimal(self, node: yaml.ScalarNode) -> int:
         return int(node.value)
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _words, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    # Python reads no whole number of more than 4300 digits; such a word is an infinite float.
+    # Python reads no whole number of more than 4300 digits: it becomes an infinite float.
     ("int", r"[-+]?[0-9]{1,4000}", "-+0123456789"),
     (
         "float",
@@ -72,46 +72,46 @@ def load(path: Path, is_text: IsText) -> Settings:
     return settings
 
 
-def parse(text: str, is_text: IsText, *, origin: str, place: str = "") -> Any:
-    """Return the value that YAML text stands for.
+def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
+    """Return the value of YAML text.
 
     Args:
         text: YAML.
-        is_text: whether the option at a place takes text.
-        origin: what a message calls the text, such as the name of its file.
-        place: where the value belongs in the tree of settings; "" for the whole tree.
+        is_text: whether the option at a key path takes text.
+        origin: what messages call the text, such as the name of its file.
+        path: the key path of the value; "" for the whole tree of settings.
 
     Raises:
-        ConfigError: not YAML, a key that stands twice, or an anchor that holds itself.
+        ConfigError: not YAML, a key that is given twice, or an anchor that contains itself.
     """
     try:
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
             if node is None:
-                return "" if not text and place and is_text(place) else None
-            _Reading(origin, is_text).settle(node, place, ())
+                return "" if not text and path and is_text(path) else None
+            _DocumentCheck(origin, is_text).check(node, path, ())
             return loader.construct_document(node)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin} is not YAML: {_said(error)}.") from None
+        raise ConfigError(f"{origin} is not YAML: {_problem(error)}.") from None
     except RecursionError:
         raise ConfigError(f"{origin} is nested too deeply.") from None
     except (ValueError, LookupError) as error:  # `!!int x`, `!!bool 3`
         raise ConfigError(f"{origin} holds a value that is not of its tag: {error}.") from None
 
 
-class _Reading:
-    """One pass over a document before it becomes values."""
+class _DocumentCheck:
+    """Checks the nodes of a document before they become values."""
 
     def __init__(self, origin: str, is_text: IsText) -> None:
         self._origin, self._is_text, self._seen = origin, is_text, 0
-        self._values: set[str] = set()  # places that hold one, however they are written
+        self._values: set[str] = set()  # key paths with a value, dotted or nested
         self._merging = 0
 
-    def settle(self, node: yaml.Node, place: str, above: tuple[yaml.Node, ...]) -> None:
-        """Refuse what is unclear, and mark as text what belongs to an option of text."""
+    def check(self, node: yaml.Node, path: str, above: tuple[yaml.Node, ...]) -> None:
+        """Refuse ambiguous nodes, and mark the values of options that take text as text."""
         self._seen += 1
         if any(node is one for one in above):
             self._refuse(node, "an anchor holds itself. Write the value out")
@@ -123,60 +123,55 @@ class _Reading:
             self._refuse(node, f"the tag {node.tag[:60]!r} is not known here. Leave it out")
         below = (*above, node)
         if isinstance(node, yaml.MappingNode):
-            self._keys(node, place, below)
+            self._check_keys(node, path, below)
         elif isinstance(node, yaml.SequenceNode):
             values = self._values
             for item in node.value:
-                self._values = set()  # each has places of its own
-                self.settle(item, place, below)
+                self._values = set()  # each item has its own key paths
+                self.check(item, path, below)
             self._values = values
-        elif _is_bare(node) and self._is_text(place):
+        elif _is_bare(node) and self._is_text(path):
             node.tag = f"{_PREFIX}str"
 
-    def _keys(self, node: yaml.MappingNode, place: str, below: tuple[yaml.Node, ...]) -> None:
+    def _check_keys(self, node: yaml.MappingNode, path: str, below: tuple[yaml.Node, ...]) -> None:
         found = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self._refuse(key, "a key is a list or a tree. Expected a word")
             if key.tag == f"{_PREFIX}merge":
-                self._merging += 1  # what is merged in gives way to what is written here
-                self.settle(value, place, below)
+                self._merging += 1  # keys of this mapping override merged ones
+                self.check(value, path, below)
                 self._merging -= 1
                 continue
             key.tag = f"{_PREFIX}str"
-            whole = joined(place, key.value)
+            whole = f"{path}.{key.value}" if path else key.value
             twice = whole in self._values and not self._merging
             if key.value in found or twice:
                 self._refuse(key, f"{whole!r} is given twice. Keep one of them")
             found.add(key.value)
             if not self._merging and not isinstance(value, yaml.MappingNode):
                 self._values.add(whole)
-            self.settle(value, whole, below)
+            self.check(value, whole, below)
 
     def _refuse(self, node: yaml.Node, text: str) -> None:
         raise ConfigError(f"{self._origin}, line {node.start_mark.line + 1}: {text}.")
 
 
 def _is_bare(node: yaml.Node) -> bool:
-    """Whether a word stands without quotes and is not null."""
+    """Whether a scalar has no quotes and is not null."""
     bare = isinstance(node, yaml.ScalarNode) and node.style is None
     return bare and node.tag != f"{_PREFIX}null"
 
 
-def _said(error: yaml.YAMLError) -> str:
+def _problem(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
     return " ".join(str(error).split())
 
 
-def joined(place: str, key: str) -> str:
-    """Return the dotted place of a key below a place."""
-    return f"{place}.{key}" if place else key
-
-
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted place, value) of what a tree holds; an empty tree is a value."""
+    """Yield (key path, value) for the leaves of a tree; an empty tree is a leaf."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -184,77 +179,39 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", value
 
 
-def at(tree: Mapping[str, Any], place: str) -> Any:
-    """Return what a tree holds at a dotted place, None when there is nothing."""
+def at(tree: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a key path, None if there is none."""
     found: Any = tree
-    for part in place.split("."):
+    for part in path.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
 
 
-def put(tree: Settings, place: str, value: Any) -> None:
-    """Set the value at a dotted place; two trees are merged."""
-    *above, last = place.split(".")
+def put(tree: Settings, path: str, value: Any) -> None:
+    """Set the value at a key path; two trees are merged."""
+    *above, last = path.split(".")
     section = tree
     for i, part in enumerate(above):
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
             raise ConfigError(
-                f"{place} cannot be set: {'.'.join(above[: i + 1])} is {section!r}, not a section "
+                f"{path} cannot be set: {'.'.join(above[: i + 1])} is {section!r}, not a section "
                 "of keys and values."
             )
     section[last] = merged(section.get(last), value)
 
 
 def merged(old: Any, new: Any) -> Any:
-    """Return `new` over `old`: trees key by key, anything else replaced."""
+    """Return `new` merged over `old`: trees key by key, other values replaced."""
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return new
-    both = {**old, **new}
-    return {key: merged(old.get(key), value) if key in new else value
-            for key, value in both.items()}  # fmt: skip
+    return {**old, **{key: merged(old.get(key), value) for key, value in new.items()}}
 
 
-def layered(*layers: Mapping[str, Any]) -> Settings:
-    """Return the layers one over the other; a null takes away what lies below it."""
-    tree: Settings = {}
-    for layer in layers:
-        tree = _without_nulls(merged(tree, layer))
-    return tree
-
-
-def _without_nulls(tree: Mapping[str, Any]) -> Settings:
+def without_nulls(tree: Mapping[str, Any]) -> Settings:
+    """Return a tree without the keys whose value is null."""
     return {
-        key: _without_nulls(value) if isinstance(value, Mapping) else value
+        key: without_nulls(value) if isinstance(value, Mapping) else value
         for key, value in tree.items()
         if value is not None
     }
-
-
-def difference(
-    old: Settings,
-    new: Settings,
-    *,
-    except_for: Collection[str] = (),
-    later: Mapping[str, Any] | None = None,
-) -> str | None:
-    """Say which settings differ, as `a.b was 1, is 2`; None when none does.
-
-    Args:
-        old: settings before.
-        new: settings now.
-        except_for: keys that may differ.
-        later: the defaults of options, by place. A key that one of them does not have is an option
-            that came later, and had its default.
-    """
-    before, after = dict(flat(old)), dict(flat(new))
-    for key, value in (later or {}).items():
-        if key in before or key in after:
-            before.setdefault(key, value)
-            after.setdefault(key, value)
-    changed = [
-        f"{key} was {before.get(key, 'not set')!r}, is {after.get(key, 'not set')!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and key not in except_for
-    ]
-    return "; ".join(changed) or None

@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from fedshot.core.errors import DataError, nearest
+from fedshot.core.errors import ConfigError, DataError, nearest
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, first_twice
 
@@ -151,3 +151,58 @@ def _closest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=5, cutoff=0.3)
     hint = f"Closest: {', '.join(close)}. " if close else ""
     return f"{hint}It has {len(names)} classes; numbers and ranges such as 0-4 work too."
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Which classes are for training, validation and testing; by default, the data's own split.
+
+    Args:
+        base: classes to train on: names, numbers, or ranges such as "0-4".
+        validation: classes that choose the round; may be empty.
+        novel: classes to test on.
+        random: numbers of base, validation and novel classes to draw at random instead.
+        users: split users instead of classes: the shares for training, validation and testing,
+            such as [0.6, 0.2, 0.2].
+        seed: of the draw by `random` or `users`; null for the seed of the test, test.seed.
+    """
+
+    base: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+    novel: tuple[str, ...] = ()
+    random: tuple[int, int, int] | None = None
+    users: tuple[float, float, float] | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        ways = {
+            "named classes": bool(self.base or self.validation or self.novel),
+            "split.random": self.random is not None,
+            "split.users": self.users is not None,
+        }
+        chosen = [way for way, used in ways.items() if used]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; use one.")
+        if self.seed is not None and self.random is None and self.users is None:
+            raise ConfigError(
+                f"split.seed is {self.seed}, but nothing is drawn at random. Set split.random or "
+                "split.users, or leave the seed out."
+            )
+
+    def of(self, dataset: Dataset, standard: ClassSplit | None, key: Key) -> ClassSplit:
+        """Return the split of a dataset. Raises ConfigError if nothing defines one."""
+        if self.random is not None:
+            return ClassSplit.at_random(dataset, *self.random, key.at("split"))
+        if self.base or self.validation or self.novel:
+            return ClassSplit.from_names(dataset, self.base, self.validation, self.novel)
+        if standard is None:
+            by_users = (
+                "; or split.users to three shares of the users, such as [0.6, 0.2, 0.2], to train, "
+                "to choose the round and to test, all on the same classes"
+            )
+            raise ConfigError(
+                f"{dataset.name} has no split of its own; set split.base and split.novel to class "
+                f"names, or split.random to three numbers of classes"
+                f"{by_users if dataset.users is not None else ''}."
+            )
+        return standard

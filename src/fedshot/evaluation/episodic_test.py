@@ -26,6 +26,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.ranges import AtLeast1, Episodes
 from fedshot.core.records import Share, Whole
 from fedshot.core.seeds import Key
 from fedshot.core.text import percent
@@ -68,10 +69,10 @@ class TestOptions:
     """
 
     way: int | tuple[int, int] = 5
-    shot: int = 1
-    query: int = 15
-    episodes: int = 1000
-    validation_episodes: int = 200
+    shot: AtLeast1 = 1
+    query: AtLeast1 = 15
+    episodes: Episodes = 1000
+    validation_episodes: Episodes = 200
     seed: int = 0
     group: GroupSampler = GroupSampler()
     pool: Literal["shared", "clients"] = "shared"

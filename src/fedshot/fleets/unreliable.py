@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Share
 from fedshot.core.seeds import Key
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Reply
@@ -22,6 +25,29 @@ Trouble = Literal[
 ]
 Plan = Callable[[Exchange, int], Trouble | None]
 CORRUPT: tuple[Trouble, ...] = get_args(Trouble)[2:]
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Simulated failures of clients: the probability of each, per reply in training.
+
+    Args:
+        drop: the reply is lost.
+        delay: it arrives after all the others.
+        corrupt: it arrives with NaN, wrong shapes, a part missing, or an impossible weight.
+    """
+
+    drop: Share = 0.0
+    delay: Share = 0.0
+    corrupt: Share = 0.0
+
+    def __post_init__(self) -> None:
+        shares = (self.drop, self.delay, self.corrupt)
+        if not (all(share >= 0 for share in shares) and sum(shares) <= 1):
+            raise ConfigError(
+                f"run.unreliable is drop {self.drop}, delay {self.delay}, corrupt {self.corrupt}; "
+                "expected probabilities that add up to 1 at most."
+            )
 
 
 def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.ranges import Above0, AtLeast0
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
@@ -33,9 +34,9 @@ class InnerLoop:
             2020). With dropout, the steps of "head" share one mask.
     """
 
-    lr: float = 0.01
-    steps: int = 5
-    test_steps: int = 10
+    lr: Above0 = 0.01
+    steps: AtLeast0 = 5
+    test_steps: AtLeast0 = 10
     order: Literal["first", "second"] = "second"
     adapts: Literal["all", "head"] = "all"
 

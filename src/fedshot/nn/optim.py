@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0, Below1, NotNegative
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels.adam import adam_step
 
@@ -56,9 +57,9 @@ class Optimizer:
     """
 
     name: Literal["sgd", "adam"] = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Above0 = 1e-3
+    momentum: Below1 = 0.0
+    weight_decay: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         if self.name not in ("sgd", "adam"):

@@ -20,8 +20,8 @@ import torch
 
 from fedshot import __version__
 from fedshot.config.load import Config
-from fedshot.config.registry import difference, every_difference, is_diagnostic
-from fedshot.config.schema import Chances, RunOptions, not_honest
+from fedshot.config.registry import difference, is_diagnostic
+from fedshot.config.schema import RunOptions, not_honest
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
 from fedshot.core.locks import Lock
@@ -37,7 +37,7 @@ from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
-from fedshot.fleets.unreliable import Unreliable, by_chance
+from fedshot.fleets.unreliable import Chances, Unreliable, by_chance
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.methods import user_methods as own
 from fedshot.protocol.clients import Clients
@@ -366,7 +366,7 @@ class Experiment:
         if not self._started:
             return None
         before = self.checkpoints.notes(self.round)["config"]
-        return every_difference(before, self.config.settings, except_for=["run.fleet"])
+        return difference(before, self.config.settings, except_for=["run.fleet"], diagnostics=True)
 
     @property
     def _environment(self) -> dict[str, Any]:

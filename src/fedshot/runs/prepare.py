@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedshot.config.load import Config
-from fedshot.config.options import with_option_path
 from fedshot.config.schema import RunOptions, not_honest
+from fedshot.config.validation import with_option_path
 from fedshot.core.errors import ConfigError, DataError, check_kind
 from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
@@ -69,7 +69,7 @@ class FederatedDataset:
         # The partition defines the clients' own tests, which are the same for all training seeds.
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (test_key if self.own_tests else self.key).at("partition")
-        with with_option_path(config.settings):
+        with with_option_path("partition", type(config.partition)):
             self.deal: ClientSplit = config.partition.assign(
                 self.dataset, self.rows.base, self.deal_key, config.episode
             )
@@ -344,8 +344,8 @@ class PreparedRun(FederatedDataset):
         run, spec, n = self.config.run, self.config.episode, len(self.deal.train)
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
-        if self.left_out and (run.unable == "refuse" or not self.clients):
-            without = " Or set run.unable to 'leave_out' to continue without them."
+        if self.left_out and (run.infeasible_clients == "refuse" or not self.clients):
+            without = " Or set run.infeasible_clients to 'leave_out' to continue without them."
             raise DataError(
                 f"{len(self.left_out)} of {n} clients cannot form {spec.whole_text}: "
                 f"{_first(self.left_out)}. {fix}{without if self.clients else ''}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fedshot.core.errors import DataError, check_word
+from fedshot.core.ranges import AtLeast1
 from fedshot.core.text import count
 from fedshot.data.episodes.augment import Augment
 
@@ -35,8 +36,8 @@ class EpisodeSpec:
     """
 
     way: int | tuple[int, int] = 5
-    shot: int = 1
-    query: int = 15
+    shot: AtLeast1 = 1
+    query: AtLeast1 = 15
     queries: Literal["exact", "up_to"] = "exact"
     labels: Labels = "shuffled"
     classes: Literal["exact", "up_to"] = "exact"

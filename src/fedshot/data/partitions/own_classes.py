@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedshot.core.errors import DataError
+from fedshot.core.ranges import Above0, AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.spec import EpisodeSpec
@@ -42,10 +43,10 @@ class Pathological:
             suffices for any number of clients, and one may train on what another is tested on.
     """
 
-    clients: int = 30
-    way: int = 5
-    shot: int = 5
-    validation: int = 0
+    clients: AtLeast1 = 30
+    way: AtLeast1 = 5
+    shot: AtLeast1 = 5
+    validation: AtLeast0 = 0
     overlap: bool = False
 
     def __post_init__(self) -> None:
@@ -92,12 +93,12 @@ class Clusters:
         validation: number of validation images for each training image.
     """
 
-    clients: int = 30
-    clusters: int = 5
-    way: int = 5
-    shot: int = 5
-    alpha: float = 1.0
-    validation: int = 0
+    clients: AtLeast1 = 30
+    clusters: AtLeast1 = 5
+    way: AtLeast1 = 5
+    shot: AtLeast1 = 5
+    alpha: Above0 = 1.0
+    validation: AtLeast0 = 0
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients, clusters=self.clusters, way=self.way, shot=self.shot)

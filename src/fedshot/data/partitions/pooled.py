@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedshot.core.errors import DataError
+from fedshot.core.ranges import Above0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.spec import EpisodeSpec
@@ -32,7 +33,7 @@ class Iid:
         clients: number of clients.
     """
 
-    clients: int = 10
+    clients: AtLeast1 = 10
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
@@ -63,8 +64,8 @@ class Dirichlet:
         redraws: maximum number of draws after the first.
     """
 
-    clients: int = 10
-    alpha: float = 1.0
+    clients: AtLeast1 = 10
+    alpha: Above0 = 1.0
     balance_cap: bool = False
     redraws: int = 100
 
@@ -125,8 +126,8 @@ class Shards:
             others are not used.
     """
 
-    clients: int = 10
-    per_client: int = 2
+    clients: AtLeast1 = 10
+    per_client: AtLeast1 = 2
     shards: int | None = None
 
     def __post_init__(self) -> None:
@@ -168,7 +169,7 @@ class Users:
         clients: number of clients; null makes each user a client.
     """
 
-    clients: int | None = None
+    clients: AtLeast1 | None = None
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)
@@ -193,7 +194,7 @@ class WholeClasses:
         clients: number of clients.
     """
 
-    clients: int = 10
+    clients: AtLeast1 = 10
 
     def __post_init__(self) -> None:
         check_least(1, clients=self.clients)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedshot.core.errors import DataError
+from fedshot.core.ranges import AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.text import count
 from fedshot.data.dataset import Dataset, Ints
@@ -40,9 +41,9 @@ class Redealt:
         shards: total number of shards; null for `clients * per_client`.
     """
 
-    clients: int = 10
+    clients: AtLeast1 = 10
     by: Literal["iid", "shards"] = "iid"
-    per_client: int = 2
+    per_client: AtLeast1 = 2
     shards: int | None = None
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.ranges import Above0, AtLeast0, Below1, NotNegative
 from fedshot.learners.local_training import check_not_negative
 from fedshot.learners.maml import InnerLoop
 from fedshot.learners.probe import Probe
@@ -73,9 +74,9 @@ class InnerChoice:
         adapts: "all" parameters, or the "head" alone.
     """
 
-    lr: float | None = None
-    steps: int | None = None
-    test_steps: int | None = None
+    lr: Above0 | None = None
+    steps: AtLeast0 | None = None
+    test_steps: AtLeast0 | None = None
     order: Literal["first", "second"] | None = None
     adapts: Literal["all", "head"] | None = None
 
@@ -92,9 +93,9 @@ class OptimizerChoice:
     """
 
     name: Literal["sgd", "adam"] | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
+    lr: Above0 | None = None
+    momentum: Below1 | None = None
+    weight_decay: NotNegative | None = None
 
     def over(self, base: Optimizer) -> Optimizer:
         """Return `base`, or the default of another kind of optimiser, with the chosen values."""

@@ -7,7 +7,7 @@ Symbols: w backbone and head; w^t the server's at the start of round t; w_k clie
 |B_k| the episodes that client k uses in a round; n_k the examples that it holds.
 Departures from the paper, in all four methods: every local step samples fresh episodes and uses
 them once, where eq. (9) has one fixed batch B_k; clients upload w_k - w^t, which averages to the
-same; the optimiser's state is fresh in every round unless moments="kept".
+same; the optimiser's state is fresh in every round unless optimizer_state="keep".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits
 
 Weighing = Literal["episodes", "examples"]
-Moments = Literal["fresh", "kept"]
+OptimizerState = Literal["reset", "keep"]
 LossOf: TypeAlias = Callable[[Tree, Tree, Episode, Tensor], EpisodeLoss]
 
 
@@ -66,13 +66,13 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     optimizer: Optimizer
     common_questions: int
     weigh_by: Weighing
-    moments: Moments
+    optimizer_state: OptimizerState
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative(common_questions=self.common_questions)
         check_word("weigh_by", self.weigh_by, ("episodes", "examples"))
-        check_word("moments", self.moments, ("fresh", "kept"))
+        check_word("optimizer_state", self.optimizer_state, ("reset", "keep"))
 
     @property
     def learner(self) -> Maml:
@@ -101,11 +101,13 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     def init_client(self, client: int, key: Key) -> Tree:
         """Return the client's share of the mean and the optimiser state, where they are kept."""
         del client
-        if self.stays_near == "global" and self.moments == "fresh":
+        if self.stays_near == "global" and self.optimizer_state == "reset":
             return {}
         w, _ = self.learner.init(key)  # only its shapes matter
         share = {} if self.stays_near == "global" else {"share": first_share(w)}
-        return share | ({"optimizer": self.optimizer.init(w)} if self.moments == "kept" else {})
+        return share | (
+            {"optimizer": self.optimizer.init(w)} if self.optimizer_state == "keep" else {}
+        )
 
     def local_objective(self, down: Tree, private: Tree) -> LossOf:
         """Return the loss of an episode that a client minimises."""

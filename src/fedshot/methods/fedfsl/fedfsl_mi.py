@@ -33,7 +33,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import LossOf, Moments, Weighing
+from fedshot.methods.fedfsl.federated_maml import LossOf, OptimizerState, Weighing
 from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.prediction_regularizer import Reading, RegularizedMaml
 from fedshot.methods.fedfsl.predictions import Predictions, paired_predictions
@@ -64,7 +64,7 @@ class FedFSLMI(RegularizedMaml):
         common_questions: synthetic episodes on which each client uploads its predictions in every
             round, to report their `divergence`; 0 for none. It does not affect training.
         weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
-        moments: state of the optimiser: "fresh" in every round, or "kept" by the client.
+        optimizer_state: "reset" the client's optimiser in every round, or "keep" its state.
     """
 
     name: ClassVar[str] = "fedfsl_mi"
@@ -80,7 +80,7 @@ class FedFSLMI(RegularizedMaml):
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"
 
     def objective(
         self, reference: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor

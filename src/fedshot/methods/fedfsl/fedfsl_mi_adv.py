@@ -18,8 +18,8 @@ so the inner steps change Theta in stage 1, too, and these changes are discarded
 compared on the queries. A local step is one step of the heads and one of the backbone on the
 same episodes (the revised algorithm's "alternatively"), or all steps of the heads come first
 (mode="v1", the first version). KL has no upper bound to maximise: its probabilities
-are at least `floor`, and the gradient norm of stage 1 at most `longest`. The papers' prose speaks
-of a difference from the central model, the equations of theta and theta'; the equations are
+are at least `min_prob`, and the gradient norm of stage 1 at most `max_grad_norm`. The papers'
+prose speaks of a difference from the central model, the equations of theta and theta'; the equations are
 followed.
 Departures: the heads are compared after adapting, where both papers define p(Theta, theta) as the
 softmax of f_theta(f_Theta(x)) without (adv_predictions="unadapted_query"); and those of FedFSL-MI.
@@ -45,7 +45,7 @@ from fedshot.learners.local_training import (
     mean_metrics,
 )
 from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import Moments, Weighing
+from fedshot.methods.fedfsl.federated_maml import OptimizerState, Weighing
 from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.prediction_regularizer import Reading, ReferenceLogits, RegularizedMaml
 from fedshot.methods.fedfsl.predictions import PREDICTIONS, Predictions, paired_predictions
@@ -81,12 +81,12 @@ class FedFSLMIAdv(RegularizedMaml):
         mode: "strict": MI, clipped in the gradient; heads and backbone take turns step by step.
             "paper", the revised version: the same, clipped inside the logarithm. "v1", the first
             version: no MI and no clip; all steps of the heads precede those of the backbone. No
-            mode changes `floor`, `longest`, `adv_predictions` and the inner steps.
+            mode changes `min_prob`, `max_grad_norm`, `adv_predictions` and the inner steps.
         epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
         mi_in_stages: whether L_k in the stages is that of FedFSL-MI; null for the choice of `mode`.
             Without it gamma is unused.
-        floor: smallest probability in the logarithms of the disagreement.
-        longest: largest norm of a gradient of stage 1; 0 for no limit.
+        min_prob: smallest probability in the logarithms of the disagreement.
+        max_grad_norm: largest norm of a gradient of stage 1; 0 for no limit.
         inner: how a model adapts to a support set.
         local_steps: optimiser steps per local update, of the heads and of the backbone each.
         episodes_per_step: episodes whose gradients are averaged in a step.
@@ -94,8 +94,8 @@ class FedFSLMIAdv(RegularizedMaml):
         common_questions: synthetic episodes on which each client uploads its predictions in every
             round, to report their `divergence`; 0 for none. It does not affect training.
         weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
-        moments: state of the backbone's optimiser: "fresh" in every round, or "kept" by the
-            client; that of the heads is always fresh, as the second head is.
+        optimizer_state: "reset" the backbone's optimiser in every round, or "keep" its state; that
+            of the heads is always reset, as the second head is.
     """
 
     name: ClassVar[str] = "fedfsl_mi_adv"
@@ -109,22 +109,26 @@ class FedFSLMIAdv(RegularizedMaml):
     mode: Reading = "strict"
     epsilon: float = 0.2
     mi_in_stages: bool | None = None
-    floor: float = 1e-4
-    longest: float = 10.0
+    min_prob: float = 1e-4
+    max_grad_norm: float = 10.0
     inner: InnerLoop = InnerLoop()
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(eta=self.eta, lambda_adv=self.lambda_adv, longest=self.longest)
+        check_not_negative(
+            eta=self.eta, lambda_adv=self.lambda_adv, max_grad_norm=self.max_grad_norm
+        )
         check_word("adv_predictions", self.adv_predictions, PREDICTIONS)
-        if not 0 < self.floor < 1:
-            raise ConfigError(f"floor is {self.floor}; expected a probability between 0 and 1.")
+        if not 0 < self.min_prob < 1:
+            raise ConfigError(
+                f"min_prob is {self.min_prob}; expected a probability between 0 and 1."
+            )
 
     @property
     def has_mi(self) -> bool:
@@ -184,7 +188,7 @@ class FedFSLMIAdv(RegularizedMaml):
                 loss = loss + self.term(p_reference, one.p[self.predictions])
             mi["mi"] = kl(p_reference, first.p[self.predictions].detach())
         p, q = first.p[self.adv_predictions], second.p[self.adv_predictions]
-        discrepancy = floored_kl(p, q, self.floor)
+        discrepancy = floored_kl(p, q, self.min_prob)
         found = accuracy(first.query.detach(), episode.query_y)
         if stage == 1:
             return EpisodeLoss(loss - self.eta * discrepancy, stats, found)
@@ -202,7 +206,13 @@ class FedFSLMIAdv(RegularizedMaml):
         for turn in self._turns(drawn.local_episodes):
             stage_1 = partial(self.objective, 1, reference, body)
             heads, _, head_state, _ = local_sgd(
-                stage_1, self.optimizer, heads, stats, turn, head_state, max_grad_norm=self.longest
+                stage_1,
+                self.optimizer,
+                heads,
+                stats,
+                turn,
+                head_state,
+                max_grad_norm=self.max_grad_norm,
             )
             stage_2 = partial(self.objective, 2, reference, heads)
             body, stats, body_state, metrics = local_sgd(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import FederatedMaml, Moments, Weighing
+from fedshot.methods.fedfsl.federated_maml import FederatedMaml, OptimizerState, Weighing
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import diagnostic
 
@@ -33,7 +33,7 @@ class FedFSLNaive(FederatedMaml):
         common_questions: synthetic episodes on which each client uploads its predictions in every
             round, to report their `divergence`; 0 for none. It does not affect training.
         weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
-        moments: state of the optimiser: "fresh" in every round, or "kept" by the client.
+        optimizer_state: "reset" the client's optimiser in every round, or "keep" its state.
     """
 
     name: ClassVar[str] = "fedfsl_naive"
@@ -44,4 +44,4 @@ class FedFSLNaive(FederatedMaml):
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"

@@ -23,7 +23,7 @@ from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import check_not_negative
 from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import FederatedMaml, LossOf, Moments, Weighing
+from fedshot.methods.fedfsl.federated_maml import FederatedMaml, LossOf, OptimizerState, Weighing
 from fedshot.nn.losses import proximal
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import diagnostic
@@ -44,7 +44,7 @@ class FedFSLProx(FederatedMaml):
         common_questions: synthetic episodes on which each client uploads its predictions in every
             round, to report their `divergence`; 0 for none. It does not affect training.
         weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
-        moments: state of the optimiser: "fresh" in every round, or "kept" by the client.
+        optimizer_state: "reset" the client's optimiser in every round, or "keep" its state.
     """
 
     name: ClassVar[str] = "fedfsl_prox"
@@ -56,7 +56,7 @@ class FedFSLProx(FederatedMaml):
     optimizer: Optimizer = Optimizer()
     common_questions: int = diagnostic(0)
     weigh_by: Weighing = "episodes"
-    moments: Moments = "fresh"
+    optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,70 @@
+"""The commands that describe what can be configured: each returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from fedshot.config import option_help
+from fedshot.config.registry import KINDS, NO_HEAD, every_option
+from fedshot.core.console import say
+from fedshot.core.errors import ConfigError
+
+
+def methods(options: argparse.Namespace) -> int:
+    """List the methods, or the options of one."""
+    say(option_help.text("method", options.method))
+    return 0
+
+
+def options(chosen: argparse.Namespace) -> int:
+    """List the sections of options, or the options of one; or write the page of all."""
+    if chosen.markdown and chosen.place:
+        raise ConfigError("--markdown is the page of all places. Leave out the place.")
+    if chosen.markdown:
+        say(option_help.markdown().rstrip("\n"))
+    else:
+        say(option_help.text(chosen.place, chosen.kind) if chosen.place else option_help.overview())
+    return 0
+
+
+def schema(options: argparse.Namespace) -> int:
+    """Print the JSON Schema of a configuration."""
+    del options
+    say(json.dumps(option_help.json_schema(), indent=1))
+    return 0
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Print the completion script of a shell, in which commands take every option by its path."""
+    import shtab
+
+    from fedshot.cli.main import make_parser
+
+    parser = make_parser()
+    choices = {f"{path}.name": [*kinds] for path, (kinds, _) in KINDS.items()}
+    choices["model.head.name"].append(NO_HEAD)
+    choices |= {"name": [], "seed": [], **{one.path: [] for one in every_option()}}
+    for one in every_option():
+        choices[one.path] += [word for word in get_args(one.hint) if isinstance(word, str)]
+    for command in _commands(parser):
+        for action in command._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+        if command.get_default("takes_settings"):
+            for path, words in choices.items():
+                command.add_argument(f"--{path}", choices=list(dict.fromkeys(words)) or None)
+    say(shtab.complete(parser, options.shell))
+    return 0
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            below: dict[str, Any] = action.choices
+            for command in below.values():
+                yield command
+                yield from _commands(command)

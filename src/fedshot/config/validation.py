@@ -1,0 +1,245 @@
+"""Plain values checked against the dataclasses that they configure, and made into them.
+
+Pydantic checks the values once, against a schema made from the fields of the dataclasses; what it
+finds is told in fedshot's words, beginning with the key path.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import TypedDict
+
+from fedshot.config.options import (
+    Option,
+    descriptions,
+    is_required,
+    is_section,
+    members,
+    options_of,
+    shown,
+    takes_text,
+    words,
+)
+from fedshot.config.registry import unknown_option
+from fedshot.config.settings import flat
+from fedshot.core.errors import ConfigError, FedshotError, nearest
+
+_BITS = 1 << 63
+_WIDEST = 65_536  # what a whole number below `model` may be
+_STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False,
+           "arbitrary_types_allowed": True}  # fmt: skip
+_RANGES = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "a number above {gt}",
+    "less_than_equal": "{le} at most",
+    "less_than": "a number below {lt}",
+    "finite_number": "a finite number",
+    "bits": "a number of 64 bits",
+}
+_UNKNOWN = ("extra_forbidden", "invalid_key")
+
+
+def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values given for options of a dataclass, with the dataclasses in it built.
+
+    Args:
+        cls: the dataclass.
+        path: its key path.
+        given: keys and values.
+        names: the kinds that the configuration chooses, by key path.
+
+    Raises:
+        ConfigError: an unknown key, a missing one, or a value that does not fit.
+    """
+    try:
+        adapter = _adapter(cls, path)  # type: ignore[arg-type]  # a class is hashable
+        found: dict[str, Any] = adapter.validate_python(given)
+        return found
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    options = {option.path: option for option in options_of(cls, path)}
+    raise ConfigError(_refusal(errors, path, given, options, names))
+
+
+def value_of(path: str, hint: Any, value: Any) -> Any:
+    """Return one value as an option of a type takes it. Raises ConfigError if it does not fit."""
+    try:
+        return _value_adapter(hint).validate_python(value)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    raise ConfigError(_refusal(errors, path, value, {path: Option(path, hint)}, {}))
+
+
+def built(cls: type[Any], path: str, given: Mapping[str, Any], instance: Any = None) -> Any:
+    """Return the dataclass of checked values; the others are those of `instance`, or defaults."""
+    with with_option_path(path, cls):
+        return cls(**given) if instance is None else replace(instance, **given)
+
+
+@contextmanager
+def with_option_path(path: str, cls: type[Any]) -> Iterator[None]:
+    """Prefix the message with which a dataclass refuses one of its options with the key path.
+
+    A dataclass knows that its `clients` is 0, but not that it is the `partition` of a
+    configuration. The message of a nested dataclass may begin with a name for it.
+    """
+    try:
+        yield
+    except FedshotError as error:
+        names = {one.name for one, _, _ in members(cls, path)}
+        first, _, rest = str(error).partition(" is ")[0].partition(".")
+        if first in names:
+            error.args = (f"{path}.{error}",)
+        elif rest in names and "." in path:
+            error.args = (f"{path}.{str(error).partition('.')[2]}",)
+        raise
+
+
+def schema_of(
+    cls: type[Any], path: str, instance: Any = None, *, title: str = "", described: bool = False
+) -> Any:
+    """Return the type of the keys and values that configure a dataclass.
+
+    `described` adds defaults and descriptions, for JSON Schema.
+    """
+    keys: dict[str, Any] = {}
+    for one, hint, default in members(cls, path, instance, annotated=True):
+        below, name = f"{path}.{one.name}", f"{title}_{one.name}"
+        if is_section(hint):
+            schema = schema_of(hint, below, default, title=name, described=described)
+            build = partial(built, hint, below, instance=default)
+            value: Any = Annotated[schema, AfterValidator(build)]
+        else:
+            value = _annotated(hint, _WIDEST if below.startswith("model.") else None)
+        required = instance is None and is_required(one)
+        if described:
+            text = descriptions(cls).get(one.name)  # type: ignore[arg-type]
+            plain = {} if required or is_section(hint) else {"default": default}
+            value = Annotated[value, Field(description=text, json_schema_extra=plain)]
+        keys[one.name] = Required[value] if required else NotRequired[value]
+    made = TypedDict(title, keys)  # type: ignore[misc]  # mypy reads those of literals alone
+    made.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
+    return made
+
+
+@lru_cache(256)
+def _adapter(cls: type[Any], path: str) -> TypeAdapter[Any]:
+    return TypeAdapter(schema_of(cls, path, title=cls.__name__))
+
+
+@lru_cache(64)
+def _value_adapter(hint: Any) -> TypeAdapter[Any]:
+    config: Any = {key: value for key, value in _STRICT.items() if key != "extra"}
+    return TypeAdapter(_annotated(hint), config=config)
+
+
+def _annotated(hint: Any, most: int | None = None) -> Any:
+    """Return the type with what strict values do not say: 64 bits, numbers as text, lists."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        kind, *marks = inner
+        return _whole(*marks) if kind is int else Annotated[(_annotated(kind, most), *marks)]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_annotated(one, most) for one in inner)]  # noqa: UP007
+    if origin is tuple:
+        each = tuple[tuple(one if one is Ellipsis else _annotated(one, most) for one in inner)]  # type: ignore[valid-type, misc]
+        if inner == (str, ...):
+            word = str | int | float | bool
+            return Annotated[
+                each, BeforeValidator(_as_texts, json_schema_input_type=list[word] | word)
+            ]
+        return Annotated[each, BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+    if hint is int:
+        return _whole(Field(le=most)) if most else _whole()
+    if hint is str:
+        either = str | int | float | bool
+        return Annotated[str, BeforeValidator(_as_text, json_schema_input_type=either)]
+    return Annotated[hint, BeforeValidator(_as_text)] if takes_text(hint) else hint
+
+
+def _whole(*marks: Any) -> Any:
+    return Annotated[(int, *marks, AfterValidator(_in_64_bits))]
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _as_texts(value: Any) -> Any:
+    items = value if isinstance(value, list | tuple) else [value]
+    return value if isinstance(value, Mapping | types.NoneType) else tuple(map(_as_text, items))
+
+
+def _in_64_bits(value: int) -> int:
+    if -_BITS <= value < _BITS:
+        return value
+    if value > 0:
+        raise PydanticCustomError("less_than_equal", "large", {"le": _BITS - 1})
+    raise PydanticCustomError("bits", "small")
+
+
+def _refusal(
+    errors: list[ErrorDetails], path: str, given: Any, options: Mapping[str, Option],
+    names: Mapping[str, str],
+) -> str:  # fmt: skip
+    """Say which value is wrong, what was expected, and how to put it right."""
+    places = [_at(error, path, given, options) for error in errors]
+    # A misspelt key is told before the key that is missing for it. An item of a list has a number.
+    missing = [e["type"] == "missing" and isinstance(e["loc"][-1], str) for e in errors]
+    i = missing.index(False) if False in missing else 0
+    at, value = places[i]
+    if missing[i]:
+        fix = f"Set it in the file, or with --{at} VALUE. `fedshot data list` lists the sources."
+        return f"{at} is not set, and there is no default" + (
+            f". {fix}" if at.startswith("data.") else f"; add --{at} VALUE."
+        )
+    if at not in options:
+        if errors[i]["type"] in _UNKNOWN:
+            return unknown_option(next(flat({at: value}))[0], names)
+        below = ", ".join(sorted(one for one in options if one.startswith(f"{at}.")))
+        return f"{at} is {value!r}; expected keys and values below it: {below}."
+    # Of the kinds that a value may be of, the one that it is of and yet outside its range counts.
+    here = [error for error, place in zip(errors, places, strict=True) if place[0] == at]
+    for error in here:
+        if error["type"] in _RANGES:
+            bounds = {name: shown(n).removesuffix(".0") for name, n in error.get("ctx", {}).items()}
+            expected = _RANGES[error["type"]].format_map(bounds)
+            return f"{at} is {shown(error['input'])}; expected {expected}."
+    hint = options[at].hint
+    if get_origin(hint) is Literal and isinstance(value, str):
+        return f"{at} is {shown(value)}. {nearest(value, map(str, get_args(hint)))}"
+    fix = " It has no options below it." if isinstance(value, Mapping) else ""
+    if isinstance(value, str) and _fits_unquoted(value, hint):
+        fix = " Leave out the quotes."
+    return f"{at} is {shown(value)}; expected {words(hint)}.{fix}"
+
+
+def _at(
+    error: ErrorDetails, path: str, given: Any, options: Mapping[str, Option]
+) -> tuple[str, Any]:
+    """Return the key path and the value of an error; pydantic names the kinds of a union, too."""
+    for key in error["loc"]:
+        if path in options or not isinstance(given, Mapping):
+            break
+        path, given = f"{path}.{key}", given.get(key)
+    return path, given
+
+
+def _fits_unquoted(value: str, hint: Any) -> bool:
+    for number in (int, float):
+        try:
+            _value_adapter(hint).validate_python(number(value))
+            return True
+        except ValueError:
+            continue
+    return False

@@ -1,0 +1,14 @@
+"""Types of options that have a range: a configuration enforces it, and JSON Schema shows it."""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+AtLeast0: TypeAlias = Annotated[int, Field(ge=0)]
+AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
+Episodes: TypeAlias = Annotated[int, Field(le=1_000_000)]
+Cores: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
+Above0: TypeAlias = Annotated[float, Field(gt=0)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Below1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
