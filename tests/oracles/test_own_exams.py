@@ -356,7 +356,7 @@ def test_global_labels_of_clients_with_all_classes_are_fixed_ones(tmp_path: Path
         ),
         (
             {"method": {"name": "fedfsl_naive"}, "model": {"head": {"way": 9}}},
-            "numbers up to 9. Set model.head.way to 10",
+            "numbers up to 9\\. Set model.head.way to 10",
         ),
         (
             {

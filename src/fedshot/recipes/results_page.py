@@ -29,9 +29,9 @@ written by hand. One line is one cell of a published table. "Ours" is the mean o
 episodes in percent, ± the half-width of its 95 % interval over episodes; seeds of a cell have the
 same episodes and are averaged episode by episode, and "over seeds" is the standard deviation of
 their accuracies. "Validation" is the accuracy on validation classes before training and at the
-round that they chose, mean over seeds; where it says "on the test", the test classes chose, and these are
-accuracies on them. MB (all clients, down and up) and seconds are of one seed. The letters
-tell what sets a number apart from the published one. The command beside a table, with
+round that they chose, mean over seeds; where it says "on the test", the test classes chose, and
+these are accuracies on them. MB (all clients, down and up) and seconds are of one seed. The
+letters tell what sets a number apart from the published one. The command beside a table, with
 `--data-dir DATA` where its data need it, makes its numbers again, to the last digit with the same
 code (the commits stand below it) on the same kind of machine.
 """

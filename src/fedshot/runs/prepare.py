@@ -219,7 +219,7 @@ class PreparedRun(FederatedDataset):
                 f"method {config.settings['method']['name']!r}{labels} can predict only classes "
                 "that it has trained on, but the split has novel classes. Name only base classes "
                 "in split.base, and set partition.name to 'pathological' or 'clusters'; or split "
-                "users instead of classes by split.users."
+                "users instead of classes by split.users, who have no class of their own."
             )
         self._check_way("episode.way", config.episode.max_way, traits.max_way)
         if config.episode.labels == "global":

@@ -19,8 +19,8 @@ compared on the queries. A local step is one step of the heads and one of the ba
 same episodes (the revised algorithm's "alternatively"), or all steps of the heads come first
 (mode="v1", the first version). KL has no upper bound to maximise: its probabilities
 are at least `min_prob`, and the gradient norm of stage 1 at most `max_grad_norm`. The papers'
-prose speaks of a difference from the central model, the equations of theta and theta'; the equations are
-followed.
+prose speaks of a difference from the central model, the equations of theta and theta'; the
+equations are followed.
 Departures: the heads are compared after adapting, where both papers define p(Theta, theta) as the
 softmax of f_theta(f_Theta(x)) without (adv_predictions="unadapted_query"); and those of FedFSL-MI.
 """
