@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import cargo
+import payloads
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
@@ -75,7 +75,7 @@ class Child:
     def check(self, name: str, path: Path) -> Any:
         """Return the result of doing `name` once."""
         self._ask(f"check {name} {path}")
-        return cargo.read(path)
+        return payloads.read(path)
 
     def close(self) -> None:
         """End it."""

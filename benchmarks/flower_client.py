@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cargo
+import payloads
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,7 +21,7 @@ app = ClientApp()
 def held(folder: str, layout: str) -> tuple[nn.Module, list[Any]]:
     """Return the network and all clients' tasks; every worker reads them once."""
     torch.set_num_threads(1)
-    spec = cargo.read(Path(folder) / "flower.safetensors")
+    spec = payloads.read(Path(folder) / "flower.safetensors")
     return place(build(spec["net"]), layout), laid_out(spec["tasks"], layout)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import cargo
+import payloads
 import torch
 from nets import build, in_layout, place
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Spec(NamedTuple):
 
 def load(folder: Path, layout: str, dtype: str) -> Spec:
     """Read FOLDER/maml.safetensors; in float64 there are only two tasks, to compare gradients."""
-    held = cargo.read(folder / "maml.safetensors")
+    held = payloads.read(folder / "maml.safetensors")
     kind = getattr(torch, dtype)
     module = build(held["net"]).to(kind)
     module.load_state_dict(held["state"])  # in float64; cast by a float32 network

@@ -10,7 +10,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-import cargo
+import payloads
 import torch
 from case import Case, Options, Result, agree
 from children import Child, PeerError
@@ -100,7 +100,7 @@ def save(meta: Meta, ours: Ours, folder: Path) -> None:
     tasks = [(prepare(e.support_x), e.support_y, prepare(e.query_x), e.query_y)
              for e in ours.episodes]  # fmt: skip
     spec = {"net": net | {"running": False}, "state": module.state_dict(), "tasks": tasks}
-    cargo.write(folder / "maml.safetensors", spec | {"lr": LR, "steps": STEPS})
+    payloads.write(folder / "maml.safetensors", spec | {"lr": LR, "steps": STEPS})
 
 
 def maml(meta: Meta, order: str, options: Options) -> Result:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import cargo
+import payloads
 import torch
 from nets import build, place
 from serve import serve
@@ -73,7 +73,7 @@ class Given(TaskSampler):  # type: ignore[misc]
 def main() -> None:
     """Load the exam and serve."""
     torch.set_num_threads(int(sys.argv[2]))
-    held = cargo.read(Path(sys.argv[1]) / "exam.safetensors")
+    held = payloads.read(Path(sys.argv[1]) / "exam.safetensors")
     images, n = Images(held["x"], held["y"]), len(held["episodes"])
     shape = (images, 5, held["shot"], held["query"], n)
 

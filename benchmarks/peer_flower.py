@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cargo
 import flwr
+import payloads
 import ray
 from flower_client import app as client_app
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -32,7 +32,7 @@ FOLDER = Path(sys.argv[1])
 def main(grid: Grid, context: Context) -> None:
     """Run a round whenever told to."""
     del context
-    spec = cargo.read(FOLDER / "flower.safetensors")
+    spec = payloads.read(FOLDER / "flower.safetensors")
     clients = len(spec["tasks"])
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
 
@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
 if __name__ == "__main__":
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    nodes = len(cargo.read(FOLDER / "flower.safetensors")["tasks"])
+    nodes = len(payloads.read(FOLDER / "flower.safetensors")["tasks"])
     run_simulation(
         server_app,
         client_app,

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cargo
+import payloads
 
 if sys.argv[2] == "1":  # before the first import: XLA takes the cores that it sees
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
@@ -77,7 +77,7 @@ def step(carried: tuple[Any, ...], x: jax.Array, y: jax.Array, shot: int) -> tup
 
 def main() -> None:
     """Load the tasks of one client and serve."""
-    held = cargo.read(Path(sys.argv[1]) / "jax.safetensors")
+    held = payloads.read(Path(sys.argv[1]) / "jax.safetensors")
     p, s = {}, {}
     for name, leaf in held["state"].items():
         if leaf.is_floating_point():

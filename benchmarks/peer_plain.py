@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cargo
+import payloads
 import torch
 from nets import build, place
 from plain import State, laid_out, one_round
@@ -31,7 +31,7 @@ def main() -> None:
     """Load a round and serve it in every layout and number of threads."""
     if sys.argv[2:] == ["flush"]:
         torch.set_flush_denormal(True)
-    held = cargo.read(Path(sys.argv[1]) / "plain.safetensors")
+    held = payloads.read(Path(sys.argv[1]) / "plain.safetensors")
     dtype = next(leaf.dtype for leaf in held["state"].values())
     works = {}
     for layout in held["layouts"]:

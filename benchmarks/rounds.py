@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cargo
 import ceiling
+import payloads
 from case import Case, Options, Result, agree
 from children import Child, PeerError
 from nets import build
@@ -68,7 +68,7 @@ class Simulator:
             "optimizer": work.optimizer.name,
             "lr": work.optimizer.lr,
         }
-        cargo.write(Path(self._place, "plain.safetensors"), spec)
+        payloads.write(Path(self._place, "plain.safetensors"), spec)
         self._child = Child(
             "peer_plain.py",
             Path(self._place),
@@ -172,7 +172,7 @@ def flower(work: Work, options: Options) -> Result:
     module = build(bench.net)
     module.load_state_dict(state, strict=False)
     spec: dict[str, Any] = {"net": bench.net, "state": module.state_dict(), "tasks": bench.tasks}
-    cargo.write(folder / "flower.safetensors", spec)
+    payloads.write(folder / "flower.safetensors", spec)
     everyone = ours(bench, folder, 0, ("threads",))
     try:
         with Child("peer_flower.py", folder) as child, Simulator(bench, folder) as ordinary:

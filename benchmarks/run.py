@@ -27,8 +27,8 @@ import exchange
 import memory
 import meta
 import rounds
-import server_tests
 import steps
+import tests_at_server
 import texts
 from case import Options, Result, UnequalError
 from report import page
@@ -38,7 +38,7 @@ from fedshot.recipes import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
-    *rounds.CASES, *meta.CASES, *decoupled.CASES, *episodes.CASES, *server_tests.CASES,
+    *rounds.CASES, *meta.CASES, *decoupled.CASES, *episodes.CASES, *tests_at_server.CASES,
     *steps.CASES, *exchange.CASES, *memory.CASES, *answers.CASES, *texts.CASES,
 ]  # fmt: skip
 

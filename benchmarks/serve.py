@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import cargo
+import payloads
 
 
 def serve(works: Mapping[str, Callable[[], Any]], facts: Mapping[str, Any]) -> None:
@@ -26,7 +26,7 @@ def serve(works: Mapping[str, Callable[[], Any]], facts: Mapping[str, Any]) -> N
         result = works[name]()
         seconds = time.perf_counter() - start
         if verb == "check":
-            cargo.write(Path(rest[0]), result)
+            payloads.write(Path(rest[0]), result)
         _say({"seconds": seconds})
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import cargo
+import payloads
 import torch
 from case import Case, Options, Result, agree
 from children import Child, PeerError
@@ -57,7 +57,7 @@ def jax(work: Work, options: Options) -> Result:
     before = named(bench.server.theta, bench.server.stats)
     module.load_state_dict(before, strict=False)
     spec = {"state": module.state_dict(), "tasks": bench.tasks[0], "shot": work.shot}
-    cargo.write(folder / "jax.safetensors", spec)
+    payloads.write(folder / "jax.safetensors", spec)
     counts = sorted({N, 1}, reverse=True)
     everyone = [Contestant(f"fedshot, {say(n)}", timed(Visit(bench, n, folder)), n) for n in counts]
     one = RecipeRunner(

@@ -106,7 +106,7 @@ MEASURE = """
 import resource, sys, time
 from pathlib import Path
 from PIL import Image
-from fedshot.data import Cifar100
+from fedshot.data.sources.cifar import Cifar100
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 import torch; torch.ones(8, 8) @ torch.ones(8, 8); Image.init()
 before, began = peak(), time.perf_counter()

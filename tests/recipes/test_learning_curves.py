@@ -44,8 +44,8 @@ def panels(
     kept: list[Figure] = []
     real = plots.drawing
 
-    def drawing(title: str, size: tuple[float, float], draw: Any, kind: Any) -> Any:
-        return real(title, size, lambda figure: (kept.append(figure), draw(figure)), kind)
+    def drawing(title: str, size: tuple[float, float], draw: Any) -> Any:
+        return real(title, size, lambda figure: (kept.append(figure), draw(figure)))
 
     monkeypatch.setattr(plots, "drawing", drawing)
     assert plots.learning(made or recipe(), states, by).startswith("<?xml")

@@ -149,7 +149,7 @@ def test_groups_are_refused_where_support_and_queries_could_share_them(
     with pytest.raises(ConfigError, match=f"{re.escape(said)}.*then cannot be kept"):
         PreparedRun(config.with_data(tracks))
     plain = PreparedRun(Config.of(SMALL).with_data(tracks))
-    with pytest.raises(DataError, match="digits has groups, which are kept apart on one machine"):
+    with pytest.raises(DataError, match="digits has groups, which client files do not support"):
         kind_of(plain.dataset)
 
 
@@ -255,8 +255,8 @@ def test_pages_cards_and_trackers_tell_it(
     assert series is not None
     assert series.episodes == "peeked"
     shown = next(figures.curves([series], [row], {"a": 0}))
-    assert "NOT HONEST: accuracy on the test itself" in shown
-    assert "validation" not in shown
+    assert "NOT HONEST: accuracy on the test itself" in shown.caption
+    assert "validation" not in shown.title + shown.caption
     sink = Kept(tmp_path)
     tracker = Tracker(None, tmp_path / "run", "a", made.config.settings, pytest.fail)
     tracker._sink = sink

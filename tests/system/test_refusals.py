@@ -74,7 +74,7 @@ def refusal(
         ({"model": {"backbone": {"hidden": [10**14]}}}, ["hidden is 1", "expected 65536 at most"]),
         ({"model": {"pixel_std": float("inf")}}, ["pixel_std is inf", "finite"]),
         ({"run": {"cohort": 100}}, ["run.cohort is 100", "6 clients"]),
-        ({"test": {"way": 1}}, ["test.way is 1", "Expected at least 2"]),
+        ({"test": {"way": 1}}, ["test.way is 1", "expected at least 2"]),
         ({"episode": {"way": 1}}, ["episode.way is 1", "Expected at least 2"]),
         (
             {"episode": {"augment": {"crop_padding": 8}}},
@@ -108,7 +108,11 @@ def refusal(
                 "method": {"name": "pfedfsl", "m": 2, "l1": "proximal"},
                 "run": {"fleet": "vectorised", "cohort": 4, "choose": "last"},
             },
-            ["run.fleet is 'vectorised'", "method.l1 'proximal'", "'threads', or method.l1 to"],
+            [
+                "run.fleet is 'vectorised'",
+                "method.l1 'proximal'",
+                "Set method.l1 to 'subgradient', or run.fleet",
+            ],
         ),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",

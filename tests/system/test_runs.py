@@ -305,7 +305,7 @@ def test_another_fleet_is_noted_where_a_run_goes_on(tmp_path: Path) -> None:
     (other,) = noted["resumed"]
     assert other["after_round"] == 0
     assert other["environment"]["fleet"] == "vectorised"
-    assert Run.read(tmp_path / "run").turns() == [
+    assert Run.read(tmp_path / "run").changes_on_resume() == [
         (0, f"fleet was {noted['fleet']!r}, is 'vectorised'")
     ]
 
@@ -316,9 +316,9 @@ def test_a_run_that_is_made_longer_tells_it(tmp_path: Path) -> None:
     finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})
     read = Run.read(tmp_path / "run")
     told = f"run.rounds was {rounds}, is {rounds + 1}"
-    assert read.turns() == [(rounds, told)]
+    assert read.changes_on_resume() == [(rounds, told)]
     finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})  # nothing is other
-    assert Run.read(tmp_path / "run").turns() == [(rounds, told)]
+    assert Run.read(tmp_path / "run").changes_on_resume() == [(rounds, told)]
     write_page(tmp_path / "page.html", "one", [], {"one": [read]})
     assert html.escape(told) in (tmp_path / "page.html").read_text("utf-8")
 
@@ -337,11 +337,13 @@ def test_what_was_tried_and_trained_again_is_not_told(tmp_path: Path) -> None:
     begin(rounds + 4)
     begin(rounds + 5)
     told = f"run.checkpoint_every was 1, is 9; run.rounds was {rounds}, is {rounds + 5}"
-    assert Run.read(folder).turns() == [(rounds, told)]
+    assert Run.read(folder).changes_on_resume() == [(rounds, told)]
     finished(folder, {"run": {"quorum": 0.1}})  # trains nothing
-    assert Run.read(folder).turns() == [(rounds, told)]
+    assert Run.read(folder).changes_on_resume() == [(rounds, told)]
     finished(folder, {"run": {"rounds": rounds + 1}})
-    assert Run.read(folder).turns() == [(rounds, f"run.rounds was {rounds}, is {rounds + 1}")]
+    assert Run.read(folder).changes_on_resume() == [
+        (rounds, f"run.rounds was {rounds}, is {rounds + 1}")
+    ]
 
 
 def test_an_experiment_that_runs_twice_tells_its_turn_once(tmp_path: Path) -> None:
@@ -351,7 +353,7 @@ def test_an_experiment_that_runs_twice_tells_its_turn_once(tmp_path: Path) -> No
         begun = longer.run()
         next(begun)
         begun.close()
-    assert [round for round, _ in Run.read(tmp_path / "run").turns()] == [rounds]
+    assert [round for round, _ in Run.read(tmp_path / "run").changes_on_resume()] == [rounds]
 
 
 def test_a_lost_environment_is_told(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_a_lost_environment_is_told(tmp_path: Path) -> None:
     (tmp_path / "run" / "environment.json").unlink()
     finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})
     told = f"run.rounds was {rounds}, is {rounds + 1}; environment.json was lost"
-    assert Run.read(tmp_path / "run").turns() == [(rounds, told)]
+    assert Run.read(tmp_path / "run").changes_on_resume() == [(rounds, told)]
 
 
 @pytest.mark.parametrize(

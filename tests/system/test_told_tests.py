@@ -69,7 +69,7 @@ def test_clients_tested_on_their_own_classes_are_told_to_be(
     page = (run.folder / "report.html").read_text(encoding="utf-8").partition("</main>")[0]
     lead = page.partition('class="lead">')[2].partition("</p>")[0].replace("&nbsp;", " ")
     assert "on 6 clients, tested on images of the clients' own classes" in lead.replace(
-        "&#x27;", "'"
+        "&#39;", "'"
     )
     assert "(2- to 4-way)" in lead
     assert not [words for words in FALSE if words in lead]

@@ -211,7 +211,7 @@ def test_a_quorum_error_names_five_clients_and_counts_the_rest() -> None:
         assert f"client {c}: lost, gone {c}" in text
     assert "client 6" not in text
     assert "; and 3 more. To continue, lower run.quorum" in text
-    assert error.value.told.endswith("; and 3 more.")
+    assert error.value.reason.endswith("; and 3 more.")
 
 
 NAN = "part 'x': holds a value that is not finite"

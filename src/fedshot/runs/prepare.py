@@ -51,6 +51,10 @@ class FederatedDataset:
         check_kind("config", config, Config, "Make one with Config.of(settings).")
         self.config = config
         self.key = Key(config.seed)
+        self._load(config, data_dir)
+
+    def _load(self, config: Config, data_dir: str | None) -> None:
+        """Load the dataset, split it and assign it to the clients."""
         self.dataset = config.data.load(find_data_dir(data_dir))
         if isinstance(config.data, InMemory):  # its hash may be unknown until now
             self.config = config = config.with_data(self.dataset)

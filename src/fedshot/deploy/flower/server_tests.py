@@ -92,7 +92,7 @@ class ServerTestRun(PreparedRun):
         ConfigError: as `PreparedRun`.
     """
 
-    def _arrange(self, config: Config, data_dir: str | None) -> None:
+    def _load(self, config: Config, data_dir: str | None) -> None:
         del config
         path = Path(data_dir or ".") / _FILE
         if not path.is_file():

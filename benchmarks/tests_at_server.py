@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cargo
 import numpy as np
+import payloads
 import torch
 from case import Case, Options, Result, agree
 from children import Child, PeerError
@@ -89,7 +89,7 @@ def easyfsl(options: Options) -> Result:
     x = bench.model.prepare(torch.from_numpy(bench.dataset.pixels)).contiguous()
     spec = {"net": bench.net, "state": module.state_dict(), "x": x, "y": y.tolist(), "shot": 1,
             "query": 15, "episodes": rows_of(tasks, y)}  # fmt: skip
-    cargo.write(folder / "exam.safetensors", spec)
+    payloads.write(folder / "exam.safetensors", spec)
     try:
         with Child("peer_easyfsl.py", folder, str(N)) as child:
             theirs = float(child.check("given", folder / "accuracy.safetensors"))
