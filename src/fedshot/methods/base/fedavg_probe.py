@@ -62,19 +62,19 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         model: backbone; a head is not used.
         episode: shape of the training episodes after `classify_rounds`; its `augment` is also used
             for the batches.
-        classes: the dataset's numbers of the base classes.
-        probe: at test, the class "mean", "logistic" regression or "ridge" regression, on features
-            of length 1.
-        classifier: in training, "linear" or "cosine".
-        local_steps: optimiser steps of a local update.
+        classes: the base classes, by their numbers in the dataset.
+        probe: classifier at test, on features scaled to length 1: nearest class "mean", "logistic"
+            regression or "ridge" regression.
+        classifier: classifier in training, "linear" or "cosine".
+        local_steps: optimiser steps per local update.
         batch: examples per step.
-        optimizer: of the clients.
+        optimizer: the clients' optimiser.
         logistic_c: C of the logistic regression.
-        ridge_lambda: weight of the ridge.
+        ridge_lambda: weight of the ridge penalty.
         scale: factor of the cosines of a cosine classifier, and the initial tau.
         classify_rounds: rounds of classification before training on prototypes; null for all.
-        episodes_per_step: episodes whose gradients are averaged in a step of prototypes.
-        meta_optimizer: of the clients, for prototypes.
+        episodes_per_step: episodes whose gradients are averaged in a step on prototypes.
+        meta_optimizer: the clients' optimiser for training on prototypes.
     """
 
     name: ClassVar[str] = "fedavg_probe"
@@ -99,7 +99,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         check_not_negative(classify_rounds=self.classify_rounds or 0)
         if not 0 < self.scale < float("inf"):
             raise ConfigError(f"scale is {self.scale}; expected a finite number above 0.")
-        _ = self.learner, self.probe_options  # which check the rest
+        _ = self.learner, self.probe_options  # their constructors check the rest
 
     @property
     def learner(self) -> Classifier:
@@ -108,7 +108,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
 
     @property
     def probe_options(self) -> FeatureProbe:
-        """The probe of a test."""
+        """The probe that predicts at test."""
         return FeatureProbe(self.probe, self.logistic_c, self.ridge_lambda)
 
     @property

@@ -34,9 +34,9 @@ class FLProto(EpisodicMethod[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: shape of the training episodes.
-        local_steps: optimiser steps of a local update.
+        local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the clients.
+        optimizer: the clients' optimiser.
     """
 
     name: ClassVar[str] = "fl_proto"
@@ -60,7 +60,7 @@ class FLProto(EpisodicMethod[ModelState]):
         return ModelState(*self.learner.init(key))
 
     def server_model(self, server: ModelState) -> ServerModel:
-        """Return prototypes of the server's encoder."""
+        """Return a prototypical network with the server's encoder."""
         return ServerModel(self.learner, server.theta, server.stats)
 
     @client_work(draw="draw")

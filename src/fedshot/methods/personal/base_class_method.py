@@ -55,7 +55,7 @@ class OwnClassesMethod(Method[S]):
 
 
 class AmongBaseClasses(OwnClassesMethod[S]):
-    """A method with one classifier over the base classes, and by default a `ModelState`."""
+    """A method with one classifier over the base classes; its default state is `ModelState`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

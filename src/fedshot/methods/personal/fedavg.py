@@ -32,10 +32,10 @@ class FedAvg(AmongBaseClasses[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        classes: the base classes, by their numbers in the dataset.
+        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
+        batch: samples per step, which divides a pass into several steps; null for all samples.
+        optimizer: the clients' optimiser.
     """
 
     name: ClassVar[str] = "fedavg"

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the server's weights.
+"""FedProx: FedAvg with a proximal term that keeps clients near the server's weights.
 
 Source: Li et al. 2020, Federated Optimization in Heterogeneous Networks, algorithm 2: client k
 minimises h_k(w; w^t) = F_k(w) + (mu/2) ||w - w^t||^2 inexactly; the server averages.
@@ -35,11 +35,11 @@ class FedProx(AmongBaseClasses[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
+        classes: the base classes, by their numbers in the dataset.
         mu: weight of the proximal term; 0 is FedAvg.
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
+        batch: samples per step, which divides a pass into several steps; null for all samples.
+        optimizer: the clients' optimiser.
     """
 
     name: ClassVar[str] = "fedprox"

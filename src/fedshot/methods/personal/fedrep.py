@@ -1,4 +1,4 @@
-"""FedRep: a shared encoder, and a classifier of its own at each client.
+"""FedRep: a shared encoder, and a private classifier at each client.
 
 Source: Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning,
 algorithm 1: client i takes tau_h steps on its head h_i with the encoder phi^t fixed, then steps on
@@ -34,7 +34,7 @@ from fedshot.protocol.method import ModelState
 
 
 class FedRepData(NamedTuple):
-    """What is drawn for a local update."""
+    """The data of a local update."""
 
     head: Batches
     body: Batches
@@ -47,12 +47,13 @@ class FedRep(PersonalModels[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
-        personal_head: whether the classifier stays with the client.
-        head_steps: passes over the samples for the classifier; 0 does not train it.
-        local_steps: passes over the samples for the encoder; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients, for both.
+        classes: the base classes, by their numbers in the dataset.
+        personal_head: whether the classifier stays with the client; if not, it is averaged, too.
+        head_steps: passes over a client's samples for the classifier; 0 does not train it.
+        local_steps: passes over a client's samples for the encoder; each is one step, unless
+            `batch` divides it.
+        batch: samples per step, which divides a pass into several steps; null for all samples.
+        optimizer: the clients' optimiser for classifier and encoder.
     """
 
     name: ClassVar[str] = "fedrep"
@@ -81,7 +82,7 @@ class FedRep(PersonalModels[ModelState]):
         return {"classifier": self.learner.init(key)[0]["classifier"]}
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return the server's encoder under the client's classifier."""
+        """Return the server's encoder with the client's classifier, and the statistics."""
         return {**down["theta"], **private}, down["stats"]
 
     def draw(self, data: ClientData, key: Key) -> FedRepData:
