@@ -153,7 +153,7 @@ class Arrival(NamedTuple):
 
 
 class Sealable(Protocol):
-    """Storage of clients' states, which a checkpoint seals: makes permanent, round by round.
+    """Storage of clients' states, which checkpoints seal (make permanent) round by round.
 
     A state's version is (round, number of the exchange in that round).
     """

@@ -64,7 +64,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
             for the batches.
         classes: the base classes, by their numbers in the dataset.
         probe: classifier at test, on features scaled to length 1: nearest class "mean", "logistic"
-            regression or "ridge" regression.
+            or "ridge" regression.
         classifier: classifier in training, "linear" or "cosine".
         local_steps: optimiser steps per local update.
         batch: examples per step.
@@ -124,7 +124,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         return replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
 
     def init(self, key: Key) -> FedAvgProbeState:
-        """Return a fresh encoder and classifier."""
+        """Return a random encoder and classifier."""
         theta, stats = self.learner.init(key)
         tau = torch.tensor(self.scale, dtype=self.model.torch_dtype)
         return FedAvgProbeState(theta["body"], theta["classifier"], tau, stats, torch.tensor(0))
@@ -164,7 +164,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     def round(
         self, server: FedAvgProbeState, clients: Clients, key: Key
     ) -> tuple[FedAvgProbeState, Mapping[str, float]]:
-        """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
+        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
         classifying = self.classify_rounds is None or int(server.rounds) < self.classify_rounds
         work = self.classify if classifying else self.compare
         theta = {"body": server.body}

@@ -107,7 +107,7 @@ class FedBABU(Method[FedBABUState]):
         return replace(plain, finetune_lr=0.1, finetune_steps=100)
 
     def init(self, key: Key) -> FedBABUState:
-        """Return a fresh body and the fixed classifier."""
+        """Return a random body and the fixed classifier."""
         params, stats = self.learner.init(key)
         return FedBABUState({"body": params["body"]}, params["classifier"], stats)
 
@@ -129,7 +129,7 @@ class FedBABU(Method[FedBABUState]):
     def round(
         self, server: FedBABUState, clients: Clients, key: Key
     ) -> tuple[FedBABUState, Mapping[str, float]]:
-        """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h stays."""
+        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h stays."""
         parts = {"theta": server.theta, "stats": server.stats}
         down = {"h": server.h}
         new, got = average(clients, self.train, parts, key, max_weight=None, down=down)

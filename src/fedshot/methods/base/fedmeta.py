@@ -92,7 +92,7 @@ class FedMeta(Method[FedMetaState]):
         )
 
     def init(self, key: Key) -> FedMetaState:
-        """Return a fresh initialisation."""
+        """Return a random initialisation."""
         theta, stats = self.learner.init(key)
         return FedMetaState(theta, self.optimizer.init(theta), stats)
 
@@ -116,7 +116,7 @@ class FedMeta(Method[FedMetaState]):
     def round(
         self, server: FedMetaState, clients: Clients, key: Key
     ) -> tuple[FedMetaState, Mapping[str, float]]:
-        """theta <- one outer step along sum_u g_u / m."""
+        """Take an outer step of theta along the mean gradient, sum_u g_u / m."""
         new, got = average(
             clients,
             self.meta_gradient,

@@ -56,7 +56,7 @@ class FLProto(EpisodicMethod[ModelState]):
         return replace(super().traits, adds_examples=True)
 
     def init(self, key: Key) -> ModelState:
-        """Return a fresh encoder."""
+        """Return a random encoder."""
         return ModelState(*self.learner.init(key))
 
     def server_model(self, server: ModelState) -> ServerModel:
@@ -72,7 +72,7 @@ class FLProto(EpisodicMethod[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """theta <- theta + sum_k |B_k| (theta_k - theta) / sum_k |B_k|."""
+        """Run one round; theta <- theta + sum_k |B_k| (theta_k - theta) / sum_k |B_k|."""
         parts = server._asdict()
         new, got = average(clients, self.train, parts, key, max_weight=self.n_episodes)
         return ModelState(**new), got.metrics

@@ -111,6 +111,6 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
         return server, got.metrics
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Predict with the client's own model."""
+        """Return the function that predicts with the client's own model."""
         del down
         return partial(self.learner.answer, private["theta"], private["stats"])

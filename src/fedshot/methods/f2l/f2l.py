@@ -131,9 +131,9 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         inner: how the client-model adapts to a support set.
         local_steps: local steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: optimiser of the server-model; its state is reset in every round.
-        client_optimizer: optimiser of the client-model; its state is kept. Null values are those of
-            `optimizer`, or in mode "official" those of SGD with the authors' step size.
+        optimizer: the server-model's optimiser, whose state is reset in every round.
+        client_optimizer: the client-model's optimiser, whose state is kept; null values are those
+            of `optimizer`, or in mode "official" those of the authors' code.
     """
 
     name: ClassVar[str] = "f2l"
@@ -257,7 +257,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         )
 
     def init(self, key: Key) -> F2LState:
-        """Return a fresh server-model."""
+        """Return a random server-model."""
         phi, stats = self.learner.init(key)
         return F2LState(phi, stats, {} if self.personal else self._first_psi(key.at("psi")))
 
@@ -313,7 +313,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     def round(
         self, server: F2LState, clients: Clients, key: Key
     ) -> tuple[F2LState, Mapping[str, float]]:
-        """phi <- phi + mean_i (phi_i - phi), eq. (2)."""
+        """Run one round; phi <- phi + mean_i (phi_i - phi), eq. (2)."""
         parts = {"phi": server.phi, "stats": server.stats}
         parts |= {} if self.personal else {"psi": server.psi}
         max_weight = None if self.reading.weighting == "examples" else self.n_episodes

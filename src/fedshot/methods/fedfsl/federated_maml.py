@@ -57,7 +57,7 @@ class FedFSLState(NamedTuple):
 class FederatedMaml(EpisodicMethod[FedFSLState]):
     """MAML, averaged over clients. A subclass defines what a client minimises.
 
-    It is no dataclass: each subclass declares the fields below, in its own order.
+    It is not a dataclass: each subclass declares the fields below, in its own order.
     """
 
     test_norm: ClassVar[str] = "support"
@@ -95,7 +95,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         )
 
     def init(self, key: Key) -> FedFSLState:
-        """Return a fresh model."""
+        """Return a random model."""
         return FedFSLState(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
@@ -149,7 +149,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     def round(
         self, server: FedFSLState, clients: Clients, key: Key
     ) -> tuple[FedFSLState, Mapping[str, float]]:
-        """w <- w + sum_k |B_k| (w_k - w) / |B|.
+        """Run one round; w <- w + sum_k |B_k| (w_k - w) / |B|.
 
         Raises ConfigError for reference "exclusive" with a single client.
         """

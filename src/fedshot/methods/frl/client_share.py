@@ -54,7 +54,7 @@ def draw_share(
         key: key of one client in one exchange. The last two entries of its path name the client.
             The path above "step" is the episode's and decides the share, so that only the dropout
             seed differs between the exchanges of an episode.
-        needed: "support", "query" or both: those whose images or texts to read, as well as labels.
+        needed: whose images or texts to read, "support", "query" or both; labels are always read.
 
     Raises DataError for a class without a label.
     """

@@ -13,12 +13,12 @@ the share of client k in all supports, rho_k in all examples; alpha inner_lr, be
 
 What the paper leaves open, and departures: the losses are cross-entropies, with the true class in
 the sum, in mode="paper" too. Adam runs at the server, on sum_k rho_k g_k. Prototypes are means over
-all supports of a class. They are recomputed with theta_R before they predict, in one more exchange,
-except in mode="paper". In every mode L_aux is a mean over positions of a map, with weight gamma.
-Eq. (3) is a sum over positions, whose weight the paper does not give; it is gamma divided by their
-number. Clients upload a row of prototypes for each class of the episode, zero for classes they do
-not have, so that a sum suffices. Clients keep nothing between exchanges, so theta_R is sent twice
-where prototypes are recomputed.
+all supports of a class. With `refresh` they are recomputed with theta_R before they predict, in one
+more exchange. In every mode L_aux is a mean over positions of a map, with weight gamma. Eq. (3) is
+a sum over positions, whose weight the paper does not give; it is gamma divided by their number.
+Clients upload a row of prototypes for each class of the episode, zero for classes they do not have,
+so that a sum suffices. Clients keep nothing between exchanges, so theta_R is sent twice where
+prototypes are recomputed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FRL(MetaTrained):
         classes: the base classes, by their numbers in the dataset.
         redealt: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head; "proto" predicts by the nearest prototype; "gpal" is
-            "proto" with L_aux, a loss that pulls local features to the global prototypes.
+            "proto" with L_aux, a loss that pulls features towards the global prototypes.
         mode: sets the options that are null. "strict": prototypes "exact", refresh true, positions
             "mean", query_prototypes "global", uploaded "before", weights "examples". "paper", as
             printed: the same, but prototypes "shrunk", refresh false, uploaded "last". "official",
@@ -93,14 +93,14 @@ class FRL(MetaTrained):
         loss: "softmax" is the cross-entropy; "literal" leaves the true class out of the sum, as
             printed, and has no lower bound.
         prototypes: global prototypes are "exact" means over all supports, means "shrunk" towards 0
-            for clients that lack the class, or "unweighted" means over clients that have it.
+            by the share of clients that lack the class, or "unweighted" means of the other clients.
         refresh: recompute prototypes with theta_R; else queries are compared with P_{R-1}.
         positions: L_aux is a "mean" over the positions of the last map, or compares only the
             "pooled" map; null: the default of `mode`, but "pooled" for a backbone without a map,
             that is all but conv4 without `features`.
         query_prototypes: the meta-step compares queries with "global" prototypes, or with those of
             their client, "local"; "gpal" then adds gamma times the loss under the global ones.
-        query_classes: the meta-step's loss is over "all" classes or those that the client "held".
+        query_classes: the meta-step's loss is over "all" classes, or only the client's own, "held".
         uploaded: clients compute prototypes with the model "before" the local steps, before the
             "last" of them, or "after" them.
         weights: weights of the clients' models and gradients: their "examples", or all "equal".
@@ -163,7 +163,7 @@ class FRL(MetaTrained):
 
     @classmethod
     def norm_policy(cls, options: Mapping[str, Any]) -> str:
-        """Return the batch-norm policy at test: "transductive", as the code, in mode "official"."""
+        """Return the batch-norm policy at test: "transductive" in mode "official", else "group"."""
         return "transductive" if options["mode"] == "official" else "group"
 
     @staticmethod

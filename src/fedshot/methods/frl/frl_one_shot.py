@@ -104,7 +104,7 @@ class FRLOneShot(Pretrained):
 
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Fine-tune on a part of the supports; upload the change, and the accuracy on the rest."""
+        """Fine-tune on some of the supports; upload the change, and the accuracy on the others."""
         aside = set_aside(drawn.support_y, self.holdout)
         x, y = drawn.support_x, drawn.support_y
         mine = drawn._replace(support_x=x[~aside], support_y=y[~aside], query_x=x[aside])

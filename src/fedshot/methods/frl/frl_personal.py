@@ -102,7 +102,7 @@ class FRLPersonal(MetaTrained):
     def round(
         self, server: FRLState, clients: Population, key: Key
     ) -> tuple[FRLState, Mapping[str, float]]:
-        """phi <- phi - beta Adam(sum_k rho_k g_k)."""
+        """Run one episode; phi <- phi - beta Adam(sum_k rho_k g_k)."""
         got = clients.exchange(
             self.meta_gradient,
             {"phi": server.phi, "stats": server.stats},

@@ -299,7 +299,7 @@ def pieces(n: int, size: int | None) -> list[slice]:
 
     They follow the order of the examples, the same in every step: random for what a client draws,
     by class for a test episode without a group. A last minibatch of less than half of `size` joins
-    the one before, because it is short for batch norm.
+    the one before, because it is too short for batch norm.
     """
     if size is None or size >= n:
         return [slice(0, n)]

@@ -19,7 +19,7 @@ from fedshot.nn.stacks import stacked
 
 
 def fits(g: Tensor) -> bool:
-    """Whether the kernels accept these maps: float32, not stacked, not traced, one derivative."""
+    """Whether the kernels support maps g: float32 on the CPU, no vmap or tracing, one derivative."""
     return plain_floats(g) and not stacked() and not differentiated_twice() and not followed()
 
 
@@ -29,7 +29,7 @@ def support_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (loss, accuracy, means [numbers, d], counts [numbers]) of supports: eqs. (1) to (4).
 
-    The loss is L_local + gamma L_aux in nats; it alone is differentiable, with respect to maps.
+    The loss is L_local + gamma L_aux in nats. Only the loss is differentiable, with respect to `g`.
 
     Args:
         g: maps [n, d, positions], which `fits`.

@@ -92,7 +92,7 @@ class Pretrained(FewRoundMethod[Prepared]):
         )  # fmt: skip
 
     def init(self, key: Key) -> Prepared:
-        """Return a fresh encoder and classifier."""
+        """Return a random encoder and classifier."""
         theta, stats = self.classifier.init(key)
         outer: Tree = self.optimizer.init(theta) if self.prepare_by == "server" else {}
         return Prepared(theta, stats, outer, torch.tensor(0))

@@ -72,7 +72,7 @@ class AmongBaseClasses(OwnClassesMethod[S]):
         return Classifier(self.model, len(self.classes))
 
     def init(self, key: Key) -> Any:
-        """Return a fresh encoder and classifier."""
+        """Return a random encoder and classifier."""
         return ModelState(*self.learner.init(key))
 
     def proximal_loss(

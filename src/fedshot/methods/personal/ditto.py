@@ -40,10 +40,9 @@ class Ditto(PersonalModels[ModelState]):
         episode: only its `augment` is used: a client trains on all its samples.
         classes: the base classes, by their numbers in the dataset.
         lambda_prox: weight of a personal model's distance to the global one; 0 for local training.
-        personal_steps: passes over a client's samples for the personal model; each is one step,
-            unless `batch` divides it.
-        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
-        batch: samples per step, which divides a pass into several steps; null for all samples.
+        personal_steps: passes over a client's samples for the personal model.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all of a client's samples, so a pass is one step.
         optimizer: the clients' optimiser for both models.
     """
 
@@ -83,6 +82,6 @@ class Ditto(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + sum_k n_k (w_k - w) / n."""
+        """Run one round; w <- w + sum_k n_k (w_k - w) / n."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
         return ModelState(**new), got.metrics

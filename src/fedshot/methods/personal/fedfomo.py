@@ -81,8 +81,8 @@ class FedFomo(BankedModels[FedFomoState]):
         distance: distance between two models, "l2" as in the paper, or "l1".
         epsilon: probability in round 1 that a model for a client is chosen at random.
         epsilon_decay: decrease of epsilon in each round.
-        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
-        batch: samples per step, which divides a pass into several steps; null for all samples.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all of a client's samples, so a pass is one step.
         optimizer: the clients' optimiser.
     """
 

@@ -66,8 +66,8 @@ class FedProto(PersonalModels[FedProtoState]):
         lambda_proto: weight of the distance to the server's prototypes; 0 for local training.
         weighting: clients in a prototype are weighted by their "examples" of the class, as in the
             paper, or all "clients" equally.
-        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
-        batch: samples per step, which divides a pass into several steps; null for all samples.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all of a client's samples, so a pass is one step.
         optimizer: the clients' optimiser.
     """
 
@@ -140,7 +140,7 @@ class FedProto(PersonalModels[FedProtoState]):
     def round(
         self, server: FedProtoState, clients: Clients, key: Key
     ) -> tuple[FedProtoState, Mapping[str, float]]:
-        """C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij|; other classes keep their prototype."""
+        """Run one round; C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij| for the classes received."""
         got = clients.exchange(
             self.train,
             server._asdict(),

@@ -37,8 +37,8 @@ class FedProx(AmongBaseClasses[ModelState]):
         episode: only its `augment` is used: a client trains on all its samples.
         classes: the base classes, by their numbers in the dataset.
         mu: weight of the proximal term; 0 is FedAvg.
-        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
-        batch: samples per step, which divides a pass into several steps; null for all samples.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all of a client's samples, so a pass is one step.
         optimizer: the clients' optimiser.
     """
 
@@ -64,6 +64,6 @@ class FedProx(AmongBaseClasses[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + sum_k n_k (w_k - w) / n."""
+        """Run one round; w <- w + sum_k n_k (w_k - w) / n."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
         return ModelState(**new), got.metrics

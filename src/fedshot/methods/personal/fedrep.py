@@ -50,9 +50,8 @@ class FedRep(PersonalModels[ModelState]):
         classes: the base classes, by their numbers in the dataset.
         personal_head: whether the classifier stays with the client; if not, it is averaged, too.
         head_steps: passes over a client's samples for the classifier; 0 does not train it.
-        local_steps: passes over a client's samples for the encoder; each is one step, unless
-            `batch` divides it.
-        batch: samples per step, which divides a pass into several steps; null for all samples.
+        local_steps: passes over a client's samples for the encoder.
+        batch: samples per step; null for all of a client's samples, so a pass is one step.
         optimizer: the clients' optimiser for classifier and encoder.
     """
 
@@ -70,12 +69,12 @@ class FedRep(PersonalModels[ModelState]):
         check_not_negative(head_steps=self.head_steps)
 
     def init(self, key: Key) -> ModelState:
-        """Return a fresh encoder."""
+        """Return a random encoder."""
         theta, stats = self.learner.init(key)
         return ModelState({"body": theta["body"]} if self.personal_head else theta, stats)
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a fresh classifier."""
+        """Return a random classifier."""
         del client
         if not self.personal_head:
             return {}
@@ -113,6 +112,6 @@ class FedRep(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """phi <- phi + sum_i (phi_i - phi) / (r n)."""
+        """Run one round; phi <- phi + sum_i (phi_i - phi) / (r n)."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         return ModelState(**new), got.metrics

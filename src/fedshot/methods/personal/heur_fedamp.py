@@ -56,8 +56,8 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         lambda_prox: weight of the distance to the mixture, lambda/alpha.
         sigma: sharpness of the weights: larger values prefer more similar models.
         self_weight: weight of a client's own model in its mixture, xi_ii; null for 1/n.
-        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
-        batch: samples per step, which divides a pass into several steps; null for all samples.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all of a client's samples, so a pass is one step.
         optimizer: the clients' optimiser.
     """
 

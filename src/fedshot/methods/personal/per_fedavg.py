@@ -57,7 +57,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         delta: step size of the difference that approximates the product with the Hessian.
         local_steps: outer steps of a local update.
         batch: samples of each of the three batches of a step; null for all.
-        optimizer: must be plain SGD; its lr is the inner step size, alpha.
+        optimizer: the optimiser of the inner steps, which must be plain SGD; its lr is alpha.
         test_steps: inner steps at test.
     """
 
@@ -138,7 +138,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + sum_i (w_i - w) / (r n)."""
+        """Run one round; w <- w + sum_i (w_i - w) / (r n)."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         return ModelState(**new), got.metrics
 

@@ -98,8 +98,8 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         choose: which models are sent: those with the highest "affinity", or "random" ones (-nS).
         affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
         temperature: temperature of the softmax in eq. (1).
-        local_steps: passes over a client's samples; each is one step, unless `batch` divides it.
-        batch: samples per step, which divides a pass into several steps; null for all samples.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all of a client's samples, so a pass is one step.
         optimizer: the clients' optimiser.
         own_sample: in training, the average distance of a sample to its class is taken "with" the
             sample itself, at a distance of 0, or "without" it.
