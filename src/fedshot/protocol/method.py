@@ -145,7 +145,7 @@ class Method(ABC, Generic[S]):
 
     @property
     def traits(self) -> Traits:
-        """What the method can do and what it needs; `replace(super().traits, ...)` to say more."""
+        """What the method can do and needs; a subclass extends `super().traits` by `replace`."""
         return Traits(transductive=self.model.norm_policy == "transductive")
 
     @property

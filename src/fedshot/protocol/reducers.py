@@ -165,7 +165,7 @@ def _bits(limit: float, cohort: int) -> int:
 
 
 def is_plain(leaf: Tensor) -> bool:
-    """Whether a tensor is dense with plain values."""
+    """Whether a tensor is dense: not sparse, quantised, meta or a lazy negation."""
     dense = leaf.layout == torch.strided and not leaf.is_neg()
     return dense and not leaf.is_meta and not leaf.is_quantized
 

@@ -68,7 +68,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         classifier: classifier in training, "linear" or "cosine".
         local_steps: optimiser steps per local update.
         batch: examples per step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
         logistic_c: C of the logistic regression.
         ridge_lambda: weight of the ridge penalty.
         scale: factor of the cosines of a cosine classifier, and the initial tau.
@@ -103,7 +103,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
 
     @property
     def learner(self) -> Classifier:
-        """What the clients train during classification."""
+        """The learner that clients train during classification."""
         return Classifier(self.model, len(self.classes), self.classifier, self.scale)
 
     @property

@@ -57,7 +57,7 @@ class FedBABU(Method[FedBABUState]):
             on a new head; "mean" is the nearest class mean; "logistic" and "ridge" are regressions.
         local_steps: optimiser steps per local update.
         batch: examples per step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
         logistic_c: C of the logistic regression.
         ridge_lambda: weight of the ridge penalty.
         finetune_lr: step size of the new head.

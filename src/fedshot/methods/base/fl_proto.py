@@ -36,7 +36,7 @@ class FLProto(EpisodicMethod[ModelState]):
         episode: shape of the training episodes.
         local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fl_proto"
@@ -47,7 +47,7 @@ class FLProto(EpisodicMethod[ModelState]):
 
     @property
     def learner(self) -> Proto:
-        """What the clients train."""
+        """The learner that clients train."""
         return Proto(self.model)
 
     @property

@@ -63,7 +63,7 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
 
     @property
     def learner(self) -> Learner:
-        """What each client trains."""
+        """The learner that each client trains."""
         if self.learner_name == "proto":
             return Proto(self.model)
         return Maml(self.model, self.inner, self.episode.labels)

@@ -75,12 +75,12 @@ def paired_predictions(
 ) -> list[EpisodePredictions]:
     """Return the predictions of every head on one body; each model adapts to the support by itself.
 
-    Differentiable, the inner steps included. Where only heads adapt, the body embeds every example
-    once for all heads.
+    The result is differentiable through the inner steps. Where only heads adapt, the body embeds
+    every example once for all heads.
 
     Args:
         learner: how a model adapts.
-        body: shared by the models.
+        body: the body that the models share.
         heads: one per model, before adapting.
         stats: running statistics.
         episode: the episode.

@@ -55,14 +55,14 @@ class FewRoundMethod(Method[S]):
 
     @property
     def local(self) -> FewRoundLearner:
-        """How a client learns."""
+        """The learner of each client."""
         return FewRoundLearner(
             self.model, self.variant, 0.0, self.inner_lr, self.local_steps, self.inner_batch
         )
 
     @property
     def rounds_at_test(self) -> int:
-        """R at test."""
+        """Number of rounds at test, R."""
         assert self.test_rounds is not None
         return self.test_rounds
 

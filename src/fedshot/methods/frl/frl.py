@@ -192,7 +192,7 @@ class FRL(MetaTrained):
 
     @property
     def local(self) -> FewRoundLearner:
-        """How a client learns."""
+        """The learner of each client."""
         return FewRoundLearner(
             self.model,
             self.variant,
@@ -208,7 +208,7 @@ class FRL(MetaTrained):
 
     @property
     def rounds_at_test(self) -> int:
-        """R at test."""
+        """Number of rounds at test, R."""
         return self.inner_rounds if self.test_rounds is None else self.test_rounds
 
     @property

@@ -68,7 +68,7 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
     def round(
         self, server: FRLFedAvgState, clients: Population, key: Key
     ) -> tuple[FRLFedAvgState, Mapping[str, float]]:
-        """Do nothing."""
+        """Return the state as it is: the method only trains at test."""
         del clients, key
         return server, {}
 

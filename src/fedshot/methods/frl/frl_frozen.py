@@ -61,7 +61,7 @@ class FRLFrozen(Pretrained):
 
     @property
     def rounds_at_test(self) -> int:
-        """R at test: 0, which leaves one exchange for prototypes."""
+        """Number of rounds at test, R: 0, which leaves one exchange for prototypes."""
         return 0
 
     @property

@@ -123,7 +123,7 @@ class FRLOneShot(Pretrained):
     def evaluate(
         self, server: Prepared, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Let the best candidates of each group fine-tune for R rounds, and predict."""
+        """Fine-tune with the best candidates of each group for R rounds, and predict."""
         stats = self.test_stats(server)
 
         def answer(eval_episode: EvalEpisode, key: Key) -> Tensor:

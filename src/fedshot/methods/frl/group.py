@@ -45,12 +45,12 @@ class Group:
 
     @classmethod
     def of_shares(cls, shares: Sequence[Tree]) -> Group:
-        """Return clients that draw nothing: client k always works on `shares[k]`."""
+        """Return a group whose clients draw nothing: client k always works on `shares[k]`."""
         return cls(lambda _, k: shares[k], len(shares))
 
     @classmethod
     def of_data(cls, data: Sequence[ClientData]) -> Group:
-        """Return clients whose data the server has; they draw as remote clients would."""
+        """Return a group of clients with these data, which draw as remote clients would."""
         return cls(lambda one, k: one.work.draw(data[k], one.client_key(k)), len(data))
 
     def sample(self, key: Key) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from fedshot.nn.stacks import stacked
 
 
 def fits(g: Tensor) -> bool:
-    """Whether the kernels support maps g: float32 on the CPU, no vmap or tracing, one derivative."""
+    """Whether the kernels support g: float32 on the CPU, no vmap, no tracing, one derivative."""
     return plain_floats(g) and not stacked() and not differentiated_twice() and not followed()
 
 

@@ -35,7 +35,7 @@ def top_m_by_affinity(
         i: the client that receives the models.
         ids: the clients that take part.
         m: number of models; all others if there are fewer.
-        rng: draws the ties, the exploration and the order.
+        rng: random numbers for the ties, the exploration and the order.
         explore: probability, for each of the m models, that it is chosen at random instead.
     """
     others = rng.permutation(np.array([j for j in ids if j != i], dtype=np.int64))

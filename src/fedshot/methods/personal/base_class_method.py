@@ -68,7 +68,7 @@ class AmongBaseClasses(OwnClassesMethod[S]):
 
     @property
     def learner(self) -> Classifier:
-        """What the clients train."""
+        """The learner that clients train."""
         return Classifier(self.model, len(self.classes))
 
     def init(self, key: Key) -> Any:

@@ -35,7 +35,7 @@ class FedAvg(AmongBaseClasses[ModelState]):
         classes: the base classes, by their numbers in the dataset.
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all of a client's samples, so a pass is one step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedavg"

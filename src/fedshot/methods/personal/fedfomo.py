@@ -83,7 +83,7 @@ class FedFomo(BankedModels[FedFomoState]):
         epsilon_decay: decrease of epsilon in each round.
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all of a client's samples, so a pass is one step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedfomo"

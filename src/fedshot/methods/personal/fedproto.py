@@ -68,7 +68,7 @@ class FedProto(PersonalModels[FedProtoState]):
             paper, or all "clients" equally.
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all of a client's samples, so a pass is one step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedproto"
@@ -93,7 +93,7 @@ class FedProto(PersonalModels[FedProtoState]):
         return FedProtoState(prototypes, torch.zeros(shape[0], dtype=torch.bool))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the encoder that all clients of a run start from, and a fresh classifier."""
+        """Return the initial encoder, the same at all clients of a run, and a random classifier."""
         del client
         body, stats = self.learner.init(Key(key.root).at("fedproto"))
         classifier = self.learner.init(key)[0]["classifier"]

@@ -39,7 +39,7 @@ class FedProx(AmongBaseClasses[ModelState]):
         mu: weight of the proximal term; 0 is FedAvg.
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all of a client's samples, so a pass is one step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedprox"

@@ -58,7 +58,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         self_weight: weight of a client's own model in its mixture, xi_ii; null for 1/n.
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all of a client's samples, so a pass is one step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "heur_fedamp"
@@ -103,7 +103,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         return torch.cat([rest, rest.new_tensor([xi])])
 
     def mix(self, i: int, ids: Sequence[int], model: Callable[[int], Tree]) -> Tree:
-        """Return the mixture u_i. Models are read one by one, so that memory holds two."""
+        """Return the mixture u_i. Models are read one by one, so only two are in memory."""
         others = [j for j in ids if j != i]
         xi = self.attention(model(i), (model(j) for j in others))
         u = mixture(xi[-1:], [model(i)["theta"]])

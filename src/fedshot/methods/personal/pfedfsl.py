@@ -100,7 +100,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         temperature: temperature of the softmax in eq. (1).
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all of a client's samples, so a pass is one step.
-        optimizer: the clients' optimiser.
+        optimizer: the optimiser of the clients.
         own_sample: in training, the average distance of a sample to its class is taken "with" the
             sample itself, at a distance of 0, or "without" it.
         weigh_by: L of eq. (1): the "loss" with each sample in its class, or "leave_one_out".
@@ -165,7 +165,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @property
     def learner(self) -> AverageDistance:
-        """What the clients train."""
+        """The learner that clients train."""
         own = self.own_sample or ("without" if self.mode == "strict" else "with")
         return AverageDistance(self.model, len(self.classes), own, self.alone)
 

@@ -45,8 +45,8 @@ class PFedMe(PersonalModels[ModelState]):
         eta: step size of w_i; null for the learning rate of `optimizer`.
         beta: step size of the server towards the average; 1 takes the average. Batch-norm
             statistics take the same step, but never go beyond the average.
-        local_steps: passes over a client's samples; each is one step of w_i, R of the paper.
-        batch: samples per step of w_i, which divides a pass into several steps; null for all.
+        local_steps: passes over a client's samples, in one or more steps of w_i; R of the paper.
+        batch: samples per step of w_i; null for all of a client's samples.
         optimizer: the optimiser of the inner steps.
     """
 
