@@ -98,7 +98,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     Args:
         model: backbone, and the client-model's linear head.
         episode: shape of the training episodes.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         mode: sets the options that are null: "strict" repairs some of the paper's equations,
             "paper" follows them to the letter, "official" follows the authors' code.
         lambda_mi: weight of the transfer from the client-model to the server-model; 0 for none.
@@ -110,10 +110,10 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         mi_denominator: b is normalised over the support, "all", or the row's class, "same_class".
         mi_tau: temperature of b in L_MI.
         mi_from: L_MI uses the client-model fine-tuned on the task, "tuned", or before, "psi".
-        mi_gradient: the gradient of L_MI passes through the "server" features only, or through
+        mi_gradient: L_MI trains the server-model through its own "server" features, or through
             "both" these and the client-model that they enter.
-        kd_targets: the targets of the distillation are probabilities of the task's classes,
-            "softmax", or logits divided by their "sum".
+        kd_targets: targets of the distillation: probabilities of the task's classes, "softmax", or
+            logits divided by their "sum".
         server_rows: the server-model learns to classify the "support", or "both" support and
             queries.
         client_phi: the client-model's step uses the server-model before this local step, "old", or

@@ -74,7 +74,7 @@ class FRL(MetaTrained):
         model: backbone, and for variant "linear" a head as wide as the widest episode.
         episode: shape of an episode: its classes, and the images of each at all clients together.
             Clients that keep their own images divide them in its ratio of shot to query.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         redealt: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head; "proto" predicts by the nearest prototype; "gpal" is
             "proto" with L_aux, a loss that pulls features towards the global prototypes.
@@ -83,11 +83,11 @@ class FRL(MetaTrained):
             printed: the same, but prototypes "shrunk", refresh false, uploaded "last". "official",
             as the authors' later code: prototypes "unweighted", refresh false, positions "pooled",
             query_prototypes "local", uploaded "after", weights "equal".
-        inner_rounds: rounds of an episode in training, R.
-        test_rounds: rounds of an episode at test, R; null for `inner_rounds`.
+        inner_rounds: number of rounds in training, R.
+        test_rounds: number of rounds at test, R; null for `inner_rounds`.
         inner_lr: step size of the clients, alpha.
         local_steps: passes of a client over its supports in each round, E.
-        inner_batch: examples per step; null for all of a client's supports, so a pass is one step.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         gamma: weight of L_aux, a mean over the positions of a map; null: 0.2 in every mode. To give
             the sum of eq. (3) a weight g, set g times the number of positions (25 for a 5x5 map).
         loss: "softmax" is the cross-entropy; "literal" leaves the true class out of the sum, as

@@ -39,10 +39,10 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
     Args:
         model: backbone, and a head as wide as the widest episode.
         episode: not used.
-        test_rounds: rounds of a group of clients at test, R.
+        test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients.
         local_steps: passes of a client over its supports in each round, E.
-        inner_batch: examples per step; null for all of a client's supports, so a pass is one step.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
     """
 
     name: ClassVar[str] = "frl_fedavg"

@@ -31,11 +31,11 @@ class FRLFinetune(Pretrained):
     Args:
         model: backbone, and a head as wide as the widest test episode.
         episode: its `augment` is used for the batches of pre-training.
-        classes: the base classes, by their numbers in the dataset.
-        test_rounds: rounds of a group of clients at test, R.
+        classes: numbers of the base classes in the dataset.
+        test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients of a test group.
         local_steps: passes of a client over its supports in each round of a test, E.
-        inner_batch: examples per step; null for all of a client's supports, so a pass is one step.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
             gradient, or each of the "clients", with a fresh optimiser in every round.
         prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.

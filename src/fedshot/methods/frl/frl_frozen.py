@@ -33,7 +33,7 @@ class FRLFrozen(Pretrained):
     Args:
         model: backbone; a head is not used.
         episode: its `augment` is used for the batches of pre-training.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
             gradient, or each of the "clients", with a fresh optimiser in every round.
         prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.

@@ -49,11 +49,11 @@ class FRLOneShot(Pretrained):
     Args:
         model: backbone, and a head as wide as the widest test episode.
         episode: its `augment` is used for the batches of pre-training.
-        classes: the base classes, by their numbers in the dataset.
-        test_rounds: rounds of a group of clients at test, R.
+        classes: numbers of the base classes in the dataset.
+        test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients of a test group.
         local_steps: passes of a client over its supports in each round of a test, E.
-        inner_batch: examples per step; null for all of a client's supports, so a pass is one step.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         candidates: number of models that are fine-tuned in a round of a test, one per client; 0 for
             all clients of the group and its spare ones (test.group.spare). With more candidates
             than clients, each client's supports are split among several.

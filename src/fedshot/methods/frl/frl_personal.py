@@ -42,13 +42,13 @@ class FRLPersonal(MetaTrained):
     Args:
         model: backbone, and for variant "linear" a head as wide as the widest episode.
         episode: shape of an episode, as in `frl`.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         redealt: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head, "proto" predicts by the nearest prototype.
-        test_rounds: rounds of a group of clients at test, R.
+        test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients, alpha.
         local_steps: passes of a client over its supports, in training and in each round at test, E.
-        inner_batch: examples per step; null for all of a client's supports, so a pass is one step.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         refresh: at test, recompute prototypes with theta_R; else queries are compared with P_{R-1}.
         optimizer: the server's optimiser.
         decay: factor of the server's step size after `decay_round` communication rounds.

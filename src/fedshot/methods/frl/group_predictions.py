@@ -115,7 +115,7 @@ def predict_by_group(
         stats: running statistics of batch norm.
         learn: `learn(group, eval_episode, key, norms)` returns the result of the group's rounds.
         eval_episodes: the episodes; an episode without a group is treated as that of one client.
-        clients: the clients, whose fleet spreads the episodes over its cores.
+        clients: their fleet spreads the episodes over its cores.
         key: key of this evaluation.
     """
 

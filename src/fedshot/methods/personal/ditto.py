@@ -38,11 +38,11 @@ class Ditto(PersonalModels[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         lambda_prox: weight of a personal model's distance to the global one; 0 for local training.
         personal_steps: passes over a client's samples for the personal model.
         local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all of a client's samples, so a pass is one step.
+        batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the clients' optimiser for both models.
     """
 

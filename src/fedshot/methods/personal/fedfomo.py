@@ -72,7 +72,7 @@ class FedFomo(BankedModels[FedFomoState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         clients: number of clients.
         m: number of other clients' models that a client receives, M.
         validation_share: share of a client's samples of each class for validation: the first ones
@@ -82,7 +82,7 @@ class FedFomo(BankedModels[FedFomoState]):
         epsilon: probability in round 1 that a model for a client is chosen at random.
         epsilon_decay: decrease of epsilon in each round.
         local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all of a client's samples, so a pass is one step.
+        batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the optimiser of the clients.
     """
 

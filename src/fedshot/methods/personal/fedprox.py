@@ -35,10 +35,10 @@ class FedProx(AmongBaseClasses[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         mu: weight of the proximal term; 0 is FedAvg.
         local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all of a client's samples, so a pass is one step.
+        batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the optimiser of the clients.
     """
 

@@ -47,11 +47,11 @@ class FedRep(PersonalModels[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         personal_head: whether the classifier stays with the client; if not, it is averaged, too.
         head_steps: passes over a client's samples for the classifier; 0 does not train it.
         local_steps: passes over a client's samples for the encoder.
-        batch: samples per step; null for all of a client's samples, so a pass is one step.
+        batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the clients' optimiser for classifier and encoder.
     """
 

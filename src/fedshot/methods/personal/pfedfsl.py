@@ -88,7 +88,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, by their numbers in the dataset.
+        classes: numbers of the base classes in the dataset.
         clients: number of clients.
         mode: sets options that are null. "paper", literally: own_sample "with", weigh_by "loss",
             start "own". "strict": own_sample "without", weigh_by "leave_one_out", start "common".
@@ -99,7 +99,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
         temperature: temperature of the softmax in eq. (1).
         local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all of a client's samples, so a pass is one step.
+        batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the optimiser of the clients.
         own_sample: in training, the average distance of a sample to its class is taken "with" the
             sample itself, at a distance of 0, or "without" it.
