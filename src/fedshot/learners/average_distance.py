@@ -57,10 +57,10 @@ def average_distance_logits(query: Tensor, support: Tensor, y: Tensor, way: int)
 
 
 def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
-    """Return minus the mean distances [n, way] of examples h [n, d] to those of each class.
+    """Return minus the mean distances [n, way] of examples h [n, d] to the examples of each class.
 
     "with" counts an example among those of its class, at a distance of 0; "without" leaves it out.
-    The only example of a class always counts, so the distance to its own class is 0.
+    The only example of a class is never left out, so its distance to its class is 0.
     """
     member = members(y, way).to(h.dtype)
     # The distance of an example to itself is exactly 0, without a gradient through the root.
@@ -84,8 +84,8 @@ class AverageDistance:
         model: backbone; a head is not used.
         classes: number of classes; labels of a batch are below it.
         own_sample: whether an example counts among those of its class in training.
-        alone: with "without", the only example of a class is "include"d at a distance of 0 from
-            itself, or "drop"ped from the mean loss.
+        alone: under own_sample "without", "include" the only example of a class at a distance of 0
+            from itself, or "drop" it from the mean loss.
     """
 
     max_way: ClassVar[None] = None
@@ -106,7 +106,7 @@ class AverageDistance:
         return {"body": params["body"]}, stats
 
     def episode_loss(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
-        """Return the mean of -log p(y | x), each example compared with all of the batch."""
+        """Return the mean of -log p(y | x), where each example is compared with the whole batch."""
         h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
         loss, right = self._loss(h, batch.y)
         return EpisodeLoss(loss, stats, right)

@@ -35,11 +35,11 @@ class Batch(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The batches of one local update, the seed of its dropout masks, and the client's size."""
+    """The batches of a local update, its dropout seed, and the client's number of examples."""
 
     steps: tuple[tuple[Batch, ...], ...]
     seed: Tensor
-    n: Tensor  # int64 scalar, examples that the client holds
+    n: Tensor  # int64 scalar: the client's number of examples
 
 
 def draw_batches(
@@ -47,8 +47,8 @@ def draw_batches(
 ) -> Batches:
     """Draw a batch of `size` examples for each local step.
 
-    The examples of a batch are distinct if the client has enough. `classes` are the dataset's
-    numbers of the base classes.
+    The examples of a batch are distinct if the client has enough. `classes` are the base classes'
+    numbers in the dataset.
 
     Raises DataError for an example of another class.
     """
@@ -72,7 +72,7 @@ def draw_passes(
     """Draw passes over all examples of a client, each as one batch or as batches of about `size`.
 
     With several batches a pass shuffles the examples and splits them evenly. `classes` are the
-    dataset's numbers of the base classes.
+    base classes' numbers in the dataset.
 
     Raises DataError for an example of another class.
     """
@@ -122,7 +122,7 @@ class Classifier:
         classes: number of classes.
         kind: "linear" has weights and biases, "cosine" a weight row for each class, "mlp" three
             layers.
-        scale: factor of the cosines.
+        scale: factor of the cosines, for "cosine".
     """
 
     model: Model

@@ -31,7 +31,7 @@ class EpisodeIndex(NamedTuple):
 
 @runtime_checkable
 class FeatureCache(Protocol):
-    """Evaluation episodes that know which of their examples are the same."""
+    """Evaluation episodes that share examples, and the distinct examples themselves."""
 
     def __len__(self) -> int:
         """Return the number of episodes."""

@@ -12,8 +12,8 @@ Batch norm follows the policy of the model:
 | transductive | batch statistics | support and queries each use their own batch statistics |
 
 Under `running`, MAML adapts with batch statistics of the support set, in training and at test. The
-pass of the queries after adaptation updates the running statistics, and uses them at test. They
-belong to adapted weights: the inner steps would diverge under them.
+pass of the queries after adaptation updates the running statistics, and uses them at test. These
+statistics belong to adapted weights; the inner steps would diverge with them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Held(NamedTuple):
 
 
 class EvalEpisode(NamedTuple):
-    """An episode without the labels of the queries, which the evaluation keeps."""
+    """A test episode without the labels of its queries, which only the evaluation has."""
 
     support_x: Tensor  # uint8 [way * shot, height, width, channels]
     support_y: Tensor  # int64 [way * shot], 0..way-1

@@ -40,11 +40,11 @@ class LocalSteps(Protocol[E_co]):
 
 
 class LocalEpisodes(NamedTuple):
-    """The episodes of one local update: some for each step, and the seed of dropout masks."""
+    """The episodes of each step of a local update, and the seed of the dropout masks."""
 
     steps: tuple[tuple[Episode, ...], ...]
     seed: Tensor
-    n: Tensor  # examples that the client holds, n_k
+    n: Tensor  # the client's number of examples, n_k
 
     @property
     def n_episodes(self) -> int:
@@ -92,7 +92,7 @@ def mean_gradient(
     step: tuple[E, ...],
     noise: Mode,
 ) -> GradientResult:
-    """Return the gradient of the mean loss of some episodes; `noise` seeds their dropout masks."""
+    """Return the gradient of the mean loss over a step; `noise` seeds the dropout masks."""
     seeds = [noise.layer(e).seed for e in range(len(step))]
     return _mean_gradient(episode_loss, params, stats, step, seeds)
 
@@ -140,7 +140,7 @@ def local_sgd(
     *,
     max_grad_norm: float = 0.0,
 ) -> Trained:
-    """Minimise the mean loss of the episodes of each step, with one optimiser step for each.
+    """Minimise the mean loss of the episodes of each step, with one optimiser step each.
 
     Args:
         episode_loss: `episode_loss(params, stats, episode, seed)`, a learner's or an extended one.

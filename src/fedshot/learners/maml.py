@@ -108,8 +108,8 @@ class Maml:
     ) -> tuple[Tensor, Tree]:
         """Return (logits [n, way], updated running statistics) of a batch in training.
 
-        `classes` are the episode's, int64 [way]. `site` selects the dropout mask of this pass; the
-        inner steps use the sites from 0 up.
+        `classes` are the episode's class numbers, int64 [way]. `site` selects the dropout mask of
+        this pass; the inner steps use the sites from 0 up.
         """
         h, stats = self.features(params, stats, x, seed, site)
         return self.logits(params, h, classes), stats

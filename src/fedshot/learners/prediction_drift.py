@@ -25,7 +25,7 @@ from fedshot.nn.models.model import Model
 
 WAYS = 5  # classes of an episode, or as many as the head has
 QUERIES = 5  # of each class
-PART = "common_questions"  # key in the upload
+PART = "common_questions"  # key of the predictions in a client's upload
 
 
 def common_questions(model: Model, n: int) -> tuple[EvalEpisode, ...]:
@@ -59,7 +59,7 @@ def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> EvalEpisode:
 
 
 def common_form(model: Model, n: int) -> dict[str, Tensor]:
-    """Return the form of what a client sends: float32 [n * queries, way]; `{}` for n = 0."""
+    """Return the shape of a client's upload: float32 [n * queries, way]; `{}` for n = 0."""
     if n == 0:
         return {}
     way = _ways(model)
@@ -70,7 +70,7 @@ def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str,
     """Return a client's predictions on n episodes: `{"common_questions": log p}`, float32.
 
     All values are finite, so that they never cause a client's reply to be refused: p is at least
-    1e-35, and 1.0, which is no logarithm of a probability, replaces NaN.
+    1e-35, and NaN is replaced by 1.0, which is no log-probability.
     """
     if n == 0:
         return {}
@@ -84,7 +84,7 @@ def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str,
 def divergence(parts: Mapping[str, Any]) -> dict[str, float]:
     """Return `{"divergence": mean over pairs of clients of (KL(i || j) + KL(j || i)) / 2}`, nats.
 
-    It is a mean over queries, too. Clients whose predictions contain NaN are left out. Returns `{}`
+    It is also a mean over queries. Clients whose predictions contain NaN are left out. Returns `{}`
     for fewer than two clients.
 
     The mean over ordered pairs of sum p_i (log p_i - log p_j) is

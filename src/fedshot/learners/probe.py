@@ -60,7 +60,7 @@ class FeatureProbe:
 
     @property
     def adds_examples(self) -> bool:
-        """Whether the probe depends on sums over examples only: class sums, or X^T X and X^T Y."""
+        """Whether the probe only needs sums over examples: class sums, or X^T X and X^T Y."""
         return self.probe in ("mean", "ridge")
 
     def __call__(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
@@ -106,7 +106,7 @@ def logistic(support: Tensor, y: Tensor, query: Tensor, way: int, c: float) -> T
     """
     if way == 1:  # scikit-learn refuses it
         return query.new_zeros(len(query), 1)
-    if not (support.isfinite().all() and query.isfinite().all()):  # likewise
+    if not (support.isfinite().all() and query.isfinite().all()):  # scikit-learn refuses these, too
         return query.new_full((len(query), way), torch.nan)
     from sklearn.linear_model import LogisticRegression
 
@@ -123,7 +123,7 @@ def finetuned(
 ) -> Tensor:
     """Return the logits of a linear head after gradient steps on the cross-entropy.
 
-    It starts at zero. The loss is convex, so the start only matters for few steps.
+    The head starts at zero. The loss is convex, so the initial head only matters after few steps.
     """
     head = {"weight": support.new_zeros(way, support.shape[1]), "bias": support.new_zeros(way)}
     support = support.detach()

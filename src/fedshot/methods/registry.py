@@ -70,7 +70,7 @@ M = TypeVar("M", bound=type[Any])
 def register(method: M) -> M:
     """Register a user's method in this process, so that configurations can name it.
 
-    A class decorator. Raises ConfigError if the class is not a complete
+    This is a class decorator. Raises ConfigError if the class is not a complete
     `fedshot.protocol.method.Method`, or if another method has its name.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):

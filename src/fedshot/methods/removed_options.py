@@ -1,7 +1,7 @@
-"""Options that methods of this package no longer have.
+"""Options that earlier versions of the package's methods had and that were removed.
 
-Run folders and results of earlier versions list every option. A removed one at the value that
-always holds today changes nothing and is dropped; any other value is refused.
+Run folders and results of earlier versions list every option of a method. A removed option is
+dropped if it has the value that now always applies, and refused if it has another value.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ REMOVED: dict[str, dict[str, Any]] = {
     "frl_frozen": {"distance": "plain"},
     "pfedfsl": {"noise": 0.0},
 }  # fmt: skip
-"""By method and option: the value that always holds; None where `mode` decides."""
+"""Removed options of each method, with the value that now always applies; None: set by `mode`."""
 
 
 def without_removed(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a method without removed ones.
+    """Return the options of a method without those that were removed.
 
     Raises ConfigError for a removed option with a value that no longer exists.
     """

@@ -1,9 +1,10 @@
-"""User methods in the processes that fedshot starts, which load them from their files.
+"""Loading of user methods (those defined outside the package) in other processes.
 
-A program that registers a method knows it. Other processes train the cells of a recipe or run a
-federation's nodes; they load the files that the environment variable `FEDSHOT_METHODS` names,
-before they read a configuration. No configuration and no message makes a process load a file: a
-server sends its nodes the name and hash of a file, to compare.
+A program that registers a method has its class. The processes that train the cells of a recipe (one
+row in one column) or run the nodes of a federation do not. They load the files that the environment
+variable `FEDSHOT_METHODS` names, before they read a configuration. Neither a configuration nor a
+message can make a process load a file: a server only sends its nodes the name and hash of a
+method's file, which they compare with theirs.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def fingerprint(method: str) -> str:
 
 
 def noted(method: str) -> dict[str, str]:
-    """Return what a record says about a user method's file; `{}` for a method of the package."""
+    """Return a record's entry on a user method's file; `{}` for a method of the package."""
     file = fingerprint(method)
     return {"method_file": file} if file else {}
 
 
 def for_children(*methods: str) -> dict[str, str]:
-    """Return the environment variables with which a process loads these methods."""
+    """Return the environment variables that make a new process load these methods."""
     files = dict.fromkeys(str(file) for name in methods if (file := source(name)))
     for path in files:
         if os.pathsep in path:
@@ -73,7 +74,7 @@ def for_children(*methods: str) -> dict[str, str]:
 
 
 def check(wanted: Mapping[str, str]) -> None:
-    """Raise ConfigError unless the fingerprints of methods are the `wanted` ones."""
+    """Raise ConfigError unless each method has its fingerprint in `wanted`."""
     for method, file in wanted.items():
         if fingerprint(method) != file:
             raise ConfigError(
@@ -83,7 +84,7 @@ def check(wanted: Mapping[str, str]) -> None:
 
 
 def program(*methods: str) -> list[str]:
-    """Return the first words of a command line that knows these methods, for messages."""
+    """Return the beginning of a command line that loads these methods, for messages."""
     known = filter(None, map(fingerprint, methods))
     files = dict.fromkeys(file.rpartition(" ")[0] for file in known)
     return [*([f"{FILES}={shlex.quote(os.pathsep.join(files))}"] if files else []), "fedshot"]
@@ -103,7 +104,8 @@ def load() -> None:
 def load_file(word: str, named_by: str) -> list[str]:
     """Load a file, unless it is loaded already, and return the names of its methods.
 
-    Messages begin with `named_by`, which names the file. Raises ConfigError as `load` does.
+    Error messages begin with `named_by`, the place that named the file. Raises ConfigError as
+    `load` does.
     """
     _load(word, named_by)
     file = Path(word).resolve()
@@ -126,7 +128,7 @@ def _load(word: str, named_by: str) -> None:
 
 
 def where(error: BaseException, file: Path) -> str:
-    """Return ", line N" for the last line of a file in an error's traceback; "" for none."""
+    """Return ", line N" for the last line of `file` in an error's traceback, or ""."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
     return f", line {frames[-1].lineno}" if frames else ""
 
@@ -146,7 +148,7 @@ def _fingerprint(made: Any) -> str:
 
 
 def _files() -> dict[str, Path]:
-    """Return the files of all user methods that are in a file."""
+    """Return the file of each user method that has one, by the method's name."""
     own = {name: made for name, made in METHODS.items() if not _packaged(made)}
     return {name: file for name, made in own.items() if (file := _file(made))}
 
@@ -156,7 +158,10 @@ def _packaged(made: type[Any]) -> bool:
 
 
 def _run(file: Path, named_by: str) -> None:
-    """Import a file; it may import modules beside it, as with `python FILE`, and its package."""
+    """Import a user's file.
+
+    As with `python FILE`, it can import modules of its folder. It can also import its package.
+    """
     folder, name = file.parent, file.stem
     while (folder / "__init__.py").exists():
         folder, name = folder.parent, f"{folder.name}.{name}"
@@ -182,8 +187,8 @@ def _run(file: Path, named_by: str) -> None:
 
 
 def _found(name: str) -> Path | None:
-    """Return the file that an import of a name would load; None for none."""
-    try:  # errors inside a package of the user's are raised
+    """Return the file that `import name` would load; None if there is none."""
+    try:  # errors in a user's package are not caught
         spec = importlib.util.find_spec(name) if name.replace(".", "_").isidentifier() else None
     except (ModuleNotFoundError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != name.partition(".")[0]:

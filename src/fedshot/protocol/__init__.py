@@ -1,4 +1,4 @@
-"""The interface between methods and fleets: `exchange`, and the values around it."""
+"""The interface between methods and fleets: `exchange`, with its arguments and results."""
 
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients

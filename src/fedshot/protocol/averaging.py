@@ -1,7 +1,8 @@
-"""Federated averaging: the server's parts move by the mean change of the clients' parts.
+"""Federated averaging: the server adds the mean of the clients' changes to its weights.
 
 Source: McMahan et al. 2017, algorithm 1. Clients upload w_k - w, so the server averages changes:
-w + sum_k n_k (w_k - w) / n = sum_k n_k w_k / n. Small numbers lose less to rounding.
+w + sum_k n_k (w_k - w) / n = sum_k n_k w_k / n. Changes are smaller than
+weights, so they lose less to rounding.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from fedshot.protocol.reducers import Mean, Reducer
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
-# Limit of a mean for n_k times a change, where n_k is a number of examples, not of episodes.
+# Largest n_k * |change| that a mean accepts, where n_k counts examples, not episodes.
 OF_EXAMPLES = 2.0**26
 OF_FEATURES = 2.0**20  # limit of a class's summed features, and of its examples
 
 
 def changes(new: Mapping[str, Tree], old: Tree) -> dict[str, Tree]:
-    """Return the change of each part of `new`; `old` is the message that the client received."""
+    """Return `new` minus `old`, tree by tree; `old` is the message that the client received."""
     return {name: tree.sub(part, old[name]) for name, part in new.items()}
 
 
 class WeightedSteps(LocalSteps[E_co], Protocol[E_co]):
-    """Data of the local steps, and the number of examples that the client holds."""
+    """`LocalSteps` that also have the client's number of examples."""
 
     @property
     def n(self) -> Tensor:
-        """n_k."""
+        """The client's number of examples, n_k."""
         ...
 
 
@@ -51,7 +52,10 @@ def local_reply(
     drawn: WeightedSteps[E],
     weight: int | None = None,
 ) -> Reply:
-    """Train locally from "theta" and "stats"; return the changes with weight n_k, or `weight`."""
+    """Train from the "theta" and "stats" of the message `down`; reply with their changes.
+
+    The reply has the weight `weight`, or if it is None, the client's number of examples.
+    """
     new = local_sgd(episode_loss, optimizer, down["theta"], down["stats"], drawn)
     up = changes({"theta": new.params, "stats": new.stats}, down)
     return Reply(up, private, drawn.n if weight is None else weight, new.metrics)
@@ -67,15 +71,15 @@ def average(
     down: Mapping[str, Tree] = {},
     reduce: Mapping[str, Reducer] = {},
 ) -> tuple[dict[str, Tree], Outcome]:
-    """Return each part moved by the mean change of a cohort, and the outcome of the exchange.
+    """Add the cohort's mean change to each part; return the parts and the exchange's outcome.
 
     Args:
         clients: the population; `key` decides the cohort.
         work: client work that receives the parts and uploads their `changes` under the same names.
-        parts: trees of floats by name.
+        parts: the trees of floats to average, by name.
         key: key of the round.
-        max_weight: the most episodes that a client can use, if these are its weight; None if its
-            weight is the number of its examples.
+        max_weight: largest weight of a client, if weights count episodes or are 1; None if they
+            are the clients' numbers of examples.
         down: trees that clients receive besides the parts.
         reduce: reducers for parts that clients upload besides the changes.
     """

@@ -65,13 +65,13 @@ class Clients:
         return tuple(self.ids[i] for i in sorted(chosen.tolist()))
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, computed on the server with the fleet's cores."""
+        """Apply `fn` to every item on the server, with the fleet's cores."""
         return self._fleet.parallel_map(fn, items)
 
     def recall(self, client: int, first: Tree) -> Tree:
         """Return the tree that the server keeps for a client; `first` if there is none yet.
 
-        `first` has the same form. During a round, the tree of the previous rounds is returned.
+        `first` has the same structure. A tree stored during a round is only returned after it.
         """
         last = self._round - (self._phase == "train")
         flat = self._fleet.bank.load(client, (last, LAST))
@@ -97,11 +97,12 @@ class Clients:
             down: the message; a tree, or `PerClient(fn)`.
             to: ids of the clients.
             reduce: one reducer for each part that the work uploads.
-            key: seeds everything that is drawn; two exchanges of one round need two keys.
+            key: seeds all random draws; two exchanges of a work in one round need different keys.
 
         Raises:
             QuorumError: the usable replies are fewer than the quorum.
-            DivergenceError: the same, and most other replies are not finite or too large.
+            DivergenceError: as QuorumError, and most of the faults are values that are not finite
+                or too large.
         """
         asked = ClientWork.of(work)
         if len(set(to)) != len(to):
@@ -113,7 +114,7 @@ class Clients:
                 f"a second exchange of {asked.name!r} in one round with the same key would draw "
                 "the same episodes again; use key.at('step', r)."
             )
-        # An evaluation reads the states that its round left, so its number is above theirs.
+        # An evaluation reads the states at the end of its round, so its version is above theirs.
         version = (self._round, len(self._keys) if self._phase == "train" else LAST)
         self._keys.add((key, asked.name))
         exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)

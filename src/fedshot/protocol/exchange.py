@@ -25,9 +25,9 @@ R = TypeVar("R")
 class Reply(NamedTuple):
     """What client work returns.
 
-    `up` holds the parts for the server by name, `private` is the tree that stays with the client,
-    `weight` is positive (a number of examples or episodes), `metrics` are scalars that the server
-    averages with this weight and reports.
+    `up` has the parts, the named trees that the server reduces. `private` is the tree that stays
+    with the client. `weight` is positive, a number of examples or episodes. `metrics` are scalars
+    that the server averages with this weight and reports.
     """
 
     up: Mapping[str, Tree]
@@ -40,8 +40,9 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
     """Mark a method's function as client work: `f(self, down, private, drawn) -> Reply`.
 
     Args:
-        draw: name of the method's `draw(data, key) -> tree`, which runs on the client before the
-            work and alone reads data and draws random numbers. None: `drawn` is `{}`.
+        draw: name of the method's function `draw(data, key) -> tree`, which runs on the client
+            before the work and returns `drawn`. Only it reads data and draws random numbers. None:
+            `drawn` is `{}`.
     """
 
     def mark(fn: F) -> F:
@@ -53,7 +54,7 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """Client work by name, so that it can be run here or requested over a network."""
+    """A method and the name of its client work, to run it here or request it over a network."""
 
     method: Any
     name: str
@@ -76,12 +77,12 @@ class ClientWork:
 
     @property
     def draw_name(self) -> str | None:
-        """The function that draws for the work; None if nothing is drawn."""
+        """Name of the function that draws the work's data; None if the work needs none."""
         name: str | None = self._of(self.name).draw
         return name
 
     def draw(self, data: Any, key: Key) -> Tree:
-        """Draw what the work needs from a client's data."""
+        """Draw from a client's data what the work needs."""
         name = self.draw_name
         return {} if name is None else self._of(name)(data, key)
 
@@ -106,8 +107,8 @@ class Exchange:
     """One request to a cohort.
 
     `version` is (round, number of the exchange in that round): the version of the private states
-    that this exchange leaves. `phase` says whether its traffic counts as training or evaluation.
-    `on_send` is called with each message that is made for a client.
+    that this exchange produces. `phase` says whether its traffic counts as training or evaluation.
+    `on_send` is called with each message to a client.
     """
 
     work: ClientWork
@@ -152,22 +153,25 @@ class Arrival(NamedTuple):
 
 
 class Sealable(Protocol):
-    """States of clients in versions (round, exchange), which checkpoints seal by round."""
+    """Storage of clients' states, which checkpoints seal (make permanent) round by round.
+
+    A state's version is (round, number of the exchange in that round).
+    """
 
     def void(self, round: int) -> None:
-        """Drop the states of a voided round."""
+        """Drop the states of a round that does not count."""
         ...
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the states of this round and of the rounds `keep` permanent; return a hash."""
+        """Make the states of this round and of the rounds `keep` permanent; return their hash."""
         ...
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states sealed with this hash readable."""
+        """Make the states that `seal` stored under this hash readable."""
         ...
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the states sealed with this hash; drop all later ones."""
+        """Return to the states that `seal` stored under this hash; drop all later ones."""
         ...
 
 
@@ -188,7 +192,7 @@ class Fleet(Sealable, Protocol):
 
     @property
     def bank(self) -> Bank:
-        """The server's trees of the clients; sealed and rewound with the private states."""
+        """The trees that the server keeps, which `seal` and `rewind` treat like private states."""
         ...
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -196,7 +200,7 @@ class Fleet(Sealable, Protocol):
         ...
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in order, computed on the server with all its cores."""
+        """Apply `fn` to every item, in order, on the server with all its cores."""
         ...
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:

@@ -28,37 +28,37 @@ from fedshot.protocol.reducers import Gather
 
 S = TypeVar("S", bound=Tree)
 DIAGNOSTIC = "diagnostic"  # key in the metadata of an option that `diagnostic` makes
-_TIDY = 32  # episodes after which memory is given back
+_TIDY = 32  # episodes between two returns of freed memory to the system
 
-# Names that mean the same in every method that has an option of this name.
+# Option names, each with one meaning in all methods.
 BATCH_OPTIONS = ("batch", "inner_batch")  # examples of a local step; null for all
 STEP_OPTIONS = ("local_steps", "prepare_steps")  # local steps between two uploads
-PHASE_OPTIONS = ("classify_rounds",)  # rounds after which training goes on in another way
-TEST_ROUNDS = "test_rounds"  # rounds that a group of clients trains for at test
+PHASE_OPTIONS = ("classify_rounds",)  # rounds after which training changes to another phase
+TEST_ROUNDS = "test_rounds"  # rounds that a group of clients trains at test
 
 
 def diagnostic(default: Any) -> Any:
     """Return a dataclass field for a diagnostic option, which does not affect training.
 
-    A run may be resumed with another value of it.
+    A run may be resumed with another value of this option.
     """
     return field(default=default, metadata={DIAGNOSTIC: True})
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a method can do and what it needs, under its options.
+    """What a method can do and what it requires, given its options.
 
     Args:
-        max_way: most classes of a training episode; None for any number.
+        max_way: largest number of classes of a training episode; None for any number.
         any_test_way: test episodes may have any number of classes, whatever `max_way` says.
         transductive: the prediction for a query may depend on the other queries.
         adapts: gradient steps adapt the model to the support set at test.
         adds_examples: predictions are built from the support examples one at a time, so that more
             examples can be added later.
-        base_classes_only: the method predicts base classes alone, and cannot be tested on others.
-        redealt: the partition deals the images of every training episode to all clients anew.
-        trains_on_pool: under partition "redealt", clients draw batches from the whole pool.
+        base_classes_only: the method only predicts base classes, and cannot be tested on others.
+        redealt: the partition reassigns images to all clients for every training episode.
+        trains_on_pool: with partition "redealt", clients draw batches from the whole pool.
         unstackable: why the uploads of several clients cannot be stacked; "" if they can.
         warnings: what a run tells the user before round 1.
     """
@@ -76,7 +76,7 @@ class Traits:
 
     @property
     def max_test_way(self) -> int | None:
-        """Most classes of a test episode; None for any number."""
+        """Largest number of classes of a test episode; None for any number."""
         return None if self.any_test_way else self.max_way
 
 
@@ -105,10 +105,10 @@ class ServerModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(ABC, Generic[S]):
-    """A federated method: a frozen dataclass of options with these functions.
+    """Base of a federated method: a frozen dataclass of options, with the functions below.
 
     `S` is the server's state: a tree, usually a named tuple. A client's private state is a tree
-    that stays with the client. A method has either `server_model` or an `evaluate` of its own.
+    that stays with the client. A subclass defines `server_model` or `evaluate`.
     """
 
     name: ClassVar[str] = ""  # in configurations and tables
@@ -135,7 +135,7 @@ class Method(ABC, Generic[S]):
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return which settings of a run of an older version mean something else today, or "".
+        """Return which settings of an older version's run have another meaning today, or "".
 
         Args:
             settings: all settings of the run.
@@ -145,7 +145,7 @@ class Method(ABC, Generic[S]):
 
     @property
     def traits(self) -> Traits:
-        """What the method can do and what it needs; `replace(super().traits, ...)` to say more."""
+        """What the method can do and needs; a subclass extends `super().traits` by `replace`."""
         return Traits(transductive=self.model.norm_policy == "transductive")
 
     @property
@@ -154,7 +154,7 @@ class Method(ABC, Generic[S]):
         return None
 
     def check_group(self, group: GroupSampler) -> None:
-        """Raise ConfigError if the method cannot be tested on such groups of clients."""
+        """Raise ConfigError if the method cannot be tested on the groups of this sampler."""
 
     @abstractmethod
     def init(self, key: Key) -> S:
@@ -177,7 +177,7 @@ class Method(ABC, Generic[S]):
     def evaluate(
         self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Predict the queries of test episodes. Nothing that is learned here is kept."""
+        """Predict the queries of test episodes. Models that learn from them are not kept."""
         del key
         model = self.server_model(server)
         assert model is not None, "a method has `server_model` or `evaluate`"
@@ -204,22 +204,22 @@ class EpisodicMethod(Method[S]):
 
 
 class ClientModels(Method[S]):
-    """A method whose clients predict with models of their own."""
+    """A method whose clients each predict with their own model."""
 
     answer_by: Literal["turns", "all"] = "turns"
 
     @abstractmethod
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Return what maps an episode to logits, from `message` and the client's private state."""
+        """Return the client's function from an episode to logits; `down` is its `message`."""
 
     def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
-        """Return what the server sends a client beside the episodes."""
+        """Return what the server sends a client in addition to the episodes."""
         del server, clients, client
         return {}
 
     @client_work()
     def answer(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Predict the episodes that were sent with the client's own model."""
+        """Predict the received episodes with the client's own model."""
         del drawn
         logits = predict_all(self.predictor(down, private), down["questions"])
         return Reply({"logits": logits}, private, len(logits))
@@ -227,7 +227,7 @@ class ClientModels(Method[S]):
     def evaluate(
         self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Let the clients predict."""
+        """Send the test episodes to the clients and return their predictions."""
         down = partial(self.message, server, clients)
         return predict_at_clients(
             self.answer, clients, eval_episodes, key, by=self.answer_by, down=down
@@ -237,7 +237,10 @@ class ClientModels(Method[S]):
 def predict_by_model(
     model: ServerModel, eval_episodes: Sequence[EvalEpisode], clients: Clients
 ) -> list[Prediction]:
-    """Predict every episode with one model; prototypes embed each example once where they can."""
+    """Predict every episode with one model.
+
+    Under running statistics, a prototypical network embeds each distinct example once.
+    """
     learner, params, stats = model
     if (
         isinstance(learner, Proto)
@@ -277,8 +280,8 @@ def predict_from_features(
     Args:
         embed: maps examples to features; a row must not depend on the other rows.
         compare: maps support features, support labels, query features and the way to logits.
-        cache: test episodes for which `worth_caching` holds.
-        clients: their fleet spreads the work over its cores.
+        cache: test episodes for which `worth_caching` is true.
+        clients: the clients, whose fleet spreads the work over its cores.
     """
     h = features_of(cache, embed, clients.parallel_map)
 
@@ -307,10 +310,10 @@ def predict_at_clients(
             `{"logits": {"17": logits, ...}}`, float32 [queries, way].
         clients: the population.
         eval_episodes: the test episodes; if they have owners, each goes to its owner.
-        key: of this evaluation.
+        key: key of this evaluation.
         by: without owners, "turns" gives episode u to client u mod K, and "all" gives every
             episode to every client.
-        down: what a client is sent beside its episodes.
+        down: returns what a client receives in addition to its episodes.
     """
     check_word("by", by, ("turns", "all"))
     n = len(eval_episodes)

@@ -1,4 +1,4 @@
-"""Questions as features of the server's encoder, and answers read out of them."""
+"""Test episodes as features of the server's encoder, and predictions of a probe from them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def predict_by_probe(
     eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
 ) -> list[Prediction]:
-    """Let the server's encoder and a readout answer every question; its classifier has no part.
+    """Predict every episode with a probe on features of the encoder; the classifier is not used.
 
-    Each example is embedded once, where its features do not depend on its company.
+    Under running statistics, each distinct example is embedded once.
     """
     if learner.model.norm_policy == "running" and worth_caching(eval_episodes):
         embed = partial(learner.embed, params, stats)
@@ -48,11 +48,11 @@ def embedded(
     eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
 ) -> Sequence[EvalEpisode]:
-    """Return the questions with features of the server's encoder in the place of examples.
+    """Return the episodes with features of the server's encoder in place of examples.
 
-    Any client that has the encoder would find the same. Each example is embedded once, where its
-    features do not depend on its company; classes are then numbered from 0. Questions that have
-    owners keep them.
+    A client that has the encoder would compute the same features. Under running statistics, each
+    distinct example is embedded once, and classes are numbered from 0. The episodes' owners, if
+    any, are kept.
     """
     n, owners = len(eval_episodes), getattr(eval_episodes, "owners", None)
     if learner.model.norm_policy == "running" and worth_caching(eval_episodes):
@@ -67,13 +67,13 @@ def embedded(
 
 
 def _of_rows(cache: FeatureCache, h: Tensor, u: int) -> EvalEpisode:
-    """Return episode u, from the features of all examples."""
+    """Return episode u, given the features h of all distinct examples."""
     sheet = cache.episode_index(u)
     return EvalEpisode(h[sheet.support], sheet.support_y, h[sheet.query], torch.arange(sheet.way))
 
 
 class _Embedded(Sequence[EvalEpisode]):
-    """Questions that are made when they are asked for, and whose they are."""
+    """Episodes that are computed when accessed, with the client that owns each, if any."""
 
     def __init__(
         self, n: int, owners: tuple[int, ...] | None, make: Callable[[int], EvalEpisode]

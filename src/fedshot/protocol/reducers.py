@@ -1,4 +1,6 @@
-"""Reducers of a cohort's replies to one value: `Mean`, `Sum`, `Gather`.
+"""Reducers, which combine a part of all replies of a cohort: `Mean`, `Sum`, `Gather`.
+
+A part is one named tree of a reply.
 
 `Mean` and `Sum` accumulate 64-bit integers. Each contribution w * x is computed in float64, scaled
 by a power of two and rounded once; the additions are exact. So the result does not depend on the
@@ -49,7 +51,7 @@ class Accumulator(Protocol):
 
 
 class Reducer(Protocol):
-    """A way to reduce one named part."""
+    """How to combine one part of the clients' replies."""
 
     def start(self, cohort: int) -> Accumulator:
         """Begin a reduction of at most `cohort` contributions."""
@@ -68,8 +70,8 @@ class Mean:
         like: a tree of floats with the names, shapes and dtypes that every client must send.
         limit: largest |w_k * x_k| that is accepted, in the units of the part. The resolution of the
             sum is about limit * cohort / 2**62.
-        max_weight: largest weight that is accepted: the most that an honest client can have.
-        of_examples: whether the weight is the number of examples that the client holds. A server
+        max_weight: largest weight that is accepted: the most that a correct client can have.
+        of_examples: whether the weight is the client's number of examples. A server
             that knows this number refuses a larger one.
     """
 
@@ -126,7 +128,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Gather:
-    """Every client's part by client id, in the order of the ids.
+    """A dictionary of every client's part by client id, in the order of the ids.
 
     Its memory grows with the number of clients, and it is incompatible with secure aggregation.
 
@@ -137,7 +139,7 @@ class Gather:
             caller that checks them itself.
         put_away: called with (client, part) when a part arrives; its result replaces the part. A
             function that writes to disk keeps memory constant.
-        flaw: returns another reason to refuse a part; None for no reason.
+        flaw: function that returns a further reason to refuse a part, or None.
     """
 
     like: Tree | Callable[[int], Tree] | None = None
@@ -163,7 +165,7 @@ def _bits(limit: float, cohort: int) -> int:
 
 
 def is_plain(leaf: Tensor) -> bool:
-    """Whether a tensor is dense with plain values."""
+    """Whether a tensor is dense: not sparse, quantised, meta or a lazy negation."""
     dense = leaf.layout == torch.strided and not leaf.is_neg()
     return dense and not leaf.is_meta and not leaf.is_quantized
 

@@ -62,19 +62,19 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         model: backbone; a head is not used.
         episode: shape of the training episodes after `classify_rounds`; its `augment` is also used
             for the batches.
-        classes: the dataset's numbers of the base classes.
-        probe: at test, the class "mean", "logistic" regression or "ridge" regression, on features
-            of length 1.
-        classifier: in training, "linear" or "cosine".
-        local_steps: optimiser steps of a local update.
+        classes: numbers of the base classes in the dataset.
+        probe: classifier at test, on features scaled to length 1: nearest class "mean", "logistic"
+            or "ridge" regression.
+        classifier: classifier in training, "linear" or "cosine".
+        local_steps: optimiser steps per local update.
         batch: examples per step.
-        optimizer: of the clients.
+        optimizer: the optimiser of the clients.
         logistic_c: C of the logistic regression.
-        ridge_lambda: weight of the ridge.
+        ridge_lambda: weight of the ridge penalty.
         scale: factor of the cosines of a cosine classifier, and the initial tau.
         classify_rounds: rounds of classification before training on prototypes; null for all.
-        episodes_per_step: episodes whose gradients are averaged in a step of prototypes.
-        meta_optimizer: of the clients, for prototypes.
+        episodes_per_step: episodes whose gradients are averaged in a step on prototypes.
+        meta_optimizer: the clients' optimiser for training on prototypes.
     """
 
     name: ClassVar[str] = "fedavg_probe"
@@ -99,16 +99,16 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         check_not_negative(classify_rounds=self.classify_rounds or 0)
         if not 0 < self.scale < float("inf"):
             raise ConfigError(f"scale is {self.scale}; expected a finite number above 0.")
-        _ = self.learner, self.probe_options  # which check the rest
+        _ = self.learner, self.probe_options  # their constructors check the rest
 
     @property
     def learner(self) -> Classifier:
-        """What the clients train during classification."""
+        """The learner that clients train during classification."""
         return Classifier(self.model, len(self.classes), self.classifier, self.scale)
 
     @property
     def probe_options(self) -> FeatureProbe:
-        """The probe of a test."""
+        """The probe that predicts at test."""
         return FeatureProbe(self.probe, self.logistic_c, self.ridge_lambda)
 
     @property
@@ -124,7 +124,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         return replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
 
     def init(self, key: Key) -> FedAvgProbeState:
-        """Return a fresh encoder and classifier."""
+        """Return a random encoder and classifier."""
         theta, stats = self.learner.init(key)
         tau = torch.tensor(self.scale, dtype=self.model.torch_dtype)
         return FedAvgProbeState(theta["body"], theta["classifier"], tau, stats, torch.tensor(0))
@@ -164,7 +164,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     def round(
         self, server: FedAvgProbeState, clients: Clients, key: Key
     ) -> tuple[FedAvgProbeState, Mapping[str, float]]:
-        """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
+        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k."""
         classifying = self.classify_rounds is None or int(server.rounds) < self.classify_rounds
         work = self.classify if classifying else self.compare
         theta = {"body": server.body}

@@ -1,11 +1,11 @@
-"""FedBABU: clients train the body alone, under a fixed classifier.
+"""FedBABU: clients train only the body (the encoder), under a fixed classifier.
 
 All clients share one classifier over the base classes, drawn before round 1. They fit the body to
 it, so that their features have a common meaning; the server averages the bodies. At test a new head
 is fitted to the support set.
 
 Source: Oh et al. 2022, FedBABU: Towards Enhanced Representation for Federated Image Classification,
-algorithm 1 (the head's step size is 0; "finetune" there is of the head or of all).
+algorithm 1 (the head's step size is 0; "finetune" there means the head or the whole model).
 Symbols: theta the body; h the classifier; n_k the examples of client k.
 Departures from the paper: it tests on the clients' own classes after fine-tuning; here the classes
 are new, and so is the head, which starts at zero on features of length 1; other probes can be
@@ -46,22 +46,22 @@ class FedBABUState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedBABU(Method[FedBABUState]):
-    """The body under a fixed random classifier, averaged over clients.
+    """A body trained under a fixed random classifier, averaged over clients.
 
     Args:
         model: backbone; a head is not used.
         episode: shape of the episodes that a client must be able to form; its `augment` is used
             for the batches.
-        classes: the dataset's numbers of the base classes.
-        probe: at test, "finetune" takes gradient steps on a new head; "mean", "logistic" and
-            "ridge" are the class mean, logistic and ridge regression. On features of length 1.
-        local_steps: optimiser steps of a local update.
+        classes: numbers of the base classes in the dataset.
+        probe: classifier at test, on features scaled to length 1: "finetune" takes gradient steps
+            on a new head; "mean" is the nearest class mean; "logistic" and "ridge" are regressions.
+        local_steps: optimiser steps per local update.
         batch: examples per step.
-        optimizer: of the clients.
+        optimizer: the optimiser of the clients.
         logistic_c: C of the logistic regression.
-        ridge_lambda: weight of the ridge.
+        ridge_lambda: weight of the ridge penalty.
         finetune_lr: step size of the new head.
-        finetune_steps: gradient steps on it.
+        finetune_steps: gradient steps on the new head.
     """
 
     name: ClassVar[str] = "fedbabu"
@@ -78,16 +78,16 @@ class FedBABU(Method[FedBABUState]):
 
     def __post_init__(self) -> None:
         check_batches(self.local_steps, self.batch)
-        _ = self.learner, self.probe_options  # which check the rest
+        _ = self.learner, self.probe_options  # their constructors check the rest
 
     @property
     def learner(self) -> Classifier:
-        """What the clients train, except for its classifier."""
+        """The clients' model, of which they do not train the classifier."""
         return Classifier(self.model, len(self.classes))
 
     @property
     def probe_options(self) -> FeatureProbe:
-        """The probe of a test."""
+        """The probe that predicts at test."""
         ridge, lr, steps = self.ridge_lambda, self.finetune_lr, self.finetune_steps
         return FeatureProbe(self.probe, self.logistic_c, ridge, lr, steps)
 
@@ -107,7 +107,7 @@ class FedBABU(Method[FedBABUState]):
         return replace(plain, finetune_lr=0.1, finetune_steps=100)
 
     def init(self, key: Key) -> FedBABUState:
-        """Return a fresh body and the fixed classifier."""
+        """Return a random body and the fixed classifier."""
         params, stats = self.learner.init(key)
         return FedBABUState({"body": params["body"]}, params["classifier"], stats)
 
@@ -129,7 +129,7 @@ class FedBABU(Method[FedBABUState]):
     def round(
         self, server: FedBABUState, clients: Clients, key: Key
     ) -> tuple[FedBABUState, Mapping[str, float]]:
-        """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h stays."""
+        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h stays."""
         parts = {"theta": server.theta, "stats": server.stats}
         down = {"h": server.h}
         new, got = average(clients, self.train, parts, key, max_weight=None, down=down)

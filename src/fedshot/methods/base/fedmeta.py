@@ -51,7 +51,7 @@ class FedMetaState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMeta(Method[FedMetaState]):
-    """MAML by averaged gradients, one outer step a round.
+    """MAML with gradients averaged over clients, one outer step per round.
 
     Args:
         model: backbone and head; the head is as wide as the widest episode.
@@ -59,8 +59,8 @@ class FedMeta(Method[FedMetaState]):
         inner: how a model adapts to a support set.
         learned_steps: learn the inner step sizes, one for each adapted weight (Meta-SGD); they
             start at inner.lr.
-        episodes: of a local update; their gradients are averaged.
-        optimizer: of the server.
+        episodes: episodes of a local update, whose gradients are averaged.
+        optimizer: the server's optimiser.
     """
 
     name: ClassVar[str] = "fedmeta"
@@ -77,7 +77,7 @@ class FedMeta(Method[FedMetaState]):
 
     @property
     def learner(self) -> Maml | MetaSgd:
-        """What the clients differentiate."""
+        """The learner whose loss the clients differentiate."""
         kind = MetaSgd if self.learned_steps else Maml
         return kind(self.model, self.inner, self.episode.labels)
 
@@ -92,7 +92,7 @@ class FedMeta(Method[FedMetaState]):
         )
 
     def init(self, key: Key) -> FedMetaState:
-        """Return a fresh initialisation."""
+        """Return a random initialisation."""
         theta, stats = self.learner.init(key)
         return FedMetaState(theta, self.optimizer.init(theta), stats)
 
@@ -116,7 +116,7 @@ class FedMeta(Method[FedMetaState]):
     def round(
         self, server: FedMetaState, clients: Clients, key: Key
     ) -> tuple[FedMetaState, Mapping[str, float]]:
-        """theta <- one outer step along sum_u g_u / m."""
+        """Take an outer step of theta along the mean gradient, sum_u g_u / m."""
         new, got = average(
             clients,
             self.meta_gradient,

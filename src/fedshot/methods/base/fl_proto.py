@@ -34,9 +34,9 @@ class FLProto(EpisodicMethod[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: shape of the training episodes.
-        local_steps: optimiser steps of a local update.
+        local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the clients.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fl_proto"
@@ -47,7 +47,7 @@ class FLProto(EpisodicMethod[ModelState]):
 
     @property
     def learner(self) -> Proto:
-        """What the clients train."""
+        """The learner that clients train."""
         return Proto(self.model)
 
     @property
@@ -56,11 +56,11 @@ class FLProto(EpisodicMethod[ModelState]):
         return replace(super().traits, adds_examples=True)
 
     def init(self, key: Key) -> ModelState:
-        """Return a fresh encoder."""
+        """Return a random encoder."""
         return ModelState(*self.learner.init(key))
 
     def server_model(self, server: ModelState) -> ServerModel:
-        """Return prototypes of the server's encoder."""
+        """Return a prototypical network with the server's encoder."""
         return ServerModel(self.learner, server.theta, server.stats)
 
     @client_work(draw="draw")
@@ -72,7 +72,7 @@ class FLProto(EpisodicMethod[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """theta <- theta + sum_k |B_k| (theta_k - theta) / sum_k |B_k|."""
+        """Run one round; theta <- theta + sum_k |B_k| (theta_k - theta) / sum_k |B_k|."""
         parts = server._asdict()
         new, got = average(clients, self.train, parts, key, max_weight=self.n_episodes)
         return ModelState(**new), got.metrics

@@ -3,8 +3,8 @@
 This baseline shows what a client reaches without federation.
 
 Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, section 5.4
-(baseline FSL-local), and "Local" of Wang et al., KDD 2023. The learner is the one that the
-federated method of the table uses: MAML for FedFSL, prototypes for FL-Proto.
+(baseline FSL-local), and "Local" of Wang et al., KDD 2023. The learner is that of the
+federated method to compare with: MAML for FedFSL, prototypes for FL-Proto.
 Departures from the papers: test episode u goes to client u mod K; the papers give every episode to
 every client (answer_by="all"), which costs K times as much and has the same expectation when K
 divides the number of episodes.
@@ -34,16 +34,16 @@ from fedshot.protocol.method import ClientModels, EpisodicMethod, Traits
 
 @dataclass(frozen=True)
 class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
-    """Each client alone.
+    """Local training: each client trains its own model, and nothing is exchanged.
 
     Args:
         model: backbone, and a head for learner "maml".
         episode: shape of the training episodes.
         learner_name: what each client trains, "maml" or "proto".
         inner: how a model adapts to a support set (learner "maml").
-        local_steps: optimiser steps of a local update.
+        local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the clients; its state is kept between local updates.
+        optimizer: the clients' optimiser, whose state is kept between local updates.
         answer_by: at test, "turns" gives episode u to client u mod K, "all" to every client.
     """
 
@@ -63,14 +63,14 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
 
     @property
     def learner(self) -> Learner:
-        """What each client trains."""
+        """The learner that each client trains."""
         if self.learner_name == "proto":
             return Proto(self.model)
         return Maml(self.model, self.inner, self.episode.labels)
 
     @classmethod
     def norm_policy(cls, options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test that suits the learner."""
+        """Return the batch-norm policy at test that suits the learner."""
         return "running" if options["learner_name"] == "proto" else "support"
 
     @property
@@ -91,7 +91,7 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
         return {}
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a fresh model, which each client draws by its own key."""
+        """Return a random model, drawn with the client's own key."""
         del client
         theta, stats = self.learner.init(key)
         return {"theta": theta, "stats": stats, "optimizer": self.optimizer.init(theta)}
@@ -111,6 +111,6 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
         return server, got.metrics
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Predict with the client's own model."""
+        """Return the function that predicts with the client's own model."""
         del down
         return partial(self.learner.answer, private["theta"], private["stats"])

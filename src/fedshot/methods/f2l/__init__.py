@@ -1,1 +1,1 @@
-"""F2L: a shared server model and private client models, and what only it needs."""
+"""F2L, which trains a shared server-model and private client-models, and its losses."""

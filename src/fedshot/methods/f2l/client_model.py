@@ -59,7 +59,7 @@ class ClientModel:
         d: length of a feature row.
         inner: how psi is fine-tuned.
         queries: what a query attends to.
-        head_start: the head is learned, starting from "zero", or made of each task's "prototypes"
+        head_start: the head is learned from an initial "zero", or made of each task's "prototypes"
             before fine-tuning (Proto-MAML, Triantafillou et al. 2020); then psi has no head.
     """
 
@@ -81,8 +81,8 @@ class ClientModel:
     def start(self, psi: Tree, task: Task, mode: Mode) -> Tree:
         """Return psi with the head that fine-tuning starts from.
 
-        That of prototypes c has the logits 2 <c, g> - |c|^2: minus the squared distance, up to a
-        term that is the same for all classes.
+        A head made of prototypes c gives the logits 2 <c, g> - |c|^2: minus the squared distances,
+        up to a term that is the same for all classes.
         """
         if self.head_start == "zero":
             return psi
@@ -93,7 +93,7 @@ class ClientModel:
         return {"encoder": encoder, "head": {"weight": 2 * c, "bias": -c.square().sum(-1)}}
 
     def tune(self, psi: Tree, task: Task, mode: Mode) -> Tree:
-        """Return psi~, eq. (3), in training."""
+        """Return psi~, the parameters fine-tuned on the support in training, eq. (3)."""
         second = self.inner.order == "second"
         return self._tune(psi, task, mode, self.inner.steps, second)
 

@@ -16,15 +16,15 @@ L_KD, eqs. (4) and (20); phi <- the mean of the clients' phi, eq. (2).
 Both steps use the features of one pass of the encoder, under the phi before the step. So batch norm
 normalises support and queries together and updates the running statistics once; and dropout
 (DropBlock) in the encoder has one mask an episode, where a pass for each of the three uses would
-draw three. The client-model has two: of the fine-tuning, and of the pass that both losses share.
-Without batch norm, queries pass by themselves and without a graph, since nothing differentiates
-them: the same features, and with 15 queries a class no backward pass for 15 texts of 16 at one
-shot, for 3 of 4 at five.
+draw three. The client-model has two: one for fine-tuning, and one for the pass that both losses
+share. Without batch norm, the queries pass separately and without a graph, since nothing
+differentiates them. The features are the same; with 15 queries a class this saves the backward pass
+of 15 texts in 16 at one shot, and of 3 in 4 at five shots.
 
 What the paper leaves open is in `fedshot.methods.f2l.readings`. Departures: clients upload
-phi_i - phi. "strict" alone takes b over the whole support, since a 1-shot L_MI as printed is zero
-for any features, a temperature of b, the gradient of eq. (4) in first order, and that of L_MI
-through the server-model's own features alone.
+phi_i - phi. Only mode "strict" normalises b over the whole support (a 1-shot L_MI as printed is
+zero for any features), gives b a temperature, takes the gradient of eq. (4) in first order, and
+that of L_MI through the server-model's own features only.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class F2LState(NamedTuple):
 
     phi: Tree  # {"body", "classifier"}
     stats: Tree  # running statistics of batch norm
-    psi: Tree  # {}, or without `personal` the averaged client-model
+    psi: Tree  # the averaged client-model if not `personal`, else {}
 
 
 class F2LLocalState(NamedTuple):
@@ -95,43 +95,45 @@ class F2LLocalState(NamedTuple):
 class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     """A shared server-model and private client-models that teach each other.
 
-    `mode` gives the value of an option that is null.
-
     Args:
         model: backbone, and the client-model's linear head.
         episode: shape of the training episodes.
-        classes: the dataset's numbers of the base classes.
-        mode: "strict"; "paper", its equations to the letter; "official", the authors' code.
+        classes: numbers of the base classes in the dataset.
+        mode: sets the options that are null: "strict" repairs some of the paper's equations,
+            "paper" follows them to the letter, "official" follows the authors' code.
         lambda_mi: weight of the transfer from the client-model to the server-model; 0 for none.
         lambda_kd: weight of the distillation from the server-model to the client-model; 0 for none.
         personal: whether client-models stay with their clients; false averages them, too.
-        weights: a weight l makes (1 - l) CE + l X, "shared", or CE + l X, "added".
-        mi_loss: "confidences", eq. (13), or the authors' contrast of "shots".
-        mi_denominator: b over the support, "all", or over the row's class, "same_class".
-        mi_tau: temperature of b.
-        mi_from: features and confidences of the client-model "tuned" to the task, or before, "psi".
-        mi_gradient: of L_MI, through the "server" features alone, or "both" through them and
-            through the client-model that they pass.
-        kd_targets: probabilities of the task's classes, "softmax", or logits over their "sum".
+        weights: how a term X of weight l is added to the cross-entropy CE: (1 - l) CE + l X,
+            "shared", or CE + l X, "added".
+        mi_loss: L_MI is eq. (13), "confidences", or the authors' contrastive loss of "shots".
+        mi_denominator: b is normalised over the support, "all", or the row's class, "same_class".
+        mi_tau: temperature of b in L_MI.
+        mi_from: L_MI uses the client-model fine-tuned on the task, "tuned", or before, "psi".
+        mi_gradient: L_MI trains the server-model through its own "server" features, or through
+            "both" these and the client-model that they enter.
+        kd_targets: targets of the distillation: probabilities of the task's classes, "softmax", or
+            logits divided by their "sum".
         server_rows: the server-model learns to classify the "support", or "both" support and
             queries.
-        client_phi: the server-model in the client-model's step: before this local step, "old", or
+        client_phi: the client-model's step uses the server-model before this local step, "old", or
             after it, "new".
-        classifier: of the server-model: "linear", or the "mlp" of the authors' code.
+        classifier: classifier of the server-model: "linear", or the "mlp" of the authors' code.
         queries: what a query attends to in the client-model: "support_context", the "query_set", or
-            itself "alone".
+            only itself, "alone".
         head_start: initial head of the client-model: "zero", or each task's "prototypes".
-        evaluated: the "client" models, or a probe on the "server" model's features.
-        probe: that of "server": "logistic", "mean" or "ridge", on features of length 1.
+        evaluated: what predicts at test: the "client" models, or a probe on the "server" model.
+        probe: probe of evaluated "server", on features scaled to length 1: "logistic", "mean" or
+            "ridge".
         answer_by: at test, "turns" gives test episode u to client u mod K, "all" to every client.
         weighting: weight of a client in the mean: "uniform", or the number of its "examples".
         transformer: the client-model's encoder.
-        inner: how the client-model adapts.
+        inner: how the client-model adapts to a support set.
         local_steps: local steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the server-model; its state is fresh in every round.
-        client_optimizer: of the client-model, which keeps its state. Null values are those of
-            `optimizer`, in mode "official" SGD with the code's own step size.
+        optimizer: the server-model's optimiser, whose state is reset in every round.
+        client_optimizer: the client-model's optimiser, whose state is kept; null values are those
+            of `optimizer`, or in mode "official" those of the authors' code.
     """
 
     name: ClassVar[str] = "f2l"
@@ -179,7 +181,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
                 "or mi_loss to 'confidences'."
             )
         self.transformer.check(self.model.out_features)
-        _ = self.learner, self.client_model, self.client_steps  # which check the rest
+        _ = self.learner, self.client_model, self.client_steps  # their constructors check the rest
 
     @cached_property
     def _mode(self) -> F2LDefaults:
@@ -187,7 +189,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
 
     @cached_property
     def reading(self) -> F2LReading:
-        """All readings of the paper, by mode and options."""
+        """The chosen interpretation of the paper, from `mode` and the options."""
         return chosen(self._mode.reading, self)
 
     @cached_property
@@ -228,8 +230,8 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     def traits(self) -> Traits:
         """What the method can do and what it needs.
 
-        `max_way` is the width of the client-model's head, unless it is made of prototypes; a probe
-        on the server-model has no head.
+        `max_way` is the width of the client-model's head, or None for a head made of prototypes. A
+        probe on the server-model has no head, so it can be tested with any way.
         """
         reading, norm = self.reading, self.model.norm_policy
         at_client = reading.evaluated == "client"
@@ -255,7 +257,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         )
 
     def init(self, key: Key) -> F2LState:
-        """Return a fresh server-model."""
+        """Return a random server-model."""
         phi, stats = self.learner.init(key)
         return F2LState(phi, stats, {} if self.personal else self._first_psi(key.at("psi")))
 
@@ -311,7 +313,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     def round(
         self, server: F2LState, clients: Clients, key: Key
     ) -> tuple[F2LState, Mapping[str, float]]:
-        """phi <- phi + mean_i (phi_i - phi), eq. (2)."""
+        """Run one round; phi <- phi + mean_i (phi_i - phi), eq. (2)."""
         parts = {"phi": server.phi, "stats": server.stats}
         parts |= {} if self.personal else {"psi": server.psi}
         max_weight = None if self.reading.weighting == "examples" else self.n_episodes
@@ -319,9 +321,9 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         return server._replace(**new), got.metrics
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Return the client-model's prediction, fine-tuned for each test episode and then restored.
+        """Return the function that fine-tunes a copy of the client-model and predicts an episode.
 
-        The examples are features of the server-model.
+        Episodes have features of the server-model in place of examples.
         """
         del down
         return partial(self.client_model.answer, private["psi"])
@@ -329,7 +331,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     def evaluate(
         self, server: F2LState, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Predict from features of the server's encoder, by client-models or by a probe."""
+        """Predict from features of the server's encoder, with client-models or with a probe."""
         phi, stats = server.phi, server.stats
         if self.reading.evaluated == "server":
             probe_options = FeatureProbe(self.reading.probe)

@@ -1,4 +1,6 @@
-"""Readings of F2L's paper: what it leaves open or the authors' code does otherwise, by mode.
+"""Readings (interpretations) of F2L's paper: its open questions, and the answers of each mode.
+
+A reading also covers what the authors' code does differently.
 
 Source: Wang et al., Federated Few-shot Learning, KDD 2023; the authors' published code.
 """
@@ -24,7 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class F2LReading:
-    """All readings; the fields are options of `f2l`, the defaults those of "strict"."""
+    """An interpretation of the paper: one field for each question that it leaves open.
+
+    The fields are options of `f2l`; their defaults here are those of mode "strict".
+    """
 
     lambda_mi: float = 0.5
     lambda_kd: float = 0.5
@@ -64,7 +69,7 @@ _HINTS: dict[str, Any] = get_type_hints(F2LReading)
 
 @dataclass(frozen=True)
 class InnerChoice:
-    """`InnerLoop` with null for the value of the mode.
+    """The options of `InnerLoop`; null: the default of `mode`.
 
     Args:
         lr: step size.
@@ -83,12 +88,12 @@ class InnerChoice:
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """`Optimizer` with null for the value of the mode.
+    """The options of `Optimizer`; null: the default of `mode`.
 
     Args:
         name: "sgd" or "adam".
         lr: step size.
-        momentum: of SGD; Adam has its own.
+        momentum: momentum of SGD; Adam has its own.
         weight_decay: weight_decay * w is added to the gradient.
     """
 
@@ -98,19 +103,19 @@ class OptimizerChoice:
     weight_decay: NotNegative | None = None
 
     def over(self, base: Optimizer) -> Optimizer:
-        """Return `base`, or the default of another kind of optimiser, with the chosen values."""
+        """Return `base` with the chosen values; another `name` starts from that one's defaults."""
         other = self.name is not None and self.name != base.name
         return chosen(Optimizer(self.name or base.name) if other else base, self)
 
 
 @dataclass(frozen=True)
 class F2LDefaults:
-    """The values of a mode, for options that are null."""
+    """The values that a mode gives to options that are null."""
 
     reading: F2LReading
     inner: InnerLoop
     server: Optimizer
-    client: Optimizer | None = None  # None for the server-model's
+    client: Optimizer | None = None  # None: the server-model's optimiser
 
 
 _ADAM = Optimizer("adam", 1e-3, weight_decay=1e-4)
@@ -130,12 +135,12 @@ _CODE = F2LReading(
 
 
 def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
-    """Return the values of a mode, for texts or images.
+    """Return the values that a mode gives to null options, for texts or for images.
 
     "paper" differs from "strict" where the paper is explicit: b over the row's class at temperature
     1, eq. (10); the gradient of eq. (4) with respect to psi, not psi~; and that of eq. (5) through
     all of phi, also where its features pass the client-model. Eq. (5) has psi where section 3.2.2
-    has the fine-tuned one, which both modes follow.
+    has the fine-tuned psi~; both modes use psi~.
     """
     check_word("mode", mode, get_args(F2LMode))
     if mode == "strict":

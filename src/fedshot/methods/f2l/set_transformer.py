@@ -1,9 +1,9 @@
 """The set Transformer of F2L's client-model, which encodes a task's features in their context.
 
 Source: Wang et al. 2023 (F2L), eq. (22) and C.1.2, which pass the features of the support through
-a Transformer (Vaswani et al. 2017) as a set, and C.3, which gives the dropout rate. All else is
-ours: one encoder layer, 4 heads, 2048 hidden units, and, as in torch.nn.TransformerEncoderLayer,
-ReLU and the norm after the sum. There are no positions, so a permuted set gives permuted outputs.
+a Transformer (Vaswani et al. 2017) as a set, and C.3, which gives the dropout rate. The rest
+is our choice: one encoder layer, 4 heads, 2048 hidden units, ReLU and the norm after the sum, as in
+torch.nn.TransformerEncoderLayer. There are no positions, so a permuted set gives permuted outputs.
 Eq. (22) does not cover queries; what they attend to is an option here.
 """
 
@@ -43,7 +43,7 @@ class SetTransformer:
     Args:
         heads: number of heads; must divide the number of features.
         hidden: width of the feed-forward part.
-        dropout: rate of all four.
+        dropout: dropout rate, the same at all four places.
     """
 
     vmappable: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class SetTransformer:
         check_rate(self.dropout)
 
     def check(self, d: int) -> None:
-        """Refuse a number of features that the heads cannot share."""
+        """Raise ConfigError unless the number of heads divides d, the number of features."""
         if d % self.heads:
             raise ConfigError(
                 f"{d} features do not divide by {self.heads} heads; set `heads` to a divisor, or "
@@ -96,7 +96,7 @@ class SetTransformer:
             params: from `init`.
             h_support: features of the support set, which attends to itself alone.
             h_query: features of the queries.
-            mode: for dropout.
+            mode: switches dropout on, and seeds it.
             queries: with "support_context" a query attends to the support set and itself, never to
                 another query; with "query_set" queries attend to one another and not to the
                 support, as in F2L's code in training (transductive); with "alone" to itself only.

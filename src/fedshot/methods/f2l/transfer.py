@@ -67,8 +67,8 @@ def transfer_loss(
 def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: float) -> Tensor:
     """Return the loss of the authors' code instead of L_MI: InfoNCE over classes.
 
-    The server's feature of shot j + 1 has to match, among the client's features of shot j of all
-    classes, that of its own class. Every class has the same number of shots, at least two.
+    For each class, the server-model's feature of shot j + 1 has to match the client-model's feature
+    of shot j, among those of all classes. Every class has the same number of shots, at least two.
     """
     order = y.argsort(stable=True)
     server, client = (unit_rows(h)[order].view(way, -1, h.shape[1]) for h in (h_phi, h_psi))
@@ -80,7 +80,7 @@ def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: flo
 def temperatures(z_phi: Tensor, y: Tensor) -> Tensor:
     """Return T_i = sigmoid(exp(max_{c != y_i} z_phi^i(c) - z_phi^i(y_i))) [n], eq. (19).
 
-    Constants, between 1/2, where the server-model is confident and right, and 1.
+    They are constants between 1/2, where the server-model is confident and right, and 1.
     """
     z = z_phi.detach()
     right = z.gather(1, y[:, None])
@@ -101,7 +101,7 @@ def distillation_loss(z_phi: Tensor, z_psi: Tensor, y: Tensor) -> Tensor:
 def share_targets_loss(z_phi: Tensor, z_psi: Tensor) -> Tensor:
     """Return the loss of the authors' code instead of L_KD.
 
-    The targets are the logits of the server-model over their sum: not probabilities, since logits
+    The targets are the server-model's logits divided by their sum: not probabilities, since logits
     may be negative, and not constants, so that they train the server-model, too.
     """
     return -(z_phi / z_phi.sum(1, keepdim=True) * z_psi.log_softmax(1)).sum(1).mean()

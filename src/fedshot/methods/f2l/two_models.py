@@ -36,7 +36,7 @@ class TwoModels:
     Args:
         learner: the server-model, of phi = {"body", "classifier"}.
         client: the client-model, of psi.
-        reading: readings of the paper.
+        reading: the chosen interpretation of the paper.
     """
 
     learner: Classifier
@@ -46,10 +46,10 @@ class TwoModels:
     def episode_loss(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return L_phi + L_psi, eqs. (14) and (20), of one episode; of {"phi", "psi"}.
+        """Return L_phi + L_psi, eqs. (14) and (20), of one episode; `params` is {"phi", "psi"}.
 
         L_psi treats phi as a constant and L_phi treats psi as one, so the gradient of the sum with
-        respect to either is that of its own loss. ("official" distillation does not.)
+        respect to either is that of its own loss. (Under kd_targets "sum", L_psi also trains phi.)
         """
         phi, noise = params["phi"], Mode(True, "batch", seed=seed)
         task, stats = self._features(phi, stats, episode, noise.layer(0))

@@ -51,13 +51,13 @@ class FedFSLState(NamedTuple):
 
     w: Tree  # {"body": ..., "head": ...}
     stats: Tree  # running statistics of batch norm
-    pool: Tree  # weights that w is the mean of, for reference "exclusive"; else {}
+    pool: Tree  # total weight and number of the mean w, for reference "exclusive"; else {}
 
 
 class FederatedMaml(EpisodicMethod[FedFSLState]):
-    """MAML, averaged over clients. A subclass chooses what a client minimises.
+    """MAML, averaged over clients. A subclass defines what a client minimises.
 
-    Not a dataclass: each method has the fields, in an order of its own.
+    It is not a dataclass: each subclass declares the fields below, in its own order.
     """
 
     test_norm: ClassVar[str] = "support"
@@ -81,7 +81,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
 
     @property
     def stays_near(self) -> Reference:
-        """The reference model that the clients' objective needs."""
+        """Which reference model the clients' objective needs."""
         return "global"
 
     @property
@@ -95,11 +95,11 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         )
 
     def init(self, key: Key) -> FedFSLState:
-        """Return a fresh model."""
+        """Return a random model."""
         return FedFSLState(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the client's share of the mean and the optimiser state, where they are kept."""
+        """Return the client's share of the mean and its optimiser state, as far as needed."""
         del client
         if self.stays_near == "global" and self.optimizer_state == "reset":
             return {}
@@ -141,7 +141,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         return Reply(up, private, weight, metrics)
 
     def reference_model(self, down: Tree, private: Tree) -> Tree:
-        """Return the model that predictions stay near: w^t, or the mean of the other clients."""
+        """Return the model that predictions stay near: w^t, or the other clients' average."""
         if "pool" not in down:
             return down["w"]
         return leave_one_out(down["w"], down["pool"], private["share"])
@@ -149,7 +149,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     def round(
         self, server: FedFSLState, clients: Clients, key: Key
     ) -> tuple[FedFSLState, Mapping[str, float]]:
-        """w <- w + sum_k |B_k| (w_k - w) / |B|.
+        """Run one round; w <- w + sum_k |B_k| (w_k - w) / |B|.
 
         Raises ConfigError for reference "exclusive" with a single client.
         """

@@ -7,7 +7,7 @@ Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning. Loca
 L_k(w_k) + gamma L_MI, L_MI = 1/|B_k| sum_T KL(p(w^t) || p(w_k)): eqs. (11) and (12) of the revised
 version, (12) and (13) of the first, which defines the reference as the average w_-k of the other
 clients, eq. (11), and uses w^t. The rest is in `fedshot.methods.fedfsl.federated_maml`.
-Symbols: p(w) softmax over the episode's classes; epsilon half the width of the band of p/p.
+Symbols: p(w) softmax over the episode's classes; epsilon half the width of the band of the ratio.
 
 What the papers leave open: p(.) is taken on the queries, after both models have adapted to the same
 support with the same dropout masks (a head that has not adapted cannot know labels that are
@@ -17,7 +17,7 @@ p(w^t)/p(w_k) "in (11)" to [1 - epsilon, 1 + epsilon]: see `fedshot.nn.losses.cl
 Departures: the default clip acts on the gradient of (11), not inside it. With
 reference="exclusive" the client subtracts its own share from the mean that it is sent, where the
 paper's server computes and sends K models: see `fedshot.methods.fedfsl.leave_one_out`. With a
-cohort smaller than the population, a client without a share in w^t has w^t for a reference. A
+cohort smaller than the population, w^t is the reference of a client that has no share in w^t. A
 client keeps |B_k| w_k in float64, the memory of two models.
 """
 
@@ -49,18 +49,18 @@ class FedFSLMI(RegularizedMaml):
     Args:
         model: backbone and head; the head is as wide as the widest episode.
         episode: shape of the training episodes.
-        gamma: weight of the divergence; 0 is FedFSL-naive.
+        gamma: weight of the divergence from the reference's predictions; 0 is FedFSL-naive.
         reference: the model that predictions stay near: "global", or "exclusive", the average of
             the other clients.
-        predictions: p(.) is taken on the queries after adapting, "adapted_query", or before,
-            "unadapted_query".
-        mode: how the ratio of probabilities is clipped: "strict", in the gradient; "paper", inside
-            the logarithm, as the revised version writes it; "v1", the first version, not at all.
+        predictions: the predictions that are compared, p(.): those on the queries after adapting,
+            "adapted_query", or before, "unadapted_query".
+        mode: where the ratio of probabilities is clipped: "strict" in the gradient; "paper" inside
+            the logarithm, as in the revised version; "v1" nowhere, as in the first version.
         epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
         inner: how a model adapts to a support set.
         local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the clients, for the outer steps.
+        optimizer: the clients' optimiser for the outer steps.
         common_questions: synthetic episodes on which each client uploads its predictions in every
             round, to report their `divergence`; 0 for none. It does not affect training.
         weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.

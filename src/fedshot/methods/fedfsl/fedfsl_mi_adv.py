@@ -1,6 +1,6 @@
 """FedFSL-MI-Adv: FedFSL-MI whose features are trained against two heads that disagree.
 
-Each client adds a second head of its own. In turns, the two heads learn the task while disagreeing
+Each client adds a private second head. In turns, the two heads learn the task while disagreeing
 as much as possible (stage 1, features fixed), and the features learn to make the heads agree
 (stage 2, heads fixed). The server averages features and first heads; the second head stays local.
 
@@ -22,7 +22,7 @@ are at least `min_prob`, and the gradient norm of stage 1 at most `max_grad_norm
 prose speaks of a difference from the central model, the equations of theta and theta'; the
 equations are followed.
 Departures: the heads are compared after adapting, where both papers define p(Theta, theta) as the
-softmax of f_theta(f_Theta(x)) without (adv_predictions="unadapted_query"); and those of FedFSL-MI.
+softmax of f_theta(f_Theta(x)) before it, adv_predictions="unadapted_query"; those of FedFSL-MI.
 """
 
 from __future__ import annotations
@@ -70,32 +70,32 @@ class FedFSLMIAdv(RegularizedMaml):
     Args:
         model: backbone and head; the head is as wide as the widest episode.
         episode: shape of the training episodes.
-        gamma: weight of the divergence from the reference.
+        gamma: weight of the divergence from the reference's predictions.
         eta: weight of the heads' disagreement in stage 1.
         lambda_adv: weight of the heads' disagreement in stage 2, lambda.
         reference: the model that predictions stay near: "global", or "exclusive", the average of
             the other clients.
-        predictions: p(.) of the divergence is taken on the queries after adapting,
+        predictions: the predictions in the divergence, p(.): those on the queries after adapting,
             "adapted_query", or before, "unadapted_query".
-        adv_predictions: the same for the disagreement of the heads.
+        adv_predictions: the predictions in the heads' disagreement, with the same values.
         mode: "strict": MI, clipped in the gradient; heads and backbone take turns step by step.
             "paper", the revised version: the same, clipped inside the logarithm. "v1", the first
             version: no MI and no clip; all steps of the heads precede those of the backbone. No
             mode changes `min_prob`, `max_grad_norm`, `adv_predictions` and the inner steps.
         epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
-        mi_in_stages: whether L_k in the stages is that of FedFSL-MI; null for the choice of `mode`.
-            Without it gamma is unused.
+        mi_in_stages: whether L_k in both stages is that of FedFSL-MI; if not, gamma is unused;
+            null: the default of `mode`.
         min_prob: smallest probability in the logarithms of the disagreement.
         max_grad_norm: largest norm of a gradient of stage 1; 0 for no limit.
         inner: how a model adapts to a support set.
         local_steps: optimiser steps per local update, of the heads and of the backbone each.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the clients, for the outer steps.
+        optimizer: the clients' optimiser for the outer steps.
         common_questions: synthetic episodes on which each client uploads its predictions in every
             round, to report their `divergence`; 0 for none. It does not affect training.
         weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
-        optimizer_state: "reset" the backbone's optimiser in every round, or "keep" its state; that
-            of the heads is always reset, as the second head is.
+        optimizer_state: "reset" the backbone's optimiser in every round, or "keep" its state; the
+            optimiser of the heads is always reset, as the second head is.
     """
 
     name: ClassVar[str] = "fedfsl_mi_adv"
@@ -137,7 +137,7 @@ class FedFSLMIAdv(RegularizedMaml):
         return wanted and self.gamma > 0
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the client's share of the mean and the backbone's optimiser state, where kept."""
+        """Return the client's share of the mean and the backbone's optimiser state, if needed."""
         kept = super().init_client(client, key)
         if kept.pop("optimizer", None) is not None:
             body = self.learner.init(key)[0]["body"]
@@ -176,7 +176,7 @@ class FedFSLMIAdv(RegularizedMaml):
             episode,
             seed,
             {self.adv_predictions, *([self.predictions] if self.has_mi else [])},
-            reference.features if self.has_mi else None,  # else nothing else uses them
+            reference.features if self.has_mi else None,  # without MI no other pass uses them
         )
         first, second = both
         loss, mi = first.query.new_zeros(()), {}

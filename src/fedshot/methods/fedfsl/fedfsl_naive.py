@@ -29,7 +29,7 @@ class FedFSLNaive(FederatedMaml):
         inner: how a model adapts to a support set.
         local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: of the clients, for the outer steps.
+        optimizer: the clients' optimiser for the outer steps.
         common_questions: synthetic episodes on which each client uploads its predictions in every
             round, to report their `divergence`; 0 for none. It does not affect training.
         weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.

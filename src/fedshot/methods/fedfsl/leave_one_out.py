@@ -1,12 +1,13 @@
 """The average of the other clients' models, which each client computes for itself.
 
-The server sends every client the mean sum_c b_c w_c / sum_c b_c. A client that keeps its own
-summand b_k w_k subtracts it and so has the average of the others: no second download, no bank of
-models on the server, and the uploads may still be summed securely.
+The server sends every client the mean sum_c b_c w_c / sum_c b_c, where w_c is client c's model and
+b_c its weight. Client k has kept its summand b_k w_k and subtracts it, which leaves the average of
+the others. This needs no second download and no storage of the clients' models on the server, and
+the uploads may still be summed securely.
 
 The server describes its mean by a "pool": the sum of the weights and the number of the mean. The
 client keeps a "share": its summand, its weight and the number of the mean that they belong to. With
-reference "global" there is neither: the pool is `{}`.
+reference "global", clients keep no share and the pool is `{}`.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ def next_pool(pool: Tree, total: float) -> Tree:
 
 
 def first_share(params: Tree) -> Tree:
-    """Return the share of a client that is in no mean yet; only the shapes of `params` matter."""
+    """Return the share of a client that has not uploaded; only the shapes of `params` matter."""
     zero = torch.zeros((), dtype=torch.float64)
     return {"sum": tree.map(Tensor.double, params), "weight": zero, "number": torch.tensor(-1)}
 
 
 def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> Tree:
-    """Return the share of a client that uploads `params` for the mean after that of `pool`.
+    """Return the share of a client that uploads `params` for the mean that follows that of `pool`.
 
-    In float64, so that multiplying by the weight loses nothing.
+    The summand is in float64, so that multiplying by the weight loses nothing.
     """
     return {
         "sum": tree.map(lambda w: w.double() * weight, params),
@@ -56,10 +57,10 @@ def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> T
 
 
 def leave_one_out(mean: Tree, pool: Tree, share: Tree) -> Tree:
-    """Return sum_{c != k} b_c w_c / sum_{c != k} b_c, by subtracting b_k w_k from the mean.
+    """Return the other clients' average model, sum_{c != k} b_c w_c / sum_{c != k} b_c.
 
-    A client without a share in the mean gets the mean, which is that of the others; so does a
-    client that is alone in it.
+    It subtracts the summand b_k w_k of client k, in `share`, from the mean. The result is the mean
+    itself if client k did not contribute to it, or if nobody else did.
     """
     weight = torch.where(share["number"] == pool["number"], share["weight"], 0.0)
     rest = pool["total"] - weight

@@ -23,7 +23,7 @@ from fedshot.nn.losses import Clip, clipped_kl
 from fedshot.nn.stacks import stacked
 from fedshot.protocol.method import Traits
 
-Reading = Literal["strict", "paper", "v1"]  # of the papers
+Reading = Literal["strict", "paper", "v1"]  # which version of the papers to follow
 CLIPS: dict[Reading, Clip] = {"strict": "coef", "paper": "log", "v1": "none"}
 
 PAPER_CLIP = (
@@ -58,7 +58,7 @@ class RegularizedMaml(FederatedMaml):
 
     @property
     def stays_near(self) -> Reference:
-        """The reference model that the objective needs; without the term it needs none but w^t."""
+        """Which reference model the objective needs; "global", w^t, without the term."""
         return self.reference if self.has_mi else "global"
 
     @property

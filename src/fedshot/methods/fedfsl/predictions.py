@@ -38,8 +38,8 @@ class EpisodePredictions(NamedTuple):
 class SharedFeatures:
     """Features of the current episode under a fixed body, each computed once and then cached.
 
-    For models that share the body, such as a reference and a model whose head alone has changed.
-    Features of any other body, of one that needs gradients, and under `vmap` are not cached.
+    It serves models that share the body, such as a reference and a model with another head. Nothing
+    is cached for other bodies, for a body that needs gradients, or under `vmap`.
     """
 
     def __init__(self, learner: Maml, body: Tree) -> None:
@@ -52,7 +52,7 @@ class SharedFeatures:
     def __call__(
         self, body: Tree, stats: Tree, x: Tensor, seed: Tensor, site: int
     ) -> tuple[Tensor, Tree]:
-        """Return (features [n, d], running statistics moved)."""
+        """Return (features [n, d], updated running statistics)."""
         if body is not self._body or stacked() or needs_gradient(body):
             return self._learner.features({"body": body}, stats, x, seed, site)
         if stats is not self._stats:
@@ -75,19 +75,19 @@ def paired_predictions(
 ) -> list[EpisodePredictions]:
     """Return the predictions of every head on one body; each model adapts to the support by itself.
 
-    Differentiable, the inner steps included. Where only heads adapt, the body embeds every example
-    once for all heads.
+    The result is differentiable through the inner steps. Where only heads adapt, the body embeds
+    every example once for all heads.
 
     Args:
         learner: how a model adapts.
-        body: shared by the models.
+        body: the body that the models share.
         heads: one per model, before adapting.
         stats: running statistics.
         episode: the episode.
         seed: makes the dropout masks; models with one seed have the same masks.
         kinds: predictions to return: "adapted_query", or "unadapted_query", by the parameters
             before adapting.
-        features: cache of the body's features, for the case that only heads adapt.
+        features: cache of the body's features, used if only heads adapt.
     """
     models = [{"body": body, "head": head} for head in heads]
     if learner.inner.adapts == "all":
@@ -119,7 +119,7 @@ def _of_whole(
     seed: Tensor,
     kinds: Collection[Predictions],
 ) -> EpisodePredictions:
-    """Return the predictions of a model of which all parameters adapt."""
+    """Return the predictions of a model whose parameters all adapt."""
 
     def predict(w: Tree) -> tuple[Tensor, Tree]:
         return learner.predict(w, stats, episode.query_x, episode.classes, seed, _QUERY)

@@ -2,9 +2,9 @@
 
 The chain rule of Park et al., section 3.2.2, without dropping second derivatives. Round r maps
 (theta_r, P_{r-1}) to (theta_{r+1}, P_r) by sums over clients, so its backward pass is an exchange,
-too: the server sends the derivatives with respect to what it made of the replies, and clients reply
-with those with respect to what they were sent. It costs R more exchanges, one more for refreshed
-prototypes, and second derivatives at the clients: for small models.
+too: the server sends the derivatives with respect to the combined replies, and clients reply with
+the derivatives with respect to the message of round r. This costs R more exchanges, one more for
+refreshed prototypes, and second derivatives at the clients, so it suits small models.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from fedshot.methods.frl.rounds import Adapted, Population, Round, message
 from fedshot.protocol.exchange import Reply
 from fedshot.protocol.reducers import Sum
 
-_LARGEST = 2.0**20  # limit of a client's part in a derivative
+_LARGEST = 2.0**20  # largest value in a client's upload of derivatives
 
 
 def pull_update_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
-    """Reply with derivatives by theta_r and P_{r-1}, given those by the combined replies."""
+    """Reply with the loss's derivatives with respect to theta_r and P_{r-1}.
+
+    `down` has those with respect to the combined replies, "of_theta" and "of_sums".
+    """
     prototypes: Prototypes | None = down.get("prototypes")
     weight = 1 if equal else len(share.support_y)
 
@@ -50,7 +53,10 @@ def pull_update_reply(
 def pull_prototype_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare
 ) -> Reply:
-    """Reply with the derivative by theta_R, given that by the summed features."""
+    """Reply with the loss's derivative with respect to theta_R.
+
+    `down` has that with respect to the summed features, "of_sums".
+    """
     _, pull, *_ = torch.func.vjp(lambda theta: local.prototype_sums(theta, share)[0], down["theta"])
     return Reply({"of_theta": pull(down["of_sums"])[0]}, private, len(share.support_y))
 
@@ -75,16 +81,16 @@ def through_rounds(
     of_prototypes: Tensor,
     key: Key,
 ) -> Tree:
-    """Return the derivative by theta_0.
+    """Return the derivative of an episode's loss with respect to theta_0.
 
     Args:
-        population: who learned.
-        works: client work that replies by `pull_update_reply` and `pull_prototype_reply`, drawn by
-            `forward_key`.
+        population: the clients of the episode.
+        works: client work that replies with `pull_update_reply` and with `pull_prototype_reply`;
+            it draws its data with `forward_key`.
         adapted: the result of the rounds.
-        of_theta: derivative by theta_R.
-        of_prototypes: derivative by the means of the last global prototypes; [0, 0] for none.
-        key: of the episode.
+        of_theta: derivative with respect to theta_R.
+        of_prototypes: derivative with respect to the last global prototypes; [0, 0] if none.
+        key: key of the episode.
     """
     update, census = works
     last = adapted.refreshed

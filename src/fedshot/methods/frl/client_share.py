@@ -1,4 +1,4 @@
-"""A client's share of an episode: its own supports and queries, under the labels of all clients."""
+"""A client's share of an episode: its supports and queries, with labels common to all clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EpisodeShare(NamedTuple):
     """A client's share of an episode.
 
     Labels number the classes of the episode, in the same way for all its clients. At test queries
-    have no labels, and there is no seed. Images or texts that an exchange does not need are
+    have no labels, and there is no seed. Images or texts that an exchange does not need are empty,
     [0, ...].
     """
 
@@ -46,14 +46,15 @@ def draw_share(
     """Draw a client's share of an episode.
 
     Args:
-        data: of the client. Where images are dealt anew, its share of these; else all its images.
-        spec: of an episode; the ratio of shots to queries, where clients keep their own images.
-        known: numbers of the base classes, by which clients with their own images label.
-        slots: labels that classes may have.
-        key: of one client in one exchange. The last two parts of its path name the client; the part
-            above "step" is the episode's, so that a client has the same share in all exchanges of
-            an episode, its dropout seed apart.
-        needed: whose images or texts to read; the others are [0, ...]. Labels are always there.
+        data: data of the client; under partition "redealt" they change with each episode.
+        spec: shape of an episode; clients that keep their images only use its shot and query, as
+            the ratio in which they divide them.
+        known: numbers of the base classes; clients that keep their images take labels from these.
+        slots: number of labels that classes may have.
+        key: key of one client in one exchange. The last two entries of its path name the client.
+            The path above "step" is the episode's and decides the share, so that only the dropout
+            seed differs between the exchanges of an episode.
+        needed: whose images or texts to read, "support", "query" or both; labels are always read.
 
     Raises DataError for a class without a label.
     """
@@ -93,7 +94,7 @@ def draw_share(
 
 
 def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[EpisodeShare]:
-    """Return the shares of the clients of a test episode's group; a single one without a group.
+    """Return the shares of the clients in a test episode's group; without a group, one share.
 
     `slots` is the number of labels that classes may have; None for the number of classes.
     """

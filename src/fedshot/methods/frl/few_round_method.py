@@ -43,7 +43,7 @@ S = TypeVar("S", bound=Tree)
 
 
 class FewRoundMethod(Method[S]):
-    """A method tested by groups of clients, which train one model together for R rounds."""
+    """A method tested on groups of clients, each of which trains one model for R rounds."""
 
     test_norm: ClassVar[str] = "group"
 
@@ -55,20 +55,20 @@ class FewRoundMethod(Method[S]):
 
     @property
     def local(self) -> FewRoundLearner:
-        """How a client learns."""
+        """The learner of each client."""
         return FewRoundLearner(
             self.model, self.variant, 0.0, self.inner_lr, self.local_steps, self.inner_batch
         )
 
     @property
     def rounds_at_test(self) -> int:
-        """R at test."""
+        """Number of rounds at test, R."""
         assert self.test_rounds is not None
         return self.test_rounds
 
     @property
     def refreshes(self) -> bool:
-        """Whether an exchange of its own recomputes the prototypes with theta_R."""
+        """Whether one more exchange, after the R rounds, recomputes the prototypes with theta_R."""
         return False
 
     @property
@@ -95,17 +95,17 @@ class FewRoundMethod(Method[S]):
         key: Key,
         norms: Norms = lambda _: None,
     ) -> Adapted:
-        """Let clients train together for some rounds, lines 4 to 21.
+        """Let clients train together for `rounds` rounds, lines 4 to 21 of algorithm 1.
 
-        Without a round there is always an exchange for prototypes.
+        With 0 rounds, prototypes still take one exchange.
 
         Args:
             population: the clients, or the group of a test episode; `key` samples the cohort.
-            theta: theta_0.
-            numbers: labels that classes may have.
-            rounds: R.
-            key: of the episode.
-            norms: the batch-norm statistics for the exchange for prototypes.
+            theta: initial model, theta_0.
+            numbers: number of labels that classes may have.
+            rounds: number of rounds, R.
+            key: key of the episode.
+            norms: returns the batch-norm statistics under which prototypes are recomputed.
         """
         local, to, prototypes, trail = self.local, population.sample(key), None, []
         sums = {}
@@ -141,7 +141,7 @@ class FewRoundMethod(Method[S]):
         return Adapted(theta, prototypes, tuple(trail), refreshed, loss)
 
     def test_start(self, server: S, key: Key) -> Tree:
-        """Return theta_0 of a test episode."""
+        """Return theta_0, the model from which a test episode starts."""
         raise NotImplementedError
 
     def test_stats(self, server: S) -> Tree:
@@ -152,7 +152,7 @@ class FewRoundMethod(Method[S]):
     def evaluate(
         self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Let the group of each test episode train for R rounds, and predict with its model."""
+        """Train a model in the group of each test episode for R rounds, and predict with it."""
 
         def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
             numbers = self.local.slots(len(eval_episode.classes))
@@ -173,7 +173,7 @@ class FRLState(NamedTuple):
 
 
 class MetaTrained(FewRoundMethod[FRLState]):
-    """A method whose start phi learns by steps along the gradients of the clients' queries."""
+    """A method that meta-trains an initialisation, phi, with the gradients of query losses."""
 
     classes: tuple[int, ...]
     redealt: bool
@@ -193,12 +193,12 @@ class MetaTrained(FewRoundMethod[FRLState]):
 
     @property
     def numbers(self) -> int:
-        """Most classes of a training episode."""
+        """Largest number of classes of a training episode."""
         return self.episode.max_way if self.redealt else len(self.classes)
 
     @property
     def slots(self) -> int:
-        """Labels that the classes of a training episode may have."""
+        """Number of labels that the classes of a training episode may have."""
         return self.local.slots(self.numbers)
 
     @property
@@ -207,23 +207,23 @@ class MetaTrained(FewRoundMethod[FRLState]):
         return replace(super().traits, redealt=self.redealt)
 
     def init(self, key: Key) -> FRLState:
-        """Return a fresh start."""
+        """Return a random initialisation phi."""
         params, stats = self.model.init(key)
         phi = params if self.local.linear else {"body": params["body"]}
         return FRLState(phi, self.optimizer.init(phi), stats, torch.tensor(0))
 
     def draw(self, data: ClientData, key: Key, needed: Sequence[Part] = PARTS) -> EpisodeShare:
-        """Draw a client's supports and queries, the same in every exchange of an episode."""
+        """Draw a client's supports and queries, which all exchanges of an episode share."""
         return draw_share(data, self.episode, self.classes, self.slots, key, needed)
 
     def step(self, server: FRLState, g: Tree, stats: Tree, exchanges: int) -> FRLState:
-        """Return the state after a step along -g and an episode of so many exchanges."""
+        """Return the state after a step along -g, and after `exchanges` more exchanges."""
         optimizer = decayed(self.optimizer, self.decay, self.decay_round, server.exchanges)
         phi, outer = optimizer.update(g, server.outer, server.phi)
         stats = tree.add(server.stats, stats) if server.stats else {}
         return FRLState(phi, outer, stats, server.exchanges + exchanges)
 
     def test_start(self, server: FRLState, key: Key) -> Tree:
-        """Return theta_0 of a test episode: phi."""
+        """Return theta_0, the model from which a test episode starts: phi."""
         del key
         return server.phi

@@ -1,24 +1,24 @@
-"""FRL: meta-trains a start from which a group of new clients learns one model in a few rounds.
+"""FRL: meta-trains an initialisation from which new clients learn one model in a few rounds.
 
 Every episode is a small federation: K clients learn its classes together for R rounds, by steps on
 their supports; then they upload the gradient of their queries' loss at theta_R, and the server
-takes a step with its start phi. At test a group of clients with new classes does the same R rounds,
-and their one model predicts all queries.
+takes a step from its initialisation phi. At test a group of clients with new classes runs the same
+R rounds, and the resulting model predicts all queries.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission (not the
 NeurIPS 2021 version), algorithm 1, eqs. (1) to (4); see `fedshot.methods.frl.local_steps` for the
 equations. mode="official" follows the behaviour of the authors' later code.
-Symbols: phi the start, theta_r the model of round r; P_r the global prototypes; lambda_k the share
-of client k in all supports, rho_k in all examples; alpha inner_lr, beta optimizer.lr.
+Symbols: phi the initialisation, theta_r the model of round r; P_r the global prototypes; lambda_k
+the share of client k in all supports, rho_k in all examples; alpha inner_lr, beta optimizer.lr.
 
 What the paper leaves open, and departures: the losses are cross-entropies, with the true class in
-the sum, in mode="paper" too. Adam is the server's, on sum_k rho_k g_k. Prototypes are means over
-all supports of a class, and are recomputed with theta_R before they predict: one more exchange,
-which `mode="paper"` does not have. GPAL averages over positions in every mode, so that gamma weighs
-a map; eq. (3) has their sum, whose weight, which the paper does not give, is gamma over their
-number. Every client has a row of prototypes for each class of the episode, zero where it holds none
-of it, so that a sum suffices. Clients keep nothing between exchanges, so theta_R travels twice
-where prototypes are recomputed.
+the sum, in mode="paper" too. Adam runs at the server, on sum_k rho_k g_k. Prototypes are means over
+all supports of a class. With `refresh` they are recomputed with theta_R before they predict, in one
+more exchange. In every mode L_aux is a mean over positions of a map, with weight gamma. Eq. (3) is
+a sum over positions, whose weight the paper does not give; it is gamma divided by their number.
+Clients upload a row of prototypes for each class of the episode, zero for classes they do not have,
+so that a sum suffices. Clients keep nothing between exchanges, so theta_R is sent twice where
+prototypes are recomputed.
 """
 
 from __future__ import annotations
@@ -68,47 +68,48 @@ _GAMMA = 0.2
 
 @dataclass(frozen=True)
 class FRL(MetaTrained):
-    """A start that R rounds of federated learning adapt to new classes.
+    """An initialisation from which clients learn new classes in R federated rounds.
 
     Args:
         model: backbone, and for variant "linear" a head as wide as the widest episode.
-        episode: shape of an episode: its classes, and the images of each that all clients hold
-            together. Where clients keep their own images, the ratio of shot to query says how they
-            divide them.
-        classes: the dataset's numbers of the base classes.
-        redealt: whether images are dealt anew for each episode.
-        variant: "linear" learns a head; "proto" predicts by prototypes; "gpal" does, too, and
-            keeps local models near the global prototypes (L_aux).
-        mode: values of options that are null. "strict": prototypes "exact", refresh, positions
-            "mean", query_prototypes "global", uploaded "before", weights "examples". "paper" as
-            printed: prototypes "shrunk", no refresh, uploaded "last", else the same.
-            "official", as the authors' later code: "unweighted", no refresh, "pooled", "local",
-            "after", "equal".
-        inner_rounds: R in training.
-        test_rounds: R at test; null for that of training.
-        inner_lr: alpha.
-        local_steps: E, passes of a client over its supports in a round.
-        inner_batch: examples of a step; null for all supports, so that a pass is one step.
-        gamma: weight of L_aux per map, whatever the mode; null for 0.2. A sum over positions with
-            weight g, as eq. (3) is printed, is gamma of g times their number (25 of a 5x5 map).
-        loss: "softmax", or "literal", which leaves the true class out of the sum: without a bound.
-        prototypes: global ones are "exact" means over all supports, "shrunk" by the share of the
-            clients that lack the class, or the "unweighted" mean of those that hold it.
+        episode: shape of an episode: its classes, and the images of each at all clients together.
+            Clients that keep their own images divide them in its ratio of shot to query.
+        classes: numbers of the base classes in the dataset.
+        redealt: whether images are reassigned to the clients for each episode.
+        variant: "linear" trains a linear head; "proto" predicts by the nearest prototype; "gpal" is
+            "proto" with L_aux, a loss that pulls features towards the global prototypes.
+        mode: sets the options that are null. "strict": prototypes "exact", refresh true, positions
+            "mean", query_prototypes "global", uploaded "before", weights "examples". "paper", as
+            printed: the same, but prototypes "shrunk", refresh false, uploaded "last". "official",
+            as the authors' later code: prototypes "unweighted", refresh false, positions "pooled",
+            query_prototypes "local", uploaded "after", weights "equal".
+        inner_rounds: number of rounds in training, R.
+        test_rounds: number of rounds at test, R; null for `inner_rounds`.
+        inner_lr: step size of the clients, alpha.
+        local_steps: passes of a client over its supports in each round, E.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
+        gamma: weight of L_aux, a mean over the positions of a map; null: 0.2 in every mode. To give
+            the sum of eq. (3) a weight g, set g times the number of positions (25 for a 5x5 map).
+        loss: "softmax" is the cross-entropy; "literal" leaves the true class out of the sum, as
+            printed, and has no lower bound.
+        prototypes: global prototypes are "exact" means over all supports, means "shrunk" towards 0
+            by the share of clients that lack the class, or "unweighted" means of the other clients.
         refresh: recompute prototypes with theta_R; else queries are compared with P_{R-1}.
-        positions: L_aux is the "mean" over positions of the last map, or of the "pooled" map alone;
-            null for "pooled" with a backbone that has no map: all but conv4 without `features`.
-        query_prototypes: the meta-step compares queries with the "global" prototypes, or with
-            their client's own, "local", under "gpal" plus gamma times the loss by the global ones.
-        query_classes: the meta-step's loss is over "all" classes or those that a client "held".
-        uploaded: prototypes are of the model "before" the local steps, before the "last" of them,
-            or "after" them.
-        weights: of the clients' models and gradients: their "examples", or all "equal".
-        order: "first": the gradient at theta_R is taken for that at phi; "exact": back through the
-            rounds, for small models.
-        optimizer: of the server.
-        decay: factor of the optimiser's step size after `decay_round` communication rounds,
-            counted R + 1 an episode.
-        decay_round: 0 for never.
+        positions: L_aux is a "mean" over the positions of the last map, or compares only the
+            "pooled" map; null: the default of `mode`, but "pooled" for a backbone without a map,
+            that is all but conv4 without `features`.
+        query_prototypes: the meta-step compares queries with "global" prototypes, or with those of
+            their client, "local"; "gpal" then adds gamma times the loss under the global ones.
+        query_classes: the meta-step's loss is over "all" classes, or only the client's own, "held".
+        uploaded: clients compute prototypes with the model "before" the local steps, before the
+            "last" of them, or "after" them.
+        weights: weights of the clients' models and gradients: their "examples", or all "equal".
+        order: "first" uses the gradient at theta_R as the gradient at phi; "exact" computes it back
+            through the rounds, for small models.
+        optimizer: the server's optimiser.
+        decay: factor of the server's step size after `decay_round` communication rounds; an
+            episode counts as R + 1.
+        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl"
@@ -162,7 +163,7 @@ class FRL(MetaTrained):
 
     @classmethod
     def norm_policy(cls, options: Mapping[str, Any]) -> str:
-        """Return the batch norm at test: the group's, or that of all queries as in the code."""
+        """Return the batch-norm policy at test: "transductive" in mode "official", else "group"."""
         return "transductive" if options["mode"] == "official" else "group"
 
     @staticmethod
@@ -191,7 +192,7 @@ class FRL(MetaTrained):
 
     @property
     def local(self) -> FewRoundLearner:
-        """How a client learns."""
+        """The learner of each client."""
         return FewRoundLearner(
             self.model,
             self.variant,
@@ -207,19 +208,19 @@ class FRL(MetaTrained):
 
     @property
     def rounds_at_test(self) -> int:
-        """R at test."""
+        """Number of rounds at test, R."""
         return self.inner_rounds if self.test_rounds is None else self.test_rounds
 
     @property
     def refreshes(self) -> bool:
-        """Whether an exchange of its own recomputes the prototypes with theta_R."""
+        """Whether one more exchange, after the R rounds, recomputes the prototypes with theta_R."""
         return bool(self._of("refresh"))
 
     @property
     def training(self) -> FRL:
         """All options that training depends on."""
         model = self.model
-        if model.norm_policy != "running":  # the other policies matter at test alone
+        if model.norm_policy != "running":  # the other policies only matter at test
             model = replace(model, norm_policy="group")
         return replace(self, test_rounds=None, model=model)
 
@@ -238,7 +239,7 @@ class FRL(MetaTrained):
 
     @client_work(draw="draw_supports")
     def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Take the local steps of a round from theta_r; upload the change, and P_r's sums."""
+        """Take a round's local steps from theta_r; upload the change, and the sums for P_r."""
         equal = self._of("weights") == "equal"
         return update_reply(self.local, down, private, drawn, equal=equal)
 
@@ -260,7 +261,7 @@ class FRL(MetaTrained):
 
     @client_work(draw="draw_queries")
     def meta_gradient(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload g_k, the gradient at theta_R of the queries' loss by P, line 24."""
+        """Upload g_k, the gradient at theta_R of the queries' loss under prototypes P, line 24."""
         prototypes: Prototypes | None = down.get("prototypes")
         stats = down.get("stats", {})
         points = {"theta": down["theta"]}

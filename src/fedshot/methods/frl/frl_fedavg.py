@@ -1,4 +1,4 @@
-"""FedAvg from a random start: a group of new clients learns from scratch, in a few rounds.
+"""FedAvg from random weights: a group of new clients learns from scratch, in a few rounds.
 
 The lower bound of few-round learning. There is no pre-training, so rounds of training do nothing;
 at test the clients of a group train a network with a fresh linear head by federated averaging for R
@@ -7,8 +7,9 @@ rounds.
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
 (baseline FedAvg); McMahan et al. 2017, algorithm 1.
 Symbols: theta_r the model of round r; alpha inner_lr; E local_steps.
-Departures from the paper: E = 1 is one step on all of a client's supports; it may mean several on
-batches. The paper does not say whether all test episodes start from the same weights: here they do.
+Departures from the paper: E = 1 is one step on all of a client's supports; the paper may mean
+several steps on batches. It does not say whether all test episodes start from the same weights:
+here they do.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ class FRLFedAvgState(NamedTuple):
 
 @dataclass(frozen=True)
 class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
-    """Federated averaging from a random start, on the supports of each test episode.
+    """Federated averaging from random weights, on the supports of each test episode.
 
     Args:
         model: backbone, and a head as wide as the widest episode.
         episode: not used.
-        test_rounds: R at test.
+        test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients.
-        local_steps: E, passes of a client over its supports in a round.
-        inner_batch: examples of a step; null for all supports, so that a pass is one step.
+        local_steps: passes of a client over its supports in each round, E.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
     """
 
     name: ClassVar[str] = "frl_fedavg"
@@ -67,12 +68,12 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
     def round(
         self, server: FRLFedAvgState, clients: Population, key: Key
     ) -> tuple[FRLFedAvgState, Mapping[str, float]]:
-        """Do nothing."""
+        """Return the state as it is: the method only trains at test."""
         del clients, key
         return server, {}
 
     def test_start(self, server: FRLFedAvgState, key: Key) -> Tree:
-        """Return theta_0 of a test episode."""
+        """Return theta_0, the model from which a test episode starts."""
         del key
         return server.theta
 

@@ -9,9 +9,10 @@ Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submis
 Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
 Departures from the paper: it does not say how the classifier is trained. Here a client uploads the
 gradient of one batch, and the server takes an SGD step of FRL's alpha on their mean, with FRL's
-decay: federated averaging of one local step. With another optimiser of the server it is not: the
-first step of a client's Adam would be a sign (that is prepare_by="clients"). Where images are dealt
-anew for each episode (partition "redealt"), batches are of the whole pool, so pre-training is IID.
+decay, which is federated averaging of one local SGD step. With other optimisers the two differ: a
+client's first step of Adam only depends on the gradient's signs; prepare_by="clients" has such
+steps. Where images are reassigned for each episode (partition "redealt"), batches come from the
+whole pool: IID.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ class FRLFinetune(Pretrained):
 
     Args:
         model: backbone, and a head as wide as the widest test episode.
-        episode: its `augment` is for the batches of pre-training.
-        classes: the dataset's numbers of the base classes.
-        test_rounds: R at test.
-        inner_lr: step size of a group's clients.
-        local_steps: E, passes of a client over its supports in a round of a test.
-        inner_batch: examples of a step; null for all supports, so that a pass is one step.
+        episode: its `augment` is used for the batches of pre-training.
+        classes: numbers of the base classes in the dataset.
+        test_rounds: number of rounds at test, R.
+        inner_lr: step size of the clients of a test group.
+        local_steps: passes of a client over its supports in each round of a test, E.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
             gradient, or each of the "clients", with a fresh optimiser in every round.
-        prepare_steps: steps of a local update in pre-training; 1 if the server takes them.
-        batch: examples of such a step.
-        optimizer: of pre-training.
+        prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
+        batch: examples per step of pre-training.
+        optimizer: the optimiser of pre-training.
         decay: factor of the step size in pre-training after `decay_round` communication rounds.
-        decay_round: 0 for never.
+        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl_finetune"

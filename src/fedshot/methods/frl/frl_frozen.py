@@ -6,10 +6,11 @@ assigned to the class of the nearest mean.
 
 Source: ours, because the distance-based rows of Park et al., Few-Round Learning for Federated
 Learning, ICLR 2021 submission, hardly depend on the rounds of the test (Tables 3 and A.1 against
-Table 1). Prototypes are those of Snell et al. 2017; sums of features are exact whatever client
-holds what.
+Table 1). Prototypes are those of Snell et al. 2017; sums of features are exact, whichever client
+has an example.
 Symbols: theta encoder and classifier; n_k examples of client k.
-Departures from the paper: it has no such row. Pre-training is that of `frl_finetune`, to the bit.
+Departures from the paper: it has no such baseline. Pre-training is that of `frl_finetune`, to the
+bit.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class FRLFrozen(Pretrained):
 
     Args:
         model: backbone; a head is not used.
-        episode: its `augment` is for the batches of pre-training.
-        classes: the dataset's numbers of the base classes.
+        episode: its `augment` is used for the batches of pre-training.
+        classes: numbers of the base classes in the dataset.
         prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
             gradient, or each of the "clients", with a fresh optimiser in every round.
-        prepare_steps: steps of a local update in pre-training; 1 if the server takes them.
-        batch: examples of such a step.
-        optimizer: of pre-training.
+        prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
+        batch: examples per step of pre-training.
+        optimizer: the optimiser of pre-training.
         decay: factor of the step size in pre-training after `decay_round` communication rounds.
-        decay_round: 0 for never.
+        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl_frozen"
@@ -60,7 +61,7 @@ class FRLFrozen(Pretrained):
 
     @property
     def rounds_at_test(self) -> int:
-        """R at test: none, so that there is one exchange for prototypes."""
+        """Number of rounds at test, R: 0, which leaves one exchange for prototypes."""
         return 0
 
     @property
@@ -69,6 +70,6 @@ class FRLFrozen(Pretrained):
         return replace(super().traits, adapts=False)
 
     def test_start(self, server: Prepared, key: Key) -> Tree:
-        """Return theta_0 of a test episode: the encoder."""
+        """Return the model of a test episode: the encoder."""
         del key
         return {"body": server.theta["body"]}

@@ -48,25 +48,25 @@ class FRLOneShot(Pretrained):
 
     Args:
         model: backbone, and a head as wide as the widest test episode.
-        episode: its `augment` is for the batches of pre-training.
-        classes: the dataset's numbers of the base classes.
-        test_rounds: R at test.
-        inner_lr: step size of a group's clients.
-        local_steps: E, passes of a client over its supports in a round of a test.
-        inner_batch: examples of a step; null for all supports, so that a pass is one step.
-        candidates: clients that fine-tune in a round of a test; 0 for those of the group and the
-            spare ones (test.group.spare). With more than the group has, and no spare ones, each
-            client's supports are split among several.
+        episode: its `augment` is used for the batches of pre-training.
+        classes: numbers of the base classes in the dataset.
+        test_rounds: number of rounds at test, R.
+        inner_lr: step size of the clients of a test group.
+        local_steps: passes of a client over its supports in each round of a test, E.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
+        candidates: number of models that are fine-tuned in a round of a test, one per client; 0 for
+            all clients of the group and its spare ones (test.group.spare). With more candidates
+            than clients, each client's supports are split among several.
         keep: number of candidates selected, those with the best held-out accuracy.
-        holdout: share of a candidate's supports of a class that it holds out.
-        last: in the last round, "average" the selected models, or their predictions, "ensemble".
+        holdout: share of a candidate's supports of each class that it holds out.
+        last: in the last round, "average" the selected models, or "ensemble" their predictions.
         prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
             gradient, or each of the "clients", with a fresh optimiser in every round.
-        prepare_steps: steps of a local update in pre-training; 1 if the server takes them.
-        batch: examples of such a step.
-        optimizer: of pre-training.
+        prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
+        batch: examples per step of pre-training.
+        optimizer: the optimiser of pre-training.
         decay: factor of the step size in pre-training after `decay_round` communication rounds.
-        decay_round: 0 for never.
+        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl_one_shot"
@@ -104,7 +104,7 @@ class FRLOneShot(Pretrained):
 
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Fine-tune on a part of the supports; upload the change, and the accuracy on the rest."""
+        """Fine-tune on some of the supports; upload the change, and the accuracy on the others."""
         aside = set_aside(drawn.support_y, self.holdout)
         x, y = drawn.support_x, drawn.support_y
         mine = drawn._replace(support_x=x[~aside], support_y=y[~aside], query_x=x[aside])
@@ -123,7 +123,7 @@ class FRLOneShot(Pretrained):
     def evaluate(
         self, server: Prepared, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Let the best candidates of each group fine-tune for R rounds, and predict."""
+        """Fine-tune with the best candidates of each group for R rounds, and predict."""
         stats = self.test_stats(server)
 
         def answer(eval_episode: EvalEpisode, key: Key) -> Tensor:
@@ -146,7 +146,7 @@ class FRLOneShot(Pretrained):
     ) -> tuple[list[Tree], Tensor]:
         """Return the models that predict, and the classes [slots] that selected clients hold.
 
-        All classes where there are no rounds.
+        With 0 rounds these are all classes.
         """
         slots = self.local.slots(0)
         shares = [*shares_of(eval_episode, slots), *spare_shares(eval_episode, slots)]
@@ -188,7 +188,7 @@ def _check_candidates(candidates: int, clients: int) -> None:
 
 
 def split_among(shares: Sequence[EpisodeShare], candidates: int) -> list[EpisodeShare]:
-    """Return the shares of the candidates; a client's is split among several if there are more."""
+    """Return the candidates' shares; with more candidates than clients, shares are split evenly."""
     if candidates == 0 or candidates <= len(shares):
         return list(shares[: candidates or None])
     _check_candidates(candidates, len(shares))

@@ -1,15 +1,15 @@
-"""Personalised meta-training, then a few federated rounds: the comparison of FRL's appendix C.
+"""Personalised meta-training, then a few federated rounds: the comparison in FRL's appendix C.
 
-Each client adapts the start to its own supports and uploads the gradient of its own queries' loss
-at the adapted model; an episode has no inner rounds. At test the clients of a group nevertheless
-learn together for R rounds.
+Each client adapts the initialisation to its own supports and uploads the gradient of its own
+queries' loss at the adapted model; an episode has no inner rounds. At test the clients of a group
+nevertheless learn together for R rounds.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, appendix C,
 after Chen et al. 2018 and Lin et al. 2020; the client's step is first-order, as FRL's is.
-Symbols: phi the start; S_k, Q_k supports and queries of client k; alpha inner_lr.
-Departures from the paper: Adam is the server's, on sum_k rho_k g_k, as in `frl`. Under "proto" the
-queries are compared with prototypes of the client's own supports under the adapted model; the paper
-does not say. At test prototypes are recomputed with theta_R, as in `frl`.
+Symbols: phi the initialisation; S_k, Q_k supports and queries of client k; alpha inner_lr.
+Departures from the paper: Adam runs at the server, on sum_k rho_k g_k, as in `frl`. Under "proto"
+the queries are compared with prototypes of the client's own supports under the adapted model; the
+paper does not say. At test prototypes are recomputed with theta_R, as in `frl`.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from fedshot.protocol.reducers import Mean
 
 @dataclass(frozen=True)
 class FRLPersonal(MetaTrained):
-    """A start that adapts to each client by itself; at test, a few federated rounds from it.
+    """An initialisation that clients adapt separately in training, and together at test.
 
     Args:
         model: backbone, and for variant "linear" a head as wide as the widest episode.
         episode: shape of an episode, as in `frl`.
-        classes: the dataset's numbers of the base classes.
-        redealt: whether images are dealt anew for each episode.
-        variant: "linear" learns a head, "proto" predicts by prototypes.
-        test_rounds: R at test.
-        inner_lr: alpha.
-        local_steps: E, passes of a client over its supports, in training and in a test's round.
-        inner_batch: examples of a step; null for all supports, so that a pass is one step.
+        classes: numbers of the base classes in the dataset.
+        redealt: whether images are reassigned to the clients for each episode.
+        variant: "linear" trains a linear head, "proto" predicts by the nearest prototype.
+        test_rounds: number of rounds at test, R.
+        inner_lr: step size of the clients, alpha.
+        local_steps: passes of a client over its supports, in training and in each round at test, E.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         refresh: at test, recompute prototypes with theta_R; else queries are compared with P_{R-1}.
-        optimizer: of the server.
-        decay: factor of the optimiser's step size after `decay_round` communication rounds.
-        decay_round: 0 for never.
+        optimizer: the server's optimiser.
+        decay: factor of the server's step size after `decay_round` communication rounds.
+        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl_personal"
@@ -75,12 +75,12 @@ class FRLPersonal(MetaTrained):
 
     @property
     def refreshes(self) -> bool:
-        """Whether an exchange of its own recomputes the prototypes with theta_R."""
+        """Whether one more exchange, after the R rounds, recomputes the prototypes with theta_R."""
         return self.refresh
 
     @client_work(draw="draw")
     def meta_gradient(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Adapt to the own supports; upload the gradient of the own queries' loss there."""
+        """Adapt phi to the client's supports; upload the gradient of its queries' loss there."""
         local, y, stats = self.local, drawn.query_y, down["stats"]
         adapted = local.learn(down["phi"], drawn, None).theta
         mode = learning_mode(drawn)
@@ -102,7 +102,7 @@ class FRLPersonal(MetaTrained):
     def round(
         self, server: FRLState, clients: Population, key: Key
     ) -> tuple[FRLState, Mapping[str, float]]:
-        """phi <- phi - beta Adam(sum_k rho_k g_k)."""
+        """Run one episode; phi <- phi - beta Adam(sum_k rho_k g_k)."""
         got = clients.exchange(
             self.meta_gradient,
             {"phi": server.phi, "stats": server.stats},

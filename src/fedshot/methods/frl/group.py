@@ -35,7 +35,7 @@ class Group:
     `bytes_down` and `bytes_up` count what an exchange with remote clients would send.
 
     Args:
-        drawn: `drawn(exchange, k)` is what client k has drawn.
+        drawn: `drawn(exchange, k)` returns what client k draws for an exchange.
         clients: number of clients.
     """
 
@@ -45,16 +45,16 @@ class Group:
 
     @classmethod
     def of_shares(cls, shares: Sequence[Tree]) -> Group:
-        """Return clients whose draw is fixed: client k always works on `shares[k]`."""
+        """Return a group whose clients draw nothing: client k always works on `shares[k]`."""
         return cls(lambda _, k: shares[k], len(shares))
 
     @classmethod
     def of_data(cls, data: Sequence[ClientData]) -> Group:
-        """Return clients whose data the server has; they draw as remote clients would."""
+        """Return a group of clients with these data, which draw as remote clients would."""
         return cls(lambda one, k: one.work.draw(data[k], one.client_key(k)), len(data))
 
     def sample(self, key: Key) -> tuple[int, ...]:
-        """Return all of them."""
+        """Return all clients of the group."""
         del key
         return self.ids
 

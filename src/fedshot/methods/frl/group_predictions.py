@@ -32,12 +32,12 @@ def predict(
 
 
 class GroupNorms:
-    """The batch-norm statistics of a group's one model; None where each client has its own.
+    """The batch-norm statistics that all clients of a group use; None if each uses its own.
 
-    Policy "running": those of training. "group": each client finds means and second moments on its
-    own supports, and the mean of these is weighted by numbers of supports. A sum over clients gives
-    it; in a first layer it equals the statistics of all supports together. Predictions then do not
-    depend on which client holds an example. "support" and "transductive" have none.
+    Policy "running": the statistics of training. "group": each client computes means and second
+    moments on its supports; they are averaged, weighted by numbers of supports. A sum over clients
+    suffices for it, and in a first layer the result equals the statistics of all supports together.
+    Predictions then do not depend on which client has an example. Other policies: None.
     """
 
     def __init__(self, local: FewRoundLearner, stats: Tree, shares: Sequence[EpisodeShare]) -> None:
@@ -81,7 +81,7 @@ def query_maps(
 ) -> list[Tensor]:
     """Return the network's output for every client's queries, by the model's batch-norm policy.
 
-    "group": one set of statistics for all, see `GroupNorms`; "support": the statistics of the
+    "group": the statistics of `GroupNorms` for all clients; "support": the statistics of the
     client's own supports; "running": those of training; "transductive": all clients' queries are
     one batch.
     """
@@ -108,15 +108,15 @@ def predict_by_group(
     clients: Clients,
     key: Key,
 ) -> list[Prediction]:
-    """Let the group of each test episode learn from its supports, and predict with its one model.
+    """Train one model in the group of each test episode, on the supports, and predict with it.
 
     Args:
         local: how a client learns.
         stats: running statistics of batch norm.
         learn: `learn(group, eval_episode, key, norms)` returns the result of the group's rounds.
-        eval_episodes: the episodes; one that no group holds is held by a single client.
+        eval_episodes: the episodes; an episode without a group is treated as that of one client.
         clients: their fleet spreads the episodes over its cores.
-        key: of this evaluation.
+        key: key of this evaluation.
     """
 
     def answer(eval_episode: EvalEpisode, key: Key) -> Tensor:
@@ -138,7 +138,7 @@ def in_group(
     clients: Clients,
     key: Key,
 ) -> list[Prediction]:
-    """Predict each test episode by `answer(eval_episode, key)`, with a key of its own.
+    """Predict each test episode by `answer(eval_episode, key)`, with a different key each.
 
     The logits of a group that diverges are NaN, which the test counts as wrong.
     """

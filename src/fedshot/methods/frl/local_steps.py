@@ -40,7 +40,7 @@ Variant = Literal["linear", "proto", "gpal"]
 
 
 class Prototypes(NamedTuple):
-    """Means of features by class, and which classes have one."""
+    """Means of features by class, and for which classes they exist."""
 
     means: Tensor  # [numbers, d]
     held: Tensor  # bool [numbers]
@@ -127,7 +127,7 @@ class FewRoundLearner:
         return mask_logits(self.model.logits(theta, h), used)
 
     def prototypes_of(self, f: Tensor, y: Tensor, numbers: int) -> tuple[Prototypes, Tensor]:
-        """Return eq. (1), and the number of examples [numbers] in each prototype."""
+        """Return the prototypes, eq. (1), and the number of examples [numbers] in each."""
         member = members(y, numbers).to(f.dtype)
         counts = member.sum(1)
         means = (member @ f) / counts.clamp_min(1.0)[:, None]
@@ -171,13 +171,13 @@ class FewRoundLearner:
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
         """Return (F of eq. (4), accuracy, own prototypes, counts) of supports.
 
-        Only F is for differentiation; whether the own prototypes have a graph depends on options.
+        Only differentiate F; whether the client's own prototypes have a graph depends on options.
 
         Args:
             g: maps [n, d, positions].
             y: labels [n].
-            numbers: labels that classes may have.
-            prototypes: the global ones; None for no L_aux.
+            numbers: number of labels that classes may have.
+            prototypes: the global prototypes; None to leave out L_aux.
         """
         fixed = prototypes is None or not prototypes.means.requires_grad
         if self.loss == "softmax" and fixed and losses_fused.fits(g):
@@ -194,7 +194,7 @@ class FewRoundLearner:
         return loss, accuracy(self.logits(f, own).detach(), y), own, counts
 
     def query_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> tuple[Tensor, Tensor]:
-        """Return (loss, accuracy) of queries by prototypes; maps g [n, d, positions], y [n]."""
+        """Return (loss, accuracy) of queries under prototypes; maps g [n, d, positions], y [n]."""
         if self.loss == "softmax" and losses_fused.fits(g):
             return losses_fused.query_loss(g, y, *prototypes)
         logits = self.logits(self.features(g), prototypes)
@@ -223,9 +223,9 @@ class FewRoundLearner:
 
         Args:
             theta: theta_r.
-            share: of the client.
-            prototypes: the global ones of the round before.
-            differentiable: for `torch.func.vjp` and the like.
+            share: the client's share of the episode.
+            prototypes: the global prototypes of the previous round; None if there are none.
+            differentiable: whether to keep the graph, as for `torch.func.vjp`.
         """
         y, numbers = share.support_y, len(share.open)
         x = self.model.prepare(share.support_x)
@@ -272,7 +272,7 @@ class FewRoundLearner:
     ) -> tuple[Tensor, Tensor]:
         """Return the (sums [numbers, d], counts [numbers]) of a client's supports under theta.
 
-        Batch norm uses the statistics of these supports, or `stats` where they are given.
+        Batch norm uses the statistics of these supports, or `stats` if not None.
         """
         mode = learning_mode(share) if stats is None else Mode(norm="given")
         g, _ = self.maps(theta, stats or {}, share.support_x, mode)
@@ -295,11 +295,11 @@ def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
 
 
 def pieces(n: int, size: int | None) -> list[slice]:
-    """Return the minibatches of n examples; one for all of them without a size.
+    """Return the minibatches of n examples as slices; one slice if `size` is None.
 
     They follow the order of the examples, the same in every step: random for what a client draws,
-    by class for a test episode without a group. A last one that is too short for batch norm joins
-    the one before.
+    by class for a test episode without a group. A last minibatch of less than half of `size` joins
+    the one before, because it is too short for batch norm.
     """
     if size is None or size >= n:
         return [slice(0, n)]

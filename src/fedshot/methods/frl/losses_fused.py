@@ -2,7 +2,7 @@
 
 In torch they are some eighty operations on a few numbers, forward and backward: a sixth of a
 client's round with 30 images. `fedshot.methods.frl.local_steps` has the equations, and the torch
-operations for what has no kernel.
+operations for cases that have no kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedshot.nn.stacks import stacked
 
 
 def fits(g: Tensor) -> bool:
-    """Whether the kernels accept these maps: float32, not stacked, not traced, one derivative."""
+    """Whether the kernels support g: float32 on the CPU, no vmap, no tracing, one derivative."""
     return plain_floats(g) and not stacked() and not differentiated_twice() and not followed()
 
 
@@ -29,15 +29,16 @@ def support_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (loss, accuracy, means [numbers, d], counts [numbers]) of supports: eqs. (1) to (4).
 
-    The loss is L_local + gamma L_aux in nats; it alone is differentiable, with respect to maps.
+    The loss is L_local + gamma L_aux in nats. Only the loss is differentiable, with respect to `g`.
 
     Args:
         g: maps [n, d, positions], which `fits`.
         y: labels, int64 [n], 0 to numbers - 1.
-        numbers: labels that classes may have.
-        prototypes: global ones, (means [numbers, d], held bool [numbers]); None for no L_aux.
-        gamma: of the mean over positions.
-        pooled: whether L_aux is of the maps' means, not of each position.
+        numbers: number of labels that classes may have.
+        prototypes: global prototypes (means [numbers, d], held bool [numbers]: whether a class has
+            one); None to leave out L_aux.
+        gamma: weight of L_aux, a mean over positions.
+        pooled: whether L_aux compares the maps' means instead of each position.
 
     Raises ValueError for tensors that C would misread.
     """
@@ -48,10 +49,17 @@ def support_loss(
 
 
 def query_loss(g: Tensor, y: Tensor, means: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (loss in nats, accuracy) of queries by given prototypes, eq. (2).
+    """Return (loss in nats, accuracy) of queries that are compared with prototypes, eq. (2).
 
-    The loss is differentiable with respect to maps g [n, d, positions] and means [numbers, d].
-    Raises as `support_loss`.
+    The loss is differentiable with respect to `g` and `means`.
+
+    Args:
+        g: maps of the queries [n, d, positions], which `fits`.
+        y: labels, int64 [n].
+        means: the prototypes [numbers, d].
+        held: bool [numbers], whether a class has a prototype.
+
+    Raises ValueError for tensors that C would misread.
     """
     loss, right = _Queries.apply(g, y, means, held)  # type: ignore[no-untyped-call]
     return loss, right
@@ -150,7 +158,7 @@ def _check_labels(wrong: int, y: Tensor, numbers: int) -> None:
 
 
 def _check_once() -> None:
-    """Refuse a gradient with create_graph=True, which would be a constant."""
+    """Raise RuntimeError under create_graph=True, where the gradient would be a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "a loss of few-round learning is differentiated twice, by create_graph=True; take the "

@@ -1,8 +1,8 @@
 """Pre-training of the methods that fine-tune for a few rounds: a classifier of all base classes.
 
 Clients train an encoder under one classifier over all base classes on batches of their own, by
-federated averaging. Park et al. 2021 (few-round learning), section 4, give its number of
-communication rounds only; the server's step is that of FRL, so that neither has an advantage.
+federated averaging. Park et al. 2021 (few-round learning), section 4, only give its number
+of communication rounds; the server's step is that of FRL, so that neither method has an advantage.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pretrained(FewRoundMethod[Prepared]):
                 "'clients'."
             )
         check_rounds(self.rounds_at_test)
-        _ = self.local, self.classifier  # which check the rest
+        _ = self.local, self.classifier  # their constructors check the rest
 
     @cached_property
     def classifier(self) -> Classifier:
@@ -92,7 +92,7 @@ class Pretrained(FewRoundMethod[Prepared]):
         )  # fmt: skip
 
     def init(self, key: Key) -> Prepared:
-        """Return a fresh encoder and classifier."""
+        """Return a random encoder and classifier."""
         theta, stats = self.classifier.init(key)
         outer: Tree = self.optimizer.init(theta) if self.prepare_by == "server" else {}
         return Prepared(theta, stats, outer, torch.tensor(0))
@@ -104,7 +104,7 @@ class Pretrained(FewRoundMethod[Prepared]):
 
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Upload the gradient of the cross-entropy, or the change after steps along it."""
+        """Upload the gradient of the cross-entropy, or the change after local steps on it."""
         episode_loss = self.classifier.episode_loss
         if self.prepare_by == "clients":
             return local_reply(episode_loss, self.optimizer, down, private, drawn)
@@ -141,10 +141,10 @@ class Pretrained(FewRoundMethod[Prepared]):
         return Prepared(theta, stats, outer, server.exchanges + 1), got.metrics
 
     def test_start(self, server: Prepared, key: Key) -> Tree:
-        """Return theta_0 of a test episode: the encoder with a fresh head."""
+        """Return theta_0, from which a test episode starts: the encoder with a random head."""
         body = server.theta["body"]
         return {"body": body, "head": fresh_head(self.model, body, key)}
 
     def test_stats(self, server: Prepared) -> Tree:
-        """Return the running statistics of batch norm for tests, if their policy uses them."""
+        """Return the running batch-norm statistics if the test's policy is "running", else `{}`."""
         return server.stats if self.model.norm_policy == "running" else {}

@@ -23,7 +23,7 @@ from fedshot.protocol.exchange import Reply
 
 Population: TypeAlias = Clients | Group
 Norms: TypeAlias = Callable[[Tree], Tree | None]
-"""From a model to the batch-norm statistics for all clients; None for each client's own."""
+"""Maps a model to the batch-norm statistics of all clients; None if each uses its own."""
 
 
 class Round(NamedTuple):
@@ -42,14 +42,14 @@ class Adapted(NamedTuple):
     theta: Tree
     prototypes: Prototypes | None
     trail: tuple[Round, ...]
-    refreshed: Round | None  # the exchange for prototypes alone
+    refreshed: Round | None  # the last exchange, for prototypes only
     loss: float  # of the supports in the last round, nats; NaN without a round
 
 
 def update_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
-    """Reply with a client's local steps, lines 12 to 16; `equal` gives all clients one weight."""
+    """Reply with the change by the local steps, lines 12 to 16; `equal`: all weights are 1."""
     learned = local.learn(down["theta"], share, down.get("prototypes"))
     up: dict[str, Tree] = {"theta": tree.sub(learned.theta, tree.detach(down["theta"]))}
     if not local.linear:
@@ -61,7 +61,7 @@ def update_reply(
 def prototype_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare
 ) -> Reply:
-    """Reply with the sums that prototypes are made of, under the model of the message."""
+    """Reply with the feature sums that make prototypes, under the model in the message."""
     with torch.no_grad():
         sums, counts = local.prototype_sums(down["theta"], share, down.get("stats"))
     return Reply({"sums": sums, "counts": counts}, private, len(share.support_y))

@@ -11,14 +11,14 @@ from fedshot.nn.optim import Optimizer
 
 
 def check_rounds(*rounds: int | None) -> None:
-    """Refuse a negative number of rounds."""
+    """Raise ConfigError for a negative number of rounds."""
     for count in rounds:
         if count is not None and count < 0:
             raise ConfigError(f"the number of rounds is {count}; expected a whole number from 0.")
 
 
 def check_decay(decay: float, decay_round: int) -> None:
-    """Refuse an impossible factor or round of the decay."""
+    """Raise ConfigError for an impossible factor or round of the decay."""
     if not 0 < decay <= 1 or decay_round < 0:
         raise ConfigError(
             f"decay is {decay} after round {decay_round}; expected a factor in (0, 1] and a round "
@@ -27,10 +27,10 @@ def check_decay(decay: float, decay_round: int) -> None:
 
 
 def decay_factor(decay: float, decay_round: int, exchanges: Tensor) -> float:
-    """Return the factor of a step after this many communication rounds."""
+    """Return the factor of the step size after `exchanges` communication rounds."""
     return decay if decay_round and int(exchanges) >= decay_round else 1.0
 
 
 def decayed(optimizer: Optimizer, decay: float, decay_round: int, exchanges: Tensor) -> Optimizer:
-    """Return the optimiser with the step size after this many communication rounds."""
+    """Return the optimiser with its step size after `exchanges` communication rounds."""
     return replace(optimizer, lr=optimizer.lr * decay_factor(decay, decay_round, exchanges))

@@ -1,1 +1,1 @@
-"""pFedFSL and the personalised methods it is compared with."""
+"""pFedFSL and the personalised methods that it is compared with."""

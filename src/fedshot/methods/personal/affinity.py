@@ -32,11 +32,11 @@ def top_m_by_affinity(
 
     Args:
         q: the affinity matrix.
-        i: the client that gets the models.
+        i: the client that receives the models.
         ids: the clients that take part.
-        m: number of models, or all others if there are fewer.
-        rng: draws the ties, the exploration and the order.
-        explore: probability that one of the m is drawn at random instead.
+        m: number of models; all others if there are fewer.
+        rng: random numbers for the ties, the exploration and the order.
+        explore: probability, for each of the m models, that it is chosen at random instead.
     """
     others = rng.permutation(np.array([j for j in ids if j != i], dtype=np.int64))
     # A stable sort leaves ties in their random order.
@@ -48,7 +48,7 @@ def top_m_by_affinity(
 
 
 def check_others(m: int, clients: int) -> None:
-    """Raise ConfigError if m is not a number of other clients."""
+    """Raise ConfigError unless every client has m other clients."""
     if not 0 <= m < clients:
         raise ConfigError(
             f"m is {m}; of {clients} clients a client has {clients - 1} others. Lower m, or have "

@@ -55,7 +55,7 @@ class OwnClassesMethod(Method[S]):
 
 
 class AmongBaseClasses(OwnClassesMethod[S]):
-    """A method with one classifier over the base classes, and by default a `ModelState`."""
+    """A method with one classifier over the base classes; its default state is `ModelState`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,11 +68,11 @@ class AmongBaseClasses(OwnClassesMethod[S]):
 
     @property
     def learner(self) -> Classifier:
-        """What the clients train."""
+        """The learner that clients train."""
         return Classifier(self.model, len(self.classes))
 
     def init(self, key: Key) -> Any:
-        """Return a fresh encoder and classifier."""
+        """Return a random encoder and classifier."""
         return ModelState(*self.learner.init(key))
 
     def proximal_loss(

@@ -1,8 +1,8 @@
-"""Ditto: a global model as in FedAvg, and a personal one at each client, held near it.
+"""Ditto: a global model as in FedAvg, and near it a personal model at each client.
 
 Source: Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization,
-algorithm 1: beside its part in G, client k takes steps v_k <- v_k - eta (grad F_k(v_k) +
-lambda (v_k - w^t)), which minimise
+algorithm 1: client k takes part in G, the global training, and takes steps v_k <- v_k - eta
+(grad F_k(v_k) + lambda (v_k - w^t)), which minimise
 h_k(v_k; w^t) = F_k(v_k) + (lambda/2) ||v_k - w^t||^2, the paper's equation of Ditto.
 Symbols: w^t the server's model at the start of the round; v_k personal models; lambda is
 `lambda_prox`.
@@ -33,17 +33,17 @@ from fedshot.protocol.method import ModelState
 
 @dataclass(frozen=True)
 class Ditto(PersonalModels[ModelState]):
-    """A personal model at each client, held near the average of global ones.
+    """A personal model at each client, near the global model that all clients train.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
-        lambda_prox: weight of the distance of a personal model; 0 is training alone.
-        personal_steps: passes over the samples for the personal model; each is one step.
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients, for both models.
+        classes: numbers of the base classes in the dataset.
+        lambda_prox: weight of a personal model's distance to the global one; 0 for local training.
+        personal_steps: passes over a client's samples for the personal model.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the clients' optimiser for both models.
     """
 
     name: ClassVar[str] = "ditto"
@@ -82,6 +82,6 @@ class Ditto(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + sum_k n_k (w_k - w) / n."""
+        """Run one round; w <- w + sum_k n_k (w_k - w) / n."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
         return ModelState(**new), got.metrics

@@ -32,10 +32,10 @@ class FedAvg(AmongBaseClasses[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        classes: numbers of the base classes in the dataset.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -53,6 +53,6 @@ class FedAvg(AmongBaseClasses[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + sum_k n_k (w_k - w) / n."""
+        """Run one round; w <- w + sum_k n_k (w_k - w) / n."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
         return ModelState(**new), got.metrics

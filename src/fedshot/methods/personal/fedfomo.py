@@ -50,15 +50,15 @@ _NO_DISTANCE = 1e-30  # models that are closer count as equal
 
 
 class FedFomoState(NamedTuple):
-    """The server's state, except for the models, which are in its bank on the disk."""
+    """The server's state without the clients' models, which the server keeps on disk."""
 
-    start: Tree  # {"theta", "stats"}: the first model of every client
+    start: Tree  # {"theta", "stats"}: the initial model of every client
     p: Tensor  # float64 [clients, clients], the affinity matrix
     rounds: Tensor  # int64 scalar: rounds so far
 
 
 class FedFomoData(NamedTuple):
-    """What is drawn for a local update."""
+    """The data of a local update."""
 
     batches: Batches
     seen: Batch  # all training samples
@@ -67,23 +67,23 @@ class FedFomoData(NamedTuple):
 
 @dataclass(frozen=True)
 class FedFomo(BankedModels[FedFomoState]):
-    """Models of other clients, weighted by what a step towards each gains.
+    """Personal models that move towards other clients' models, weighted by the gain of each.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
+        classes: numbers of the base classes in the dataset.
         clients: number of clients.
-        m: models of others that a client gets, M.
-        validation_share: share of a client's samples of each class for validation, the first ones
-            in the order of the data; at least one of two or more. Batch norm treats them like the
+        m: number of other clients' models that a client receives, M.
+        validation_share: share of a client's samples of each class for validation: the first ones
+            in the order of the data, at least one of two or more. Batch norm treats them like the
             queries of a test: by default it uses the statistics of the training samples.
-        distance: of two models, "l2" as in the paper, or "l1".
-        epsilon: probability that a model is drawn at random, in round 1.
+        distance: distance between two models, "l2" as in the paper, or "l1".
+        epsilon: probability in round 1 that a model for a client is chosen at random.
         epsilon_decay: decrease of epsilon in each round.
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedfomo"
@@ -112,15 +112,15 @@ class FedFomo(BankedModels[FedFomoState]):
             )
 
     def init(self, key: Key) -> FedFomoState:
-        """Return the first model, and affinities of 0."""
+        """Return the initial model of all clients, and affinities of 0."""
         theta, stats = self.learner.init(key)
         start = {"theta": theta, "stats": stats}
         return FedFomoState(start, first_affinity(self.clients), torch.tensor(0))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the start of the last local update; the server's bank has its result.
+        """Return a placeholder for the model from which the last local update started.
 
-        The first local update replaces it with the server's model.
+        The first local update replaces it with the model that the server sent.
         """
         del client
         theta, stats = self.learner.init(key)
@@ -185,7 +185,7 @@ class FedFomo(BankedModels[FedFomoState]):
         return Reply(up, next_own(private, mixed), drawn.batches.n, metrics)
 
     def move(self, before: Tree, models: Sequence[Tree], w: Tensor) -> Tree:
-        """Return theta_i + sum_n w_n (theta_n - theta_i), w's positive part normalised."""
+        """Return theta_i + sum_n w_n (theta_n - theta_i), with w's positive part normalised."""
         good = w.clamp_min(0)
         shares = good / good.sum().clamp_min(_NO_DISTANCE)
         moved = before
@@ -229,5 +229,5 @@ class FedFomo(BankedModels[FedFomoState]):
         return server._replace(p=p, rounds=server.rounds + 1), got.metrics
 
     def explore(self, rounds: int) -> float:
-        """Return epsilon after a number of rounds."""
+        """Return epsilon after `rounds` rounds."""
         return max(0.0, self.epsilon - self.epsilon_decay * rounds)

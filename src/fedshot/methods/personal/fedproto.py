@@ -1,4 +1,4 @@
-"""FedProto: clients exchange class prototypes, not weights; each keeps a model of its own.
+"""FedProto: clients exchange class prototypes instead of weights; each keeps its own model.
 
 Source: Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients,
 algorithm 1. Local prototypes C_i^(j) are means of features, eq. (3); the server's are means over
@@ -49,7 +49,7 @@ class FedProtoState(NamedTuple):
 
 
 class FedProtoData(NamedTuple):
-    """What is drawn for a local update."""
+    """The data of a local update."""
 
     batches: Batches
     whole: Batch  # D_i
@@ -57,18 +57,18 @@ class FedProtoData(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProto(PersonalModels[FedProtoState]):
-    """A model at each client, trained towards common prototypes.
+    """A personal model at each client, whose features stay near common prototypes.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
-        lambda_proto: weight of the distance to the server's prototypes; 0 is training alone.
-        weighting: of the clients in a prototype: by their "examples" of the class, as in the
-            paper, or equally for all "clients".
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        classes: numbers of the base classes in the dataset.
+        lambda_proto: weight of the distance to the server's prototypes; 0 for local training.
+        weighting: clients in a prototype are weighted by their "examples" of the class, as in the
+            paper, or all "clients" equally.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedproto"
@@ -86,14 +86,14 @@ class FedProto(PersonalModels[FedProtoState]):
         check_not_negative(lambda_proto=self.lambda_proto)
 
     def init(self, key: Key) -> FedProtoState:
-        """Return no prototypes."""
+        """Return a state without prototypes."""
         del key
         shape = (len(self.classes), self.model.out_features)
         prototypes = torch.zeros(shape, dtype=self.model.torch_dtype)
         return FedProtoState(prototypes, torch.zeros(shape[0], dtype=torch.bool))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the encoder that all clients of a run start from, and a fresh classifier."""
+        """Return the initial encoder, the same at all clients of a run, and a random classifier."""
         del client
         body, stats = self.learner.init(Key(key.root).at("fedproto"))
         classifier = self.learner.init(key)[0]["classifier"]
@@ -140,7 +140,7 @@ class FedProto(PersonalModels[FedProtoState]):
     def round(
         self, server: FedProtoState, clients: Clients, key: Key
     ) -> tuple[FedProtoState, Mapping[str, float]]:
-        """C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij|; other classes keep their prototype."""
+        """Run one round; C^(j) <- sum_i |D_ij| C_i^(j) / sum_i |D_ij| for the classes received."""
         got = clients.exchange(
             self.train,
             server._asdict(),
@@ -156,7 +156,7 @@ class FedProto(PersonalModels[FedProtoState]):
         return FedProtoState(means, server.known | (got["counts"] > 0)), got.metrics
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Predict by the nearest prototype, with the client's own encoder."""
+        """Return the function that predicts by the nearest prototype, with the client's encoder."""
         return partial(self.nearest, down, private)
 
     def nearest(self, server: Tree, own: Tree, eval_episode: EvalEpisode) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the server's weights.
+"""FedProx: FedAvg with a proximal term that keeps clients near the server's weights.
 
 Source: Li et al. 2020, Federated Optimization in Heterogeneous Networks, algorithm 2: client k
 minimises h_k(w; w^t) = F_k(w) + (mu/2) ||w - w^t||^2 inexactly; the server averages.
@@ -35,11 +35,11 @@ class FedProx(AmongBaseClasses[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
+        classes: numbers of the base classes in the dataset.
         mu: weight of the proximal term; 0 is FedAvg.
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedprox"
@@ -64,6 +64,6 @@ class FedProx(AmongBaseClasses[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + sum_k n_k (w_k - w) / n."""
+        """Run one round; w <- w + sum_k n_k (w_k - w) / n."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
         return ModelState(**new), got.metrics

@@ -1,4 +1,4 @@
-"""FedRep: a shared encoder, and a classifier of its own at each client.
+"""FedRep: a shared encoder, and a private classifier at each client.
 
 Source: Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning,
 algorithm 1: client i takes tau_h steps on its head h_i with the encoder phi^t fixed, then steps on
@@ -34,7 +34,7 @@ from fedshot.protocol.method import ModelState
 
 
 class FedRepData(NamedTuple):
-    """What is drawn for a local update."""
+    """The data of a local update."""
 
     head: Batches
     body: Batches
@@ -47,12 +47,12 @@ class FedRep(PersonalModels[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
-        personal_head: whether the classifier stays with the client.
-        head_steps: passes over the samples for the classifier; 0 does not train it.
-        local_steps: passes over the samples for the encoder; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients, for both.
+        classes: numbers of the base classes in the dataset.
+        personal_head: whether the classifier stays with the client; if not, it is averaged, too.
+        head_steps: passes over a client's samples for the classifier; 0 does not train it.
+        local_steps: passes over a client's samples for the encoder.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the clients' optimiser for classifier and encoder.
     """
 
     name: ClassVar[str] = "fedrep"
@@ -69,19 +69,19 @@ class FedRep(PersonalModels[ModelState]):
         check_not_negative(head_steps=self.head_steps)
 
     def init(self, key: Key) -> ModelState:
-        """Return a fresh encoder."""
+        """Return a random encoder."""
         theta, stats = self.learner.init(key)
         return ModelState({"body": theta["body"]} if self.personal_head else theta, stats)
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a fresh classifier."""
+        """Return a random classifier."""
         del client
         if not self.personal_head:
             return {}
         return {"classifier": self.learner.init(key)[0]["classifier"]}
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return the server's encoder under the client's classifier."""
+        """Return the server's encoder with the client's classifier, and the statistics."""
         return {**down["theta"], **private}, down["stats"]
 
     def draw(self, data: ClientData, key: Key) -> FedRepData:
@@ -112,6 +112,6 @@ class FedRep(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """phi <- phi + sum_i (phi_i - phi) / (r n)."""
+        """Run one round; phi <- phi + sum_i (phi_i - phi) / (r n)."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         return ModelState(**new), got.metrics

@@ -1,7 +1,7 @@
 """HeurFedAMP: every client stays near a mixture of all models, weighted by their similarity.
 
 Source: Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID Data, FedAMP,
-algorithm 1, with the heuristic weights xi in the place of A's derivative:
+algorithm 1, with the heuristic weights xi in place of A's derivative:
 u_i = xi_ii w_i + sum_{j != i} xi_ij w_j,
 xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h));
 client i minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2.
@@ -40,25 +40,25 @@ _HELD = 2**28  # bytes of models that the server keeps in memory for a round
 
 
 class HeurFedAMPState(NamedTuple):
-    """The server's state, except for the models, which are in its bank on the disk."""
+    """The server's state without the clients' models, which the server keeps on disk."""
 
-    start: Tree  # {"theta", "stats"}: the first model of every client
+    start: Tree  # {"theta", "stats"}: the initial model of every client
 
 
 @dataclass(frozen=True)
 class HeurFedAMP(BankedModels[HeurFedAMPState]):
-    """A personal model near the models that are similar to it.
+    """Personal models, each near a mixture of the models that are similar to it.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
+        classes: numbers of the base classes in the dataset.
         lambda_prox: weight of the distance to the mixture, lambda/alpha.
         sigma: sharpness of the weights: larger values prefer more similar models.
         self_weight: weight of a client's own model in its mixture, xi_ii; null for 1/n.
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "heur_fedamp"
@@ -78,13 +78,13 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
             raise ConfigError(f"self_weight is {self.self_weight}; expected a share in [0, 1].")
 
     def init(self, key: Key) -> HeurFedAMPState:
-        """Return the first model."""
+        """Return the initial model of all clients."""
         theta, stats = self.learner.init(key)
         return HeurFedAMPState({"theta": theta, "stats": stats})
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Train the client's model near the mixture; send it."""
+        """Train the client's model near the mixture; upload the model."""
         own, u = down["own"], down["mixture"]
         episode_loss = partial(self.proximal_loss, self.lambda_prox, u)
         new = local_sgd(episode_loss, self.optimizer, own["theta"], own["stats"], drawn)
@@ -103,7 +103,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         return torch.cat([rest, rest.new_tensor([xi])])
 
     def mix(self, i: int, ids: Sequence[int], model: Callable[[int], Tree]) -> Tree:
-        """Return the mixture u_i. Models are read one by one, so that two are in memory at once."""
+        """Return the mixture u_i. Models are read one by one, so only two are in memory."""
         others = [j for j in ids if j != i]
         xi = self.attention(model(i), (model(j) for j in others))
         u = mixture(xi[-1:], [model(i)["theta"]])
@@ -121,7 +121,9 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
             return clients.recall(i, server.start)
 
         model: Callable[[int], Tree] = read
-        if len(ids) * tree.nbytes(server.start) <= _HELD:  # read each once, not once per client
+        if (
+            len(ids) * tree.nbytes(server.start) <= _HELD
+        ):  # read each model once, not once per client
             model = {i: read(i) for i in ids}.__getitem__
 
         got = clients.exchange(

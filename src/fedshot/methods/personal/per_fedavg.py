@@ -51,13 +51,13 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
-        order: "first" (FO), or "hessian_free" (HF).
+        classes: numbers of the base classes in the dataset.
+        order: "first" leaves the Hessian out (FO), "hessian_free" approximates it (HF).
         beta: outer step size.
-        delta: step of the difference that approximates the product with the Hessian.
+        delta: step size of the difference that approximates the product with the Hessian.
         local_steps: outer steps of a local update.
         batch: samples of each of the three batches of a step; null for all.
-        optimizer: plain SGD; its lr is the inner step size, alpha.
+        optimizer: the optimiser of the inner steps, which must be plain SGD; its lr is alpha.
         test_steps: inner steps at test.
     """
 
@@ -103,7 +103,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     def outer_gradient(
         self, w: Tree, stats: Tree, step: tuple[Batch, ...], noise: Mode
     ) -> GradientResult:
-        """Return (I - alpha Hess f(w; D'')) grad f(w~; D'), by the order chosen."""
+        """Return (I - alpha Hess f(w; D'')) grad f(w~; D'), approximated as `order` says."""
         alpha = self.optimizer.lr
 
         def gradient(at: Tree, batch: Batch, site: int) -> GradientResult:
@@ -138,7 +138,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + sum_i (w_i - w) / (r n)."""
+        """Run one round; w <- w + sum_i (w_i - w) / (r n)."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         return ModelState(**new), got.metrics
 

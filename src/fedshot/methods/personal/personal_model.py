@@ -1,4 +1,4 @@
-"""Models of the clients' own, kept at the client or in the server's bank on the disk."""
+"""Personal models, which the client keeps or the server stores on its disk."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
     """Each client keeps a model, and predicts with it among the base classes."""
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a model that the server's replaces at the client's first local update."""
+        """Return a placeholder, which the server's model replaces in the first local update."""
         del client
         return first_own(self.learner.init(key)[0])
 
@@ -33,16 +33,16 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
         return found
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return the client's (theta, stats), the server's before it has a model."""
+        """Return (the client's theta, or the server's before it has one; the server's stats)."""
         return own_or_sent(private, down["theta"]), down["stats"]
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Predict with the client's model."""
+        """Return the function that predicts with the client's model."""
         return partial(self.logits, *self.own_model(down, private))
 
 
 class BankedModels(PersonalModels[S]):
-    """The server keeps each client's last model; its state has the first one, `start`."""
+    """The server stores each client's last model; its state has the initial model, `start`."""
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: the server keeps what a client has uploaded."""
@@ -62,7 +62,7 @@ class BankedModels(PersonalModels[S]):
 def into_bank(
     clients: Clients, unpacked: Callable[[Tree], Tree] = lambda model: model
 ) -> Callable[[int, Tree], Tree]:
-    """Return what puts an uploaded model into the server's bank and leaves `{}` in memory."""
+    """Return a function that stores an uploaded model on disk and returns `{}` in its place."""
 
     def put_away(client: int, model: Tree) -> Tree:
         clients.remember(client, unpacked(model))
@@ -72,12 +72,12 @@ def into_bank(
 
 
 def first_own(model: Tree) -> Tree:
-    """Return the private state of a client that has not trained; it has drawn `model` itself."""
+    """Return the private state of a client that has not trained; `model` is a placeholder."""
     return {"model": model, "visits": torch.tensor(0)}
 
 
 def own_or_sent(private: Tree, sent: Tree) -> Tree:
-    """Return the client's own model, or in its first local update the one that was sent."""
+    """Return the client's own model, or in its first local update the model `sent` to it."""
     begun = private["visits"] > 0
     return tree.map(lambda mine, new: torch.where(begun, mine, new), private["model"], sent)
 

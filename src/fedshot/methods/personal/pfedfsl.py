@@ -1,8 +1,9 @@
 """pFedFSL: every client mixes the models that do well on its own samples, and trains the mixture.
 
-A client gets m models of other clients. It averages them and its own, weighted by their loss on its
-samples, trains the average, and uploads the result with the weights. The server sums the weights in
-an affinity matrix, by which it chooses the models that it sends to the client in later rounds.
+A client receives m models of other clients. It averages these and its own, weighted by their loss
+on its samples, trains the average, and uploads the result with the weights. The server sums the
+weights in an affinity matrix, by which it chooses the models that it sends to the client in later
+rounds.
 
 Source: Zhao et al., Personalized Federated Few-Shot Learning, IEEE TNNLS 35(2), 2024: algorithm 1
 and eqs. (1) to (8), which are reconstructed here from the paper's prose. With n_1 .. n_m the models
@@ -17,8 +18,8 @@ Symbols: D_i the samples of client i; theta_i its model; Q the affinity matrix, 
 on its diagonal, so that no client gets its own model; R `delay`.
 
 The docs page lists what the paper leaves open, and what `mode` decides. Departure: a client keeps
-no model, because the server has it; the server sends it back with the others, as a part that the
-ledger counts separately.
+no model, because the server has it; the server sends it back with the others, as a tree that the
+communication log counts separately.
 """
 
 from __future__ import annotations
@@ -65,16 +66,16 @@ _NEAR_ZERO = 1e-3  # bound of weights that a subgradient of the penalty has made
 
 
 class PFedFSLState(NamedTuple):
-    """The server's state, except for the models, which are in its bank on the disk."""
+    """The server's state without the clients' models, which the server keeps on disk."""
 
-    start: Tree  # {"theta", "stats"}: first model; with start "own" only its form is used
-    seed: Tensor  # int64 scalar: draws the first models with start "own"
+    start: Tree  # {"theta", "stats"}: initial model; with start "own" only its shapes count
+    seed: Tensor  # int64 scalar: draws the initial models with start "own"
     q: Tensor  # float64 [clients, clients], the affinity matrix
     rounds: Tensor  # int64 scalar: rounds so far
 
 
 class PFedFSLData(NamedTuple):
-    """What is drawn for a local update."""
+    """The data of a local update."""
 
     batches: Batches
     whole: Batch  # D_i
@@ -87,28 +88,28 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
+        classes: numbers of the base classes in the dataset.
         clients: number of clients.
         mode: sets options that are null. "paper", literally: own_sample "with", weigh_by "loss",
             start "own". "strict": own_sample "without", weigh_by "leave_one_out", start "common".
-        m: models of others that a client gets; 0 for no federation (-nF).
+        m: number of other clients' models that a client receives; 0 for no federation (-nF).
         iota: weight of the l1 penalty; 0 for none (-nR).
-        delay: rounds before the affinity matrix is updated, R.
+        delay: rounds before the first update of the affinity matrix, R.
         choose: which models are sent: those with the highest "affinity", or "random" ones (-nS).
         affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
-        temperature: of the softmax of eq. (1).
-        local_steps: passes over the samples; each is one step.
-        batch: samples of a step, so that a pass has several steps; null for all.
-        optimizer: of the clients.
+        temperature: temperature of the softmax in eq. (1).
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the optimiser of the clients.
         own_sample: in training, the average distance of a sample to its class is taken "with" the
             sample itself, at a distance of 0, or "without" it.
         weigh_by: L of eq. (1): the "loss" with each sample in its class, or "leave_one_out".
-        alone: with own_sample "without", "include" the only sample of a class in its class all the
-            same, or "drop" it from the loss.
+        alone: under own_sample "without", "include" the only sample of a class in its class, or
+            "drop" it from the loss.
         l1: "subgradient", which makes weights small, or "proximal", soft thresholding, which makes
             them zero; zeros are not sent.
         penalise_norms: whether the penalty includes the weights of batch norm.
-        start: first models: one "common" model, or each client's "own".
+        start: initial models: one "common" model, or each client's "own".
     """
 
     name: ClassVar[str] = "pfedfsl"
@@ -149,7 +150,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
                 f"l1 is 'proximal', whose threshold is a step of SGD, and optimizer.name is "
                 f"{self.optimizer.name!r}. Set it to 'sgd', or l1 to 'subgradient'."
             )
-        _ = self.learner, self.judge  # which check the rest
+        _ = self.learner, self.judge  # their constructors check the rest
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
@@ -164,24 +165,24 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @property
     def learner(self) -> AverageDistance:
-        """What the clients train."""
+        """The learner that clients train."""
         own = self.own_sample or ("without" if self.mode == "strict" else "with")
         return AverageDistance(self.model, len(self.classes), own, self.alone)
 
     @property
     def weighing(self) -> str:
-        """Which loss weights the models."""
+        """Which loss the weights of eq. (1) use."""
         return self.weigh_by or ("leave_one_out" if self.mode == "strict" else "loss")
 
     @property
     def judge(self) -> AverageDistance:
-        """What computes L of eq. (1)."""
+        """The classifier whose loss is L of eq. (1)."""
         own: OwnSample = "without" if self.weighing == "leave_one_out" else "with"
         return AverageDistance(self.model, len(self.classes), own, self.alone)
 
     @property
     def starting(self) -> str:
-        """Which first model a client has."""
+        """Whether the initial models are "common" or each client's "own"."""
         return self.start or ("common" if self.mode == "strict" else "own")
 
     @property
@@ -199,7 +200,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return replace(super().traits, unstackable=reason if self.packs else "")
 
     def init(self, key: Key) -> PFedFSLState:
-        """Return the first model, and affinities of 0 between different clients."""
+        """Return the initial model, and affinities of 0 between different clients."""
         theta, stats = self.learner.init(key)
         q = first_affinity(self.clients)
         return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
@@ -231,7 +232,10 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return weights, mixture(weights, models)
 
     def objective(self, theta: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
-        """Return L + iota ||theta||_1, eq. (6); a proximal penalty is part of the steps instead."""
+        """Return L + iota ||theta||_1, eq. (6); under l1 "proximal" L alone.
+
+        The proximal method applies the penalty by soft thresholding after each step.
+        """
         gradients = self.learner.episode_loss(theta, stats, batch, seed)
         if not self.iota or self.l1 == "proximal":
             return gradients
@@ -246,7 +250,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return SoftThreshold(self.optimizer, self.iota, self.penalise_norms)
 
     def neighbours(self, server: PFedFSLState, ids: Sequence[int], i: int, key: Key) -> list[int]:
-        """Return the m clients whose models client i gets, with the highest Q_ij; random ties."""
+        """Return the clients whose models client i receives: the m highest Q_ij, ties at random."""
         explore = 1.0 if self.choose == "random" else 0.0
         rng = key.at("choose", i).numpy()
         return top_m_by_affinity(server.q, i, ids, self.m, rng, explore=explore)
@@ -286,7 +290,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return difference.clamp_min(0) if self.affinity == "positive" else difference
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Predict by the average distance to the client's samples, with its own model."""
+        """Return the function that predicts by average distances to the client's samples."""
         del private
         model = self._unpacked(down["model"])
         return partial(self.learner.answer, model["theta"], model["stats"])
@@ -296,7 +300,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return {"model": self._packed(self.own_model(server, clients, client))}
 
     def own_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
-        """Return the server's {"theta", "stats"} of client i."""
+        """Return the model that the server stores for client i, {"theta", "stats"}."""
         first = server.start
         if self.starting == "own":
             theta, stats = self.learner.init(Key(int(server.seed)).at("client", i))
@@ -316,6 +320,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @cached_property
     def _like(self) -> Tree:
-        """A model, which has the form of all models."""
+        """A model with the structure and shapes of all models."""
         theta, stats = self.learner.init(Key(0))
         return {"theta": theta, "stats": stats}

@@ -1,4 +1,4 @@
-"""pFedMe: personal models are proximal points of the server's, by the Moreau envelope.
+"""pFedMe: personal models are proximal points of the server's model (Moreau envelopes).
 
 Source: T. Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes, algorithm 1:
 min_w sum_i F_i(w), F_i(w) = min_theta f_i(theta) + (lambda/2) ||theta - w||^2.
@@ -6,9 +6,9 @@ In each of R local rounds theta~_i(w_i) is found by K gradient steps, and, line 
 w_i <- w_i - eta lambda (w_i - theta~_i(w_i)); the server sets
 w <- (1 - beta) w + beta sum_i w_i / S.
 Symbols: lambda `lambda_prox`; K `inner_steps`; R `local_steps`; eta, beta as in the paper.
-Departures from the paper: the K steps start at w_i, and use all samples by default; a null eta is
-the inner step size. Running statistics are the server's for all models. A client's model at test is
-theta~_i of its last local update, and the prediction is one of the episode's classes.
+Departures from the paper: the K steps start at w_i, and use all samples by default; the default eta
+is the inner step size. Running statistics are the server's for all models. A client's model at test
+is theta~_i of its last local update, and the prediction is one of the episode's classes.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from fedshot.protocol.method import ModelState
 
 @dataclass(frozen=True)
 class PFedMe(PersonalModels[ModelState]):
-    """Personal models near the server's, which moves towards them.
+    """Personal models near the server's model, which moves towards them.
 
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: the dataset's numbers of the base classes.
+        classes: numbers of the base classes in the dataset.
         lambda_prox: weight of the distance between a personal model and w_i.
         inner_steps: gradient steps that find a personal model, K.
         eta: step size of w_i; null for the learning rate of `optimizer`.
-        beta: step of the server towards the average; 1 takes the average. Batch-norm statistics
-            take the same step, but never go beyond the average.
-        local_steps: passes over the samples; each is one step of w_i, R of the paper.
-        batch: samples of a step of w_i, so that a pass has several; null for all.
-        optimizer: of the inner steps.
+        beta: step size of the server towards the average; 1 takes the average. Batch-norm
+            statistics take the same step, but never go beyond the average.
+        local_steps: passes over a client's samples, in one or more steps of w_i; R of the paper.
+        batch: samples per step of w_i; null for all of a client's samples.
+        optimizer: the optimiser of the inner steps.
     """
 
     name: ClassVar[str] = "pfedme"
@@ -85,7 +85,7 @@ class PFedMe(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """w <- w + beta sum_i (w_i - w) / S; the running statistics stop at the mean."""
+        """Run one round; w <- w + beta sum_i (w_i - w) / S; statistics stop at the mean."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         if self.beta == 1:
             return ModelState(**new), got.metrics

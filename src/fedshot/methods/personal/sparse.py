@@ -19,7 +19,7 @@ from fedshot.nn.optim import Optimizer, OptState
 
 
 class Packed(NamedTuple):
-    """A tree without its zeros; sender and receiver know its structure."""
+    """A tree without its zeros; sender and receiver both know the tree's structure."""
 
     mask: Tensor  # uint8 [ceil(n / 8)], bit i % 8 of byte i // 8 for number i
     values: Tensor  # the numbers that are not zero, in the order of the leaves
