@@ -36,9 +36,9 @@ class ModelOptions:
         dtype: data type of parameters and features.
         pixel_mean: value subtracted from pixels in [0, 1].
         pixel_std: value by which pixels are then divided.
-        bf16: computes convolutions and matrix products of the backbone in bfloat16, and everything
-            else in float32; the compiled kernels compute the first block of a Conv4 in float32,
-            too.
+        bf16: whether to compute convolutions and matrix products of the backbone in bfloat16, and
+            everything else in float32; the compiled kernels compute the first block of a Conv4 in
+            float32, too.
     """
 
     backbone: Backbone

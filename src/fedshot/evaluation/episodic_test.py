@@ -58,8 +58,7 @@ class TestOptions:
             chosen.
         seed: seed of the episodes; separate from the training seed, so that all training seeds
             have the same test.
-        group: how an episode is split among a group of clients that learn it together; if
-            group.clients is 0, it is not split.
+        group: split of an episode among a group of clients that learn it together.
         pool: where test episodes come from. "shared": every episode is drawn from all novel
             examples. "clients": the partition deals the novel examples to clients, as it does the
             training data, and the K clients that take part provide the episodes in turn. Two seeds

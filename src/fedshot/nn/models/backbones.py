@@ -127,8 +127,8 @@ class Conv4:
         width: channels of every block.
         dropout: rate after each block.
         features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
-        order: order within a block: "norm_relu" is as above; "relu_norm" has the ReLU before batch
-            norm, as some papers list it, and the pool last.
+        order: order within a block: "norm_relu" has batch norm before the ReLU; "relu_norm" has the
+            ReLU before batch norm, as some papers list it, and the pool last.
     """
 
     takes: ClassVar[Literal["images"]] = "images"

@@ -78,7 +78,7 @@ class BiLSTM:
         pooling: "last" takes the state of each direction after its last step, "mean" averages the
             states of the words, "attention" averages them with weights
             softmax_t(v . tanh(W h_t + b)).
-        attention: number of rows of W.
+        attention: number of rows of W in the pooling "attention".
         kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU. The
             fused kernel cannot be vmapped, because it reads the lengths of the texts on the CPU.
     """
