@@ -1,7 +1,6 @@
 """The commands of `fedshot flower`: each takes the parsed options and returns an exit code.
 
-A node is a process that holds the data of some clients and trains for them, usually on a machine of
-the data's owner.
+A node is a process that holds the data of some clients and trains for them.
 """
 
 from __future__ import annotations

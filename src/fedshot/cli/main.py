@@ -1,8 +1,4 @@
-"""The command line: its parser and `main`.
-
-The module of a command, with its heavy imports, is only imported when the command runs, so that
-`--help` is instant.
-"""
+"""The command line. A command's module is imported when it runs, so that `--help` is instant."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The commands that read runs, `report`, `status` and `compare`: each returns an exit code.
 
-`compare` also reads the cells of recipes. A cell is one row of a recipe's table in one column.
+`compare` also reads cells of recipes: a cell is one row of a recipe's table in one column.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command `reproduce`: takes the parsed options and returns an exit code.
 
-A recipe reproduces a published table or figure. A cell is one row of it (a method) in one column.
-A budget is a named set of settings that makes all trainings of a recipe smaller or larger.
+A recipe reproduces a published table or figure. A cell is one row of it (a method) in one column;
+a budget is a named set of settings that determines how long the trainings take.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ BROKE_OFF = 1
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Train a recipe's cells, list the recipes, or write the page of results.
-
-    Returns 1 if a cell failed, or if a cell that the user named could not be trained.
-    """
+    """Train a recipe's cells, list the recipes, or write the page of results."""
     if options.name == "list":
         return _list(options)
     if options.name == "results":
@@ -60,11 +57,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
-    """Return the budget to use if the user names none.
-
-    It is the recipe's default budget. If the data for it are not on this machine, it is a budget
-    that uses other data.
-    """
+    """Return the recipe's default budget, or one with other data if its data are not here."""
     usual = recipe.default_budget
     others = [b for b in recipe.budgets.values() if b.name != usual]
     others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]

@@ -117,10 +117,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _for_rounds(method: Any, text: str) -> Any:
-    """Return the method with another number of rounds of training at test, read from `text`.
-
-    Raises ConfigError if the method does not train at test.
-    """
+    """Return the method with the number of rounds in `text` for its training at test."""
     if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
             f"--rounds is {text}, and {method.name} does not train at test. Leave it out."
@@ -130,10 +127,7 @@ def _for_rounds(method: Any, text: str) -> Any:
 
 
 def chosen_config(options: argparse.Namespace) -> Config:
-    """Return the configuration: settings of the --config file, overridden by the command line.
-
-    Raises ConfigError for an unknown option.
-    """
+    """Return the configuration: settings of the --config file, overridden by the command line."""
     known = long_names(options.parser.format_help())
     for option in (word.partition("=")[0] for word in options.settings):
         place = option.removeprefix("--")

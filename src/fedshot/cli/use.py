@@ -160,10 +160,7 @@ def export_run(options: argparse.Namespace) -> int:
 
 
 def whole(option: str, text: str | None) -> int | None:
-    """Return the value of an option as a whole number; None if the option is not given.
-
-    Raises ConfigError unless it is a whole number from 0, of at most nine digits.
-    """
+    """Return an option's value as a whole number from 0; None if the option is not given."""
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 9:
@@ -172,10 +169,7 @@ def whole(option: str, text: str | None) -> int | None:
 
 
 def share(option: str, text: str | None) -> float | None:
-    """Return the value of an option as a share; None if the option is not given.
-
-    Raises ConfigError unless it is a number between 0 and 1.
-    """
+    """Return an option's value as a number between 0 and 1; None if the option is not given."""
     if text is None:
         return None
     try:

@@ -229,7 +229,7 @@ def _carries_over(
 def _settings_of(config: Config | SimpleNamespace) -> Settings:
     """Return the tree of settings that describes the objects in a configuration.
 
-    Raises ConfigError for an object whose class has no name in the registries.
+    Raises ConfigError for an object of a class that has no name.
     """
     model = _fields(config.model)
     model["backbone"] = _kind_of("model.backbone", config.model.backbone)
@@ -328,8 +328,8 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
 class _Maker:
     """Makes the configured method once the model and the data are known.
 
-    A method class that has these fields also gets `classes` (the base classes), `clients` (their
-    number), and `redealt` (whether the images are partitioned anew in each round).
+    A method class with these fields also gets `classes` (the base classes), `clients` (the number
+    of clients), and `redealt` (whether each round partitions the images anew).
     """
 
     name: str

@@ -29,12 +29,11 @@ class Option:
     """An option: a field of a dataclass, or of a dataclass nested in it.
 
     Args:
-        path: key path of the option, such as "method.inner.lr".
-        hint: type of the option.
-        required: whether the option has no default.
+        path: key path, such as "method.inner.lr".
+        hint: type of the value.
+        required: whether there is no default.
         default: the default, as a plain value.
-        is_diagnostic: whether the option only adds to what a run reports, without affecting
-            training.
+        is_diagnostic: whether it only adds to a run's report and does not affect training.
     """
 
     path: str

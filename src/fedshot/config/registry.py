@@ -1,7 +1,7 @@
 """What a configuration consists of: sections, kinds, and the options of both.
 
-A section, such as `run`, is configured by one dataclass. Other key paths, such as `data`, offer
-several dataclasses, and a `name` chooses one: each of them is a kind, such as `digits`.
+A section, such as `run`, is one dataclass. At other key paths, such as `data`, a `name` chooses
+among several dataclasses, the kinds, such as `digits`.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ def long(path: str, value: Any) -> Any:
 
 
 def written_out(tree: Mapping[str, Any]) -> Settings:
-    """Return settings with `fl_proto` expanded to `{name: fl_proto}`, so that they can be merged.
-
-    This applies to the values at all key paths that have kinds.
-    """
+    """Return settings with every kind expanded as `long` does, so that trees can be merged."""
     full: Settings = deepcopy(dict(tree))
     for path in KINDS:
         if isinstance(value := trees.at(full, path), str):
@@ -125,10 +122,7 @@ def all_options(names: Mapping[str, str]) -> Iterator[Option]:
 
 
 def defaults(settings: Settings) -> dict[str, Any]:
-    """Return the defaults of all options that have one, by key path.
-
-    The settings determine the kinds whose options these are.
-    """
+    """Return the default, if any, of each option of the kinds in the settings, by key path."""
     return {one.path: one.default for one in _options_in(settings) if not one.required}
 
 

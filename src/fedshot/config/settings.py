@@ -111,10 +111,7 @@ class _DocumentCheck:
         self._merging = 0
 
     def check(self, node: yaml.Node, path: str, above: tuple[yaml.Node, ...]) -> None:
-        """Check a node and the nodes in it, and tag the values of options that take text as text.
-
-        Raises ConfigError for a key given twice, a forbidden tag, or a document that is too large.
-        """
+        """Refuse an ambiguous or too large node, and tag the values of text options as text."""
         self._seen += 1
         if any(node is one for one in above):
             self._refuse(node, "an anchor holds itself. Write the value out")

@@ -372,8 +372,7 @@ class ValidationResult:
         """Whether this round is better than the best so far, on the episodes predicted in both.
 
         The episodes of a lost client are not predicted, and accuracies on different episodes are
-        not comparable. If fewer than half of this round's episodes were predicted in both, the
-        round with more predicted episodes is better.
+        not comparable. If fewer than half of this round's are in both, more episodes win.
         """
         if best is None:
             return True

@@ -205,10 +205,7 @@ class Experiment:
 
     @property
     def _tested(self) -> dict[str, Any]:
-        """Keys of result.json on the shape of the test and the origin of its classes.
-
-        If clients are tested on their own classes, there is no shot.
-        """
+        """Facts on the test for result.json; tests on clients' own classes have no shot."""
         own, episodic_test = self.setting.own_tests, self.setting.test
         ways = [len(episodic_test.classes(u)) for u in range(len(episodic_test))]
         shot = None if own else self.config.test.shot
@@ -266,10 +263,7 @@ class Experiment:
     def _counted(
         self, episodic_test: EpisodicTest, server: Tree, round: int
     ) -> tuple[Score, list[dict[str, Any]]]:
-        """Return the score of a server's state, and the communication ledger of this evaluation.
-
-        The ledger (bytes and messages by purpose) of the run stays as it is.
-        """
+        """Return a server state's score, and the bytes of this evaluation as in ledger.json."""
         ledger = self.meter.to_json()
         self.meter.load_json([])
         try:

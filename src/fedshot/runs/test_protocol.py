@@ -145,10 +145,7 @@ def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
 
 
 def _own(split: Mapping[str, Any]) -> bool | None:
-    """Return whether settings of `split` leave no novel classes or users for a test.
-
-    None if they name no split, so that the dataset's own split applies.
-    """
+    """Return whether the section `split` leaves no novel classes; None if the dataset decides."""
     if split.get("users") is not None:
         return not split["users"][-1]
     if split.get("random") is not None:

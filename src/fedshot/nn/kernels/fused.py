@@ -89,7 +89,7 @@ def pooled(
     """Return max_pool2d(batch_norm(x), 2) with a ReLU, and the batch statistics.
 
     Args:
-        x: [n, c, h, w], a map for which `tensors.fits` holds.
+        x: [n, c, h, w], for which `tensors.fits` holds.
         weight: scale of the norm [c].
         bias: shift of the norm [c].
         eps: number added to the variance.

@@ -28,7 +28,7 @@ class Places(NamedTuple):
     Args:
         of: for each word, its index in the padded texts, 0 to n m - 1.
         at: [n + 1], for each text the index of its first word, then the number of all words.
-        order: the order in which texts are computed, such that a block has similar lengths.
+        order: order of the texts, such that those of a block have similar lengths.
     """
 
     of: Tensor
@@ -110,10 +110,9 @@ def _forwards(
     u: Tensor, c: Tensor, places: Places, gates: Tensor, back: int,
     cells: Tensor, squashed: Tensor, states: Tensor,
 ) -> None:  # fmt: skip
-    """Run one direction of the LSTM.
+    """Run one direction: replace its half of `gates`, the inputs of the gates, by the gates.
 
-    In its half of `gates`, the gates replace their inputs; `cells`, `squashed` (the tanh of the
-    cells) and `states` are filled in.
+    Also fill in `cells`, `squashed` (their tanh) and `states`.
     """
     hidden, done = u.shape[1], _done()
     turned, bias = _padded(u.T), _padded(c)
