@@ -1,4 +1,4 @@
-"""The commands about data: each takes the parsed options and returns an exit code."""
+"""The commands of `fedshot data`: each takes the parsed options and returns an exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VECTORS = "Word vectors for the texts of other sources."
 
 
 def list_sources(options: argparse.Namespace) -> int:
-    """List the sources: name, whether the files are here, and a description."""
+    """Print each data source: its name, whether its files are here, and a description."""
     folder = _folder(options)
     rows = [(name, _there(name, cls, folder), _first_line(cls)) for name, cls in SOURCES.items()]
     rows += [(name, _published(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
@@ -51,7 +51,7 @@ def get(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Compare a dataset with its publisher's checksums and counts."""
+    """Compare a dataset with its publisher's checksums and counts; return 2 if they differ."""
     findings = verification.check(options.name, _folder(options))
     for finding in findings:
         say(str(finding))
@@ -61,7 +61,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Draw a source and its partition among clients."""
+    """Print facts about a source and its partition among clients, and draw figures of them."""
     words: list[str] = options.settings
     if words and not words[0].startswith("--"):
         options.settings = ["--data.name", *words]
@@ -102,7 +102,7 @@ def _first_line(source: type[Source]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[fetch.Progress]:
-    """Show a bar for each file on a terminal, and a line every ten megabytes in a pipe."""
+    """Yield a callback that shows downloads: bars on a terminal, a line per 10 MB in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

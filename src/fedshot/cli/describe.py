@@ -1,4 +1,4 @@
-"""The commands that describe what can be configured: each returns an exit code."""
+"""The commands `methods`, `options`, `config schema` and `completion`. Each returns exit code 0."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedshot.core.errors import ConfigError
 
 
 def methods(options: argparse.Namespace) -> int:
-    """List the methods, or the options of one."""
+    """Print the list of methods, or the options of one method."""
     say(option_help.text("method", options.method))
     return 0
 
 
 def options(chosen: argparse.Namespace) -> int:
-    """List the sections of options, or the options of one; or write the page of all."""
+    """Print the sections, the options of one section, or the Markdown page of all options."""
     if chosen.markdown and chosen.place:
         raise ConfigError("--markdown is the page of all places. Leave out the place.")
     if chosen.markdown:
@@ -39,7 +39,7 @@ def schema(options: argparse.Namespace) -> int:
 
 
 def completion(options: argparse.Namespace) -> int:
-    """Print the completion script of a shell, in which commands take every option by its path."""
+    """Print a shell's completion script, which completes commands and key paths of options."""
     import shtab
 
     from fedshot.cli.main import make_parser

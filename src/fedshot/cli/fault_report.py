@@ -1,7 +1,7 @@
 """Reports on the terminal which clients' replies did not count, why, and how often.
 
-A run may lose a client in every round and still reach its quorum, so that its rounds alone would
-not show a broken host.
+A run may lose a client in every round and still reach its quorum. Without this report, a broken
+machine would go unnoticed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fedshot.core.text import count, joined, shortened
 if TYPE_CHECKING:
     from fedshot.runs.recorder import Record
 
-_MOST = 10  # lines in the whole run
-_NAMED = 3  # clients in the closing sentence
-_REASON = 300  # characters
+_MOST = 10  # most lines printed about faults in a run
+_NAMED = 3  # most clients named in the closing sentence
+_REASON = 300  # most characters of a reason
 
 
 class FaultReport:
@@ -28,7 +28,7 @@ class FaultReport:
     1,000 such rounds.
 
     Args:
-        folder: of the run, whose records hold all faults.
+        folder: folder of the run; `metrics.jsonl` in it lists all faults.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class FaultReport:
         self._replies = self._seen = self._touched = self._skipped = self._lines = 0
 
     def heard(self, record: Record) -> Iterator[str]:
-        """Add a round; yield the lines to print."""
+        """Count the faults in a round's record; yield the lines to print about them."""
         self._seen += record.round > 0
         self._touched += bool(record.faults)
         self._skipped += record.skipped is not None
@@ -58,7 +58,7 @@ class FaultReport:
                 )
 
     def closing(self) -> str | None:
-        """Return a summary for the end of the run, None if every reply counted."""
+        """Return a summary for the end of the run; None if every reply counted."""
         if not (self._replies or self._skipped):
             return None
         replies = count(self._replies, "reply", "replies")

@@ -1,4 +1,7 @@
-"""The commands of `fedshot flower`: each takes the parsed options and returns an exit code."""
+"""The commands of `fedshot flower`: each takes the parsed options and returns an exit code.
+
+A node is a process that holds the data of some clients and trains for them.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ _MOST_MB = 1 << 20
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train on the nodes of a server."""
+    """Train on the nodes that are connected to a server, then test."""
     return _begin(options, server=str(options.folder.resolve()), nodes=0)
 
 
 def up(options: argparse.Namespace) -> int:
-    """Train on a federation on this machine."""
+    """Start a server and nodes on this machine, train on them, test, and stop them."""
     _check("nodes", options.nodes, 1, 100)
     return _begin(options, server="", nodes=options.nodes)
 
@@ -123,7 +126,7 @@ def _check_machine(chosen: Config) -> None:
 
 
 def deal(options: argparse.Namespace) -> int:
-    """Write the client files, in a folder for each node."""
+    """Write the data of all clients, into one folder for each node."""
     require_flower()
     from fedshot.deploy.flower.node_registry import ranges
     from fedshot.deploy.flower.server_folder import make_private_folder
@@ -145,7 +148,7 @@ def deal(options: argparse.Namespace) -> int:
             f"{node}: {len(share)} clients; admit its key on the server with "
             f"--clients {held.replace(' ', '')} --examples {most}"
         )
-    if federated.own_tests:  # a server without the data does not have them
+    if federated.own_tests:  # such tests need the clients' data
         tell("Clients are tested on their own examples: start the server on the whole dataset.")
         return 0
     write_server_tests(options.to / "server", federated)
@@ -179,7 +182,7 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def keys(options: argparse.Namespace) -> int:
-    """Make the certificates of a server or the key of a node, or admit a node."""
+    """Make the certificates of a server, make the key of a node, or admit a node to a server."""
     require_flower()
     from fedshot.deploy.flower.admission import admit
     from fedshot.deploy.flower.keys import (

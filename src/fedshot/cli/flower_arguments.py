@@ -1,4 +1,4 @@
-"""The arguments of `fedshot flower`. It imports nothing heavy, so that `--help` is instant."""
+"""The arguments of `fedshot flower`, in a module without heavy imports: `--help` is instant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_flower(
     add_data_dir: AddTo,
     add_tracker: AddTo,
 ) -> None:
-    """Add the command and its actions."""
+    """Add the command `flower` and its actions to the parser."""
     text = "train across machines, on Flower"
     flower = commands.add_parser("flower", help=text, description=f"{text[0].upper()}{text[1:]}.")
     actions = flower.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -102,14 +102,14 @@ def add_flower(
 
 
 def add_resume(command: argparse.ArgumentParser) -> None:
-    """Add the option with which one command begins a run or resumes it."""
+    """Add `--resume`, with which a command that starts a run resumes it if it has begun."""
     command.add_argument(
         "--resume", action="store_true", help="resume the run of this name if it has begun"
     )
 
 
 def _add_files(action: Add, add_data_dir: AddTo) -> None:
-    """Add the actions that write what nodes and their server read."""
+    """Add the actions `deal` and `pack`, which write the files that nodes and servers read."""
     deal = action("deal", "write the data of the clients, a folder for each node", settings=True)
     deal.add_argument("--config", type=Path, help="YAML file of settings")
     deal.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command needs them, so `--help` is instant."""
+"""The command line. A command's module is imported when it runs, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _WITHOUT_METHODS = {
     ("data", "list"), ("data", "get"), ("data", "check"), ("flower", "keys"), ("flower", "server"),
     ("status", None), ("compare", None),
 }  # fmt: skip
-"""Commands that need no method, so that no file of methods is loaded."""
+"""Commands that need no method, for which the files in FEDSHOT_METHODS are not loaded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code.
+    """Run a command and return its exit code.
 
-    0 for success, 2 for a refused request, 75 for a failure that may pass, 130 after an interrupt.
-    Without `arguments` those of the process are used, and an interrupt also ends the process.
+    The code is 0 for success, 2 for a refused request, 75 for a failure that may not recur, and 130
+    after an interrupt. `arguments` None means `sys.argv[1:]`; an interrupt then ends the process.
     """
     shutdown.asked.clear()
     print_in_any_encoding()
@@ -113,20 +113,20 @@ def _on_nodes(folder: Path) -> bool:
 
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
-    """Explain that a command does not take these words, and suggest one of its options."""
+    """Return the message that a command does not take these words, and suggest an option."""
     known = long_names(options.parser.format_help())
     hint = nearest(_first_option(rest), known)
     return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
 
 
 def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
-    """Return the first option among the words that is not known, "" if there is none."""
+    """Return the first `--option` among the words that is not in `known`; "" if there is none."""
     names = (word.partition("=")[0] for word in takewhile(lambda word: word != "--", words))
     return next((name for name in names if name.startswith("--") and name not in known), "")
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:
-    """Return what is wrong and how to continue; None for a bug in fedshot."""
+    """Return a message on what is wrong and how to continue; None if the error is a bug."""
     if isinstance(error, FedshotError):
         return str(error)
     if isinstance(error, OSError):
@@ -158,13 +158,13 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
 
 
 def _way_on(options: argparse.Namespace) -> str:
-    """Return how to continue a run or a recipe that has begun, "" without one."""
+    """Return what to type to continue the interrupted run or recipe; "" if none had begun."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
     if folder is None or not _can_go_on(folder):
         return ""
-    data = getattr(options, "data_dir", None)  # a run does not record where its data are
+    data = getattr(options, "data_dir", None)  # the run's folder does not record it
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f"go on with `{shlex.join(words)}`"
 
@@ -191,7 +191,7 @@ def _is_unreadable(place: str) -> bool:
     """Whether a path exists and cannot be read."""
     try:
         return Path(place).exists() and not os.access(place, os.R_OK)
-    except OSError:  # its folder cannot be read either
+    except OSError:  # not even its folder can be read
         return True
 
 
@@ -200,7 +200,7 @@ def _is_memory(error: Exception) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that names a misspelt option when a required one is missing."""
+    """An argument parser whose message on a missing option also names a misspelt one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._asked = sys.argv[1:] if args is None else list(args)
@@ -453,7 +453,7 @@ def _add_data_dir(command: argparse.ArgumentParser) -> None:
     )
 
 
-# `list` is a builtin, and `export` the function that the command calls.
+# Functions whose name differs from the command: `list` is a builtin, and `export` is imported.
 _FUNCTIONS = {"list": "list_sources", "export": "export_run"}
 _SETTINGS = """\
 Any setting can be given as --section.key VALUE, and wins over the file:

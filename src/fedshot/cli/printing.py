@@ -1,4 +1,4 @@
-"""Printing of a run: its rounds as they end, and its result."""
+"""Prints a run on the terminal: each round as it ends, and the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
-    """Yield the records, with a bar on a terminal and lines in a pipe."""
+    """Train, yield each round's record, and show progress: a bar on a terminal, lines in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -87,7 +87,7 @@ def say_score(
     experiment: Experiment,
     baselines: Mapping[str, Score],
 ) -> None:
-    """Print a result as a sentence, and the raw baselines below it; or all of it as JSON."""
+    """Print a test score and the raw baselines, in one sentence each, or together as JSON."""
     from fedshot.config.schema import not_honest
     from fedshot.config.settings import at
     from fedshot.evaluation.episodic_test import far_below

@@ -1,4 +1,7 @@
-"""The commands that read finished runs: a page of them, and a comparison in the terminal."""
+"""The commands that read runs, `report`, `status` and `compare`: each returns an exit code.
+
+`compare` also reads cells of recipes: a cell is one row of a recipe's table in one column.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from fedshot.recipes import results
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the page of some runs."""
+    """Write one HTML page about some runs."""
     _once(options.folders)
     groups = reports.grouped([reports.Run.read(folder) for folder in options.folders])
     rows = [
@@ -62,7 +65,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print a comparison of runs or cells, and how the first differs from each of the others."""
+    """Print a table of runs or cells, and how the first differs from each of the others."""
     _once(options.folders)
     if len(options.folders) < 2:
         (one,) = options.folders
@@ -104,10 +107,13 @@ def compare(options: argparse.Namespace) -> int:
 def _rows(
     folders: Sequence[Path],
 ) -> tuple[list[tuple[reports.ComparisonRow, str]], list[reports.ComparisonRow]]:
-    """Return a row for each run, or for runs that differ only in the seed, with its data."""
+    """Return pairs (table row, name of its data), and rows of the baselines.
+
+    Runs that differ only in the seed share a row, unless that would leave a single row.
+    """
     runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
-    if len(groups) == 1:  # seeds of one thing, which their reader wants apart
+    if len(groups) == 1:  # only the seeds differ: compare them with each other
         groups = reports.ungrouped(runs)
     rows = [
         (reports.ComparisonRow.of_runs(label, seeds), seeds[0].data)
@@ -117,7 +123,10 @@ def _rows(
 
 
 def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return a row for each finished cell and its data; several tables are named in labels."""
+    """Return a pair (table row, name of its data) for each file of a finished cell.
+
+    If the cells are from several tables, each label begins with the table's name.
+    """
     held = [results.read(path) for path in files]
     tables = [f"{one.recipe} {one.variant}" for one in held]
     rows = [results.row_of(one) for one in held]
@@ -133,10 +142,10 @@ def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
 def _named(
     found: Sequence[tuple[reports.ComparisonRow, tuple[str, str]]],
 ) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return each row with the name of its data, and the hash if one name has several.
+    """Return each row with the name of its data, and their hash if two data share a name.
 
-    A row with the same test episodes as the first is on the same data under any name, and so is a
-    row whose data have the same name if one of the two hashes is unknown.
+    A row counts as on the same data as the first row if their test episodes are equal, whatever the
+    names, or if the names are equal and one of the hashes is unknown.
     """
     (first, data), *_ = found
     own = [

@@ -1,4 +1,8 @@
-"""The command `reproduce`: takes the parsed options and returns an exit code."""
+"""The command `reproduce`: takes the parsed options and returns an exit code.
+
+A recipe reproduces a published table or figure. A cell is one row of it (a method) in one column;
+a budget is a named set of settings that determines how long the trainings take.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
-    """Return the budget where none is asked for: one on other data if the recipe's are not here."""
+    """Return the recipe's default budget, or one with other data if its data are not here."""
     usual = recipe.default_budget
     others = [b for b in recipe.budgets.values() if b.name != usual]
     others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]
@@ -84,7 +88,7 @@ def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
 
 
 def _shown(bench: RecipeRunner, options: argparse.Namespace) -> Iterator[Event]:
-    """Yield the events, with a live table on a terminal and lines in a pipe."""
+    """Train the cells, yield events, and show progress: a table on a terminal, lines in a pipe."""
     from rich.console import Console
     from rich.live import Live
 
@@ -123,9 +127,9 @@ def _tell(event: Event) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """List the recipes: data, methods, and the time that they take."""
+    """Print the recipes, each with its data, its methods and the time that it takes."""
     recipes = list(_readable(options.results))
-    _request(recipes[0], options)  # refuses impossible numbers
+    _request(recipes[0], options)  # raises ConfigError for impossible numbers
     if options.budget:
         had = dict.fromkeys(name for recipe in recipes for name in recipe.budgets)
         if options.budget not in had:
@@ -173,7 +177,7 @@ def _readable(results: Path) -> Iterator[Recipe]:
 
 
 def _results(options: argparse.Namespace) -> int:
-    """Write the page of finished cells, and draw their figures beside the files."""
+    """Write the page of finished cells, and draw figures into the folder of their results."""
     every = Results(options.results).every()
     held = {result.recipe for result in every} & {*names(options.results)}
     recipes = {name: load(name, options.results) for name in held}
@@ -194,7 +198,7 @@ def _results(options: argparse.Namespace) -> int:
 
 
 def _picture(recipe: Recipe, options: argparse.Namespace) -> int:
-    """Draw the figures of a recipe without cells."""
+    """Draw the figures of a recipe that has no cells to train."""
     federated = FederatedDataset(Config.of(recipe.settings), options.data_dir)
     folder: Path = options.results / recipe.name
     folder.mkdir(parents=True, exist_ok=True)

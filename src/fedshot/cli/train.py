@@ -1,4 +1,4 @@
-"""The commands that train and test: each takes the parsed options and returns an exit code."""
+"""The commands `run`, `resume` and `evaluate`: each takes parsed options, returns an exit code."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
-    """Return the configuration with which an existing run is resumed, if --resume is given.
+    """Return the configuration with which to resume the run in `folder`.
 
-    Raises ConfigError if it is not. Whether the run began with it is checked before training.
+    It is `chosen`, with the run's own number of threads unless `chosen` sets one. Raises
+    ConfigError without --resume. `Experiment` checks that the run began with this configuration.
     """
     if not options.resume:
         raise ConfigError(
@@ -61,7 +62,7 @@ def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Confi
     if chosen.run.threads is not None or not rounds:
         return chosen
     held = checkpoints.notes(rounds[-1])["config"]["run"]["threads"]
-    return chosen.with_threads(held)  # the number of threads decides the bits
+    return chosen.with_threads(held)  # another number might change results
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -75,7 +76,7 @@ def resume(options: argparse.Namespace) -> int:
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the remaining rounds, test, and print the result."""
-    with experiment.alone() as lock:  # otherwise trackers would be told of a failure
+    with experiment.alone() as lock:  # checked first: trackers need not hear of it
         if not lock.held:
             tell(f"{experiment.folder} has no locks: make sure that no other process trains there")
     for text in experiment.notices():
@@ -100,7 +101,7 @@ def _tracker(experiment: Experiment, options: argparse.Namespace) -> Tracker:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Test the chosen round of a run."""
+    """Test the chosen round of a run, with episodes as the options ask for."""
     held = run_folder.configuration(options.folder)
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
@@ -116,7 +117,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _for_rounds(method: Any, text: str) -> Any:
-    """Return the method with another number of rounds at test."""
+    """Return the method with the number of rounds in `text` for its training at test."""
     if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
             f"--rounds is {text}, and {method.name} does not train at test. Leave it out."
@@ -126,7 +127,7 @@ def _for_rounds(method: Any, text: str) -> Any:
 
 
 def chosen_config(options: argparse.Namespace) -> Config:
-    """Return the configuration of the file with the options of the command line over it."""
+    """Return the configuration: settings of the --config file, overridden by the command line."""
     known = long_names(options.parser.format_help())
     for option in (word.partition("=")[0] for word in options.settings):
         place = option.removeprefix("--")

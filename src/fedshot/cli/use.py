@@ -1,4 +1,7 @@
-"""The commands that use a run: each takes the parsed options and returns an exit code."""
+"""The commands `predict`, `calibrate` and `export`, which use a trained run.
+
+Each takes the parsed options and returns an exit code.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from fedshot.use.folders import WRITERS, FilePrediction, Skipped, Support, fit_f
 from fedshot.use.measuring import measure
 from fedshot.use.trained import TrainedRun
 
-_TOLD = 20  # skipped files named on the terminal
+_TOLD = 20  # most skipped files named on the terminal
 _ENDS = {
     "": "",
     "cold": ": not changed. Every prediction to fit it on is right, so that it has no lower bound",
@@ -33,7 +36,7 @@ _ENDS = {
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Classify a folder of files from a folder of labelled examples."""
+    """Classify the files of a folder by a folder of labelled examples."""
     classifier = FewShotClassifier.from_run(
         options.run,
         client=whole("client", options.client),
@@ -109,7 +112,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def calibration_lines(found: Calibration) -> list[str]:
-    """Return a measurement in words."""
+    """Return the lines that describe a calibration to the user."""
     images = "other images" if found.apart else "the same images, for want of more"
     lines = [
         f"{found.way}-way {found.shot}-shot, {found.episodes} episodes of the validation classes, "
@@ -157,7 +160,7 @@ def export_run(options: argparse.Namespace) -> int:
 
 
 def whole(option: str, text: str | None) -> int | None:
-    """Return a whole number, at least 0, or None if no text is given."""
+    """Return an option's value as a whole number from 0; None if the option is not given."""
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 9:
@@ -166,7 +169,7 @@ def whole(option: str, text: str | None) -> int | None:
 
 
 def share(option: str, text: str | None) -> float | None:
-    """Return a number between 0 and 1, or None if no text is given."""
+    """Return an option's value as a number between 0 and 1; None if the option is not given."""
     if text is None:
         return None
     try:
@@ -182,7 +185,7 @@ def share(option: str, text: str | None) -> float | None:
 
 @contextmanager
 def _in_words_of_the_shell() -> Iterator[None]:
-    """Name the option of the command line when the threshold is refused."""
+    """Make errors about `accept_unknown` name the command-line option `--none-of-these` instead."""
     try:
         yield
     except ConfigError as error:
@@ -190,7 +193,7 @@ def _in_words_of_the_shell() -> Iterator[None]:
 
 
 def _check_writable(option: str, path: Path | None, *, makes_folder: bool = False) -> None:
-    """Refuse a file that cannot be written before anything is classified."""
+    """Raise ConfigError if an output file cannot be written, before anything is classified."""
     if path is None:
         return
     if path.is_dir():
@@ -202,7 +205,7 @@ def _check_writable(option: str, path: Path | None, *, makes_folder: bool = Fals
 
 
 def _passed(skipped: Sequence[Skipped]) -> str:
-    """Return how many files of other kinds or places, and linked folders, were left out."""
+    """Say how many files were left out for their type or place, and how many linked folders."""
     kinds = other_kinds((s.path for s in skipped if s.passed == "other kind"), "left out")
     beside = sum(one.passed == "beside" for one in skipped)
     links = sum(one.passed == "linked folder" for one in skipped)
@@ -257,7 +260,7 @@ def _noun(place: Path) -> str:
 
 
 def _below(text: str, roots: Sequence[Path]) -> str:
-    """Return a text with paths relative to these folders, since pages are shared."""
+    """Return a text with paths relative to these folders: shared pages show no absolute paths."""
     for root in roots:
         text = text.replace(f"{root}{os.sep}", "")
     return text

@@ -1,12 +1,12 @@
-"""Configurations: one tree of plain values, validated against the dataclasses that it configures.
+"""Configurations: trees of plain values, such as this one, validated and made into dataclasses.
 
     data: {name: digits}
     partition: {name: dirichlet, clients: 10, alpha: 10}
     method: {name: fl_proto, local_steps: 10}
 
-`name` chooses the kind, the other keys are its options. An option that is not given has the
-dataclass's default; an unknown key is refused with the nearest valid one. A file and the command
-line (`--method.local_steps 5`) make the same tree.
+`name` chooses a dataclass, and the other keys are its options. An omitted option takes the
+dataclass's default. An unknown key is refused, and the message suggests the nearest valid key. A
+file and the command line (`--method.local_steps 5`) give the same tree.
 """
 
 from __future__ import annotations
@@ -56,17 +56,19 @@ from fedshot.protocol.method import Method
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-# From the model, the base classes, and the number of clients.
+# Makes a method from the model, the base classes, and the number of clients.
 MethodMaker = Callable[[Model, tuple[int, ...], int], Method[Any]]
 
 
 @dataclass(frozen=True)
 class Config:
-    """A validated configuration. `settings` is the whole tree, defaults included.
+    """A validated configuration: the whole tree `settings`, and the objects that it describes.
 
-    When a part is replaced, for example by `dataclasses.replace`, `settings` and the parts that
-    depend on it follow. Raises ConfigError for a part that settings cannot name (only data may be a
-    program's own: see `with_data`), and for new settings beside the old parts.
+    `settings` includes defaults. If a copy replaces an object (`dataclasses.replace(config,
+    run=...)`), `settings` and the objects that depend on it are updated.
+
+    Raises ConfigError if `settings` cannot describe an object (for `data`, it can describe any:
+    see `with_data`), or if only `settings` is replaced.
     """
 
     settings: Settings
@@ -98,10 +100,10 @@ class Config:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Config:
-        """Validate a tree of settings.
+        """Return the configuration that a tree of settings describes.
 
         Raises:
-            ConfigError: an unknown key or name, a missing one, or a value of the wrong type.
+            ConfigError: a key or name is unknown or missing, or a value has the wrong type.
         """
         if not isinstance(settings, Mapping):
             raise ConfigError(
@@ -112,25 +114,25 @@ class Config:
 
     @property
     def divides(self) -> bool:
-        """Whether clients divide all that they hold in support and queries, by themselves."""
+        """Whether each client itself splits all of its examples into support and queries."""
         asks = {field.name for field in fields(METHODS[self.settings["method"]["name"]])}
         return "redealt" in asks and not isinstance(self.partition, Redealt)
 
     @property
     def changed_meaning(self) -> str:
-        """Return what these settings meant otherwise in older runs, "" for nothing."""
+        """Text on settings that had another meaning in older runs; "" if none had."""
         meant: str = METHODS[self.settings["method"]["name"]].changed_meaning(self.settings)
         return meant
 
     def with_threads(self, threads: int) -> Config:
-        """Return the configuration with this number of intra-op threads."""
+        """Return a copy with this number of intra-op threads."""
         return replace(self, run=replace(self.run, threads=threads))
 
     def with_data(self, data: Dataset | Source) -> Config:
-        """Return the configuration with a dataset of the program's own, or a source of any class.
+        """Return a copy with another dataset, or another source, which may be of any class.
 
-        Settings record the name and the hash of a dataset in memory. A dataset without a split of
-        its own needs the section `split`.
+        Settings record the name and the hash of a dataset in memory. A dataset that brings no split
+        of its classes needs the section `split`.
         """
         return replace(self, data=data)  # type: ignore[arg-type]  # a dataset becomes a source
 
@@ -141,17 +143,18 @@ class Config:
 
 
 def load(path: Path | str) -> Settings:
-    """Read settings from a YAML file. Raises ConfigError when it is not a tree of settings."""
+    """Read settings from a YAML file. Raises ConfigError if it does not hold a tree of settings."""
     return trees.load(as_path("path", path), is_text)
 
 
 def override(
     settings: Mapping[str, Any], arguments: list[str]
 ) -> tuple[Settings, list[str]]:  # fmt: skip
-    """Put `--a.b value` (or `--a.b=value`) arguments over the settings of a file.
+    """Merge command-line arguments, `--a.b value` or `--a.b=value`, over the settings of a file.
 
-    Returns the settings and notices for the user: where the arguments choose another kind than the
-    file, the file's options that the new kind does not have are left out.
+    Returns the merged settings, and notices for the user. If an argument chooses another kind than
+    the file, such as another method, the file's options that the new kind lacks are dropped, and a
+    notice names them.
     """
     given: Settings = {}
     for option, text in _pairs(arguments):
@@ -180,7 +183,10 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
-    """Remove from `below` the options of a kind that `given` replaces; say which."""
+    """Remove from `below` options of a kind that `given` replaces, unless the new kind has them.
+
+    Returns a notice that names the removed options, or "".
+    """
     kinds, default = KINDS[path]
     old, new = long(path, trees.at(below, path)), trees.at(given, path)
     if not isinstance(old, dict) or not isinstance(new, dict) or "name" not in new:
@@ -191,7 +197,7 @@ def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
     had, has = ({} if kind == NO_HEAD else _types(path, kind) for kind in (was, now))
     lost = [key for key in old if key in had and not _carries_over(path, key, had, has, old[key])]
     kept = {key: value for key, value in old.items() if key not in {*lost, "name"}}
-    trees.put(below, path, None)  # or the two would be merged
+    trees.put(below, path, None)  # clear first: the next `put` would merge
     trees.put(below, path, kept)
     if not lost:
         return ""
@@ -201,7 +207,7 @@ def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
 
 
 def _types(path: str, kind: str) -> dict[str, Any]:
-    """Return the type of each option of a kind, by its first key; None for a section of options."""
+    """Return the type of each option of a kind, by name; None for a group of nested options."""
     parts = ((one.path.removeprefix(f"{path}.").partition("."), one.hint)
              for one in kind_options(path, kind))  # fmt: skip
     return {key: None if dot else hint for (key, dot, _), hint in parts}
@@ -210,7 +216,7 @@ def _types(path: str, kind: str) -> dict[str, Any]:
 def _carries_over(
     path: str, key: str, had: dict[str, Any], has: dict[str, Any], value: Any
 ) -> bool:
-    """Whether the new kind has an option of this name that takes the old one's value."""
+    """Whether the new kind has an option named `key` that accepts the value from the old kind."""
     if key not in has or had[key] == has[key] or None in (had[key], has[key]):
         return key in has
     try:
@@ -221,9 +227,9 @@ def _carries_over(
 
 
 def _settings_of(config: Config | SimpleNamespace) -> Settings:
-    """Return the settings that describe the parts of a configuration.
+    """Return the tree of settings that describes the objects in a configuration.
 
-    Raises ConfigError for a part that no settings can name.
+    Raises ConfigError for an object of a class that has no name.
     """
     model = _fields(config.model)
     model["backbone"] = _kind_of("model.backbone", config.model.backbone)
@@ -260,12 +266,12 @@ def _kind_of(path: str, part: Any) -> Settings:
 
 
 def _fields(part: Any) -> Settings:
-    """Return what a dataclass was made of, as plain values."""
+    """Return the fields of a dataclass that its constructor takes, as plain values."""
     return {one.name: _plain(getattr(part, one.name)) for one in fields(part) if one.init}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML and JSON give it back: dicts for dataclasses, lists for tuples."""
+    """Return a value in YAML's and JSON's types: dicts for dataclasses, lists for tuples."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
@@ -274,7 +280,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate a tree of settings; return the fields of the configuration that it describes."""
+    """Validate a tree of settings; return the fields of a `Config` for it."""
     tree = _nested(settings)
     name = value_of("name", str, tree.pop("name", "run"))
     if not _NAME.fullmatch(name):
@@ -320,10 +326,10 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes the method once the data is known.
+    """Makes the configured method once the model and the data are known.
 
-    Fields `classes` and `clients` get the base classes and the number of clients, `redealt` whether
-    each round partitions the images anew.
+    A method class with these fields also gets `classes` (the base classes), `clients` (the number
+    of clients), and `redealt` (whether each round partitions the images anew).
     """
 
     name: str
@@ -343,7 +349,7 @@ class _Maker:
 
 
 def _nested(tree: Mapping[str, Any]) -> Settings:
-    """Return a copy of settings with each dotted key, such as `run.rounds`, in its section."""
+    """Return a copy of settings in which dotted keys, such as `run.rounds`, are nested."""
     full: Settings = {}
     for key, value in tree.items():
         trees.put(full, str(key), _nested(value) if isinstance(value, Mapping) else deepcopy(value))
@@ -351,7 +357,10 @@ def _nested(tree: Mapping[str, Any]) -> Settings:
 
 
 def _take_kind(tree: Settings, path: str) -> str:
-    """Remove and return the `name` at a key path; the choice must exist."""
+    """Remove the `name` at a key path and return it. Raises ConfigError if no kind has this name.
+
+    Without a `name`, return the default kind's.
+    """
     kinds, default = KINDS[path]
     *above, last = path.split(".")
     section = tree

@@ -1,6 +1,6 @@
-"""Every option of a configuration, as text and as JSON Schema.
+"""Help on every option of a configuration, as text, as Markdown and as JSON Schema.
 
-All of it is read from the dataclasses and their docstrings.
+It is generated from the dataclasses of the options and their docstrings.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class OptionSection:
-    """A section, or one of the kinds that may be chosen at a key path.
+    """A section of a configuration, or one of the kinds that can be chosen at a key path.
 
     Args:
-        path: such as "model.backbone".
-        kind: its name there; "" for a section.
-        cls: the dataclass.
+        path: key path, such as "model.backbone".
+        kind: name of the kind, such as "conv4"; "" for a section.
+        cls: dataclass of the section or kind.
     """
 
     path: str
@@ -48,7 +48,7 @@ class OptionSection:
 
     @property
     def summary(self) -> str:
-        """What it is, in a sentence."""
+        """The summary line of the dataclass's docstring."""
         return summary(self.cls)  # type: ignore[arg-type]  # a class is hashable
 
     def options(self) -> Iterator[tuple[Option, str]]:
@@ -58,7 +58,7 @@ class OptionSection:
             yield option, _description(self.cls, names)
 
     def json_schema(self) -> dict[str, Any]:
-        """Return its JSON Schema, with the schemas of what lies in it under `$defs`."""
+        """Return the JSON Schema of this section or kind; nested dataclasses are in `$defs`."""
         title = "_".join(filter(None, (self.path.replace(".", "_"), self.kind)))
         schema = TypeAdapter(schema_of(self.cls, self.path, title=title, described=True))
         return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}
@@ -66,11 +66,11 @@ class OptionSection:
 
 @dataclass(frozen=True)
 class _NoHead:
-    """No head, for methods that answer from the features."""
+    """No head, for methods that classify from the features."""
 
 
 class _Untitled(GenerateJsonSchema):
-    """Leaves out the titles that pydantic makes of the names of options."""
+    """Schema generator without the titles that pydantic derives from the names of options."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         del schema
@@ -78,9 +78,9 @@ class _Untitled(GenerateJsonSchema):
 
 
 def parts(path: str) -> list[OptionSection]:
-    """Return what can stand at a key path: a section, or kinds by name.
+    """Return the section at a key path, or all kinds that can be chosen there.
 
-    Raises ConfigError for a path where nothing is.
+    Raises ConfigError if the key path has neither.
     """
     if path in SECTIONS:
         return [OptionSection(path, "", SECTIONS[path])]
@@ -97,7 +97,7 @@ def parts(path: str) -> list[OptionSection]:
 
 
 def overview() -> str:
-    """Return a line for each key path, and how to go on."""
+    """Return a line of help for each key path, and the command that shows more."""
     lines = []
     for path in PATHS:
         every = parts(path)
@@ -107,9 +107,9 @@ def overview() -> str:
 
 
 def text(path: str, kind: str | None = None) -> str:
-    """Return the options of a section or of a kind, or a list of the kinds at a key path.
+    """Return help on the options of a section or kind; without `kind`, a list of the kinds.
 
-    Raises ConfigError for a key path, or a kind, that does not exist.
+    Raises ConfigError for a key path or a kind that does not exist.
     """
     every = parts(path)
     if kind is None and path in KINDS:
@@ -134,7 +134,7 @@ def text(path: str, kind: str | None = None) -> str:
 
 
 def markdown() -> str:
-    """Return the page of all options: of every section, and of every kind in this package."""
+    """Return `docs/options.md`: the options of every section and of every kind in this package."""
     said = [_HEAD]
     for path in PATHS:
         said += [f"## {path}", ""]
@@ -150,7 +150,7 @@ def markdown() -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a configuration: the sections, and every kind by its name."""
+    """Return the JSON Schema of a whole configuration, with all sections and all kinds."""
     defs: dict[str, Any] = {}
     found: dict[str, Any] = {}
     for path in PATHS:
@@ -214,7 +214,7 @@ def _cell(value: str) -> str:
 
 
 def _description(cls: type[Any], names: list[str]) -> str:
-    """Return what the docstring of a dataclass, or of a dataclass in it, says of an option."""
+    """Return the description of an option from docstrings; `names` leads to it field by field."""
     first, *rest = names
     mine = descriptions(cls).get(first, "")  # type: ignore[arg-type]
     hint = next(hint for one, hint, _ in members(cls, "") if one.name == first)

@@ -1,4 +1,4 @@
-"""The options of dataclasses: key paths, types, defaults, and how messages and pages word them."""
+"""The options that dataclasses define: key paths, types, defaults, and their descriptions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import docstring_parser
 from fedshot.core.errors import nearest
 from fedshot.protocol.method import DIAGNOSTIC
 
-# Fields that a configuration does not set, by the key path of their dataclass. A method also gets
-# the model, the episode, the base classes, the number of clients, and whether each round
+# Fields that a configuration does not set, by the key path of their dataclass. fedshot itself gives
+# a method its model, its episode, the base classes, the number of clients, and whether each round
 # partitions the images anew.
 NOT_OPTIONS = {
     "method": {"model", "episode", "classes", "clients", "redealt"},
@@ -26,14 +26,14 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True)
 class Option:
-    """A leaf in a tree of dataclasses.
+    """An option: a field of a dataclass, or of a dataclass nested in it.
 
     Args:
-        path: its key path, such as "method.inner.lr".
-        hint: its type.
-        required: whether it has no default.
-        default: as a plain value.
-        is_diagnostic: whether it adds to what a run reports and does not affect training.
+        path: key path, such as "method.inner.lr".
+        hint: type of the value.
+        required: whether there is no default.
+        default: the default, as a plain value.
+        is_diagnostic: whether it only adds to a run's report and does not affect training.
     """
 
     path: str
@@ -46,10 +46,10 @@ class Option:
 def options_of(
     cls: type[Any], path: str, instance: Any = None, *, is_diagnostic: bool = False
 ) -> Iterator[Option]:
-    """Yield the options of a dataclass and of the dataclasses in it.
+    """Yield the options of a dataclass and of the dataclasses nested in it.
 
-    Where a dataclass is the default of a field, `instance` is that default, whose values are the
-    defaults of its options. The options in a diagnostic option are diagnostic.
+    If `instance` is given, its values are the defaults. For a nested dataclass this is the default
+    of the field that contains it. Options nested in a diagnostic field are diagnostic.
     """
     for one, hint, default in members(cls, path, instance):
         below, seen = f"{path}.{one.name}", is_diagnostic or DIAGNOSTIC in one.metadata
@@ -89,26 +89,29 @@ def is_required(one: Field[Any]) -> bool:
 
 
 def is_section(hint: Any) -> bool:
-    """Whether a field holds a dataclass, so that its options lie below it."""
+    """Whether a field's type is a dataclass, whose options then have longer key paths."""
     return isinstance(hint, type) and is_dataclass(hint)
 
 
 @cache
 def summary(cls: type[Any]) -> str:
-    """Return the first sentence of a docstring."""
+    """Return the summary line of a class's docstring."""
     return str(docstring_parser.parse(cls.__doc__ or "").short_description or "")
 
 
 @cache
 def descriptions(cls: type[Any]) -> dict[str, str]:
-    """Return what the docstring of a dataclass says of each of its fields."""
+    """Return the description of each field of a dataclass, from the docstring's `Args:`."""
     bases = [base for base in reversed(cls.__mro__) if is_dataclass(base)]
     found = [one for base in bases for one in docstring_parser.parse(base.__doc__ or "").params]
     return {one.arg_name: " ".join((one.description or "").split()) for one in found}
 
 
 def takes_text(hint: Any) -> bool:
-    """Whether `2024` or `true` is meant as text: in a text, words to choose from, or a list."""
+    """Whether a type takes text, so that `2024` or `true` in YAML must be read as text.
+
+    Strings, string literals, and lists of these do.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return all(isinstance(word, str) for word in inner)
@@ -120,10 +123,10 @@ def takes_text(hint: Any) -> bool:
 
 
 def nearest_options(path: str, valid: Collection[str]) -> str:
-    """Return a sentence that suggests options in place of an unknown one, and lists its section's.
+    """Return a sentence that suggests replacements for an unknown option.
 
-    An option with the same last key counts as near at any depth, and so does the same key in a
-    section of nearly the same name.
+    Options with the same last key are suggested, at whatever depth they are, and so is the same
+    option of a section with a similar name. The sentence may also list the section's options.
     """
     sections = {one.partition(".")[0] for one in valid}
     first, dot, below = path.partition(".")
@@ -147,7 +150,7 @@ def nearest_options(path: str, valid: Collection[str]) -> str:
 
 
 def words(hint: Any) -> str:
-    """Return what an option of a type takes, in words."""
+    """Describe the values that an option of this type takes, such as "a whole number"."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is types.NoneType:
         return "null"
@@ -169,10 +172,10 @@ def _either(words: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as YAML writes it, cut where it is long."""
+    """Return a value as YAML writes it, shortened if it is long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    # Python does not write whole numbers of more than 4300 digits.
+    # Python refuses to convert integers of more than 4300 digits to text.
     if isinstance(value, int) and value.bit_length() > 400:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)

@@ -1,4 +1,8 @@
-"""What a configuration consists of: sections, kinds to choose by name, and all their options."""
+"""What a configuration consists of: sections, kinds, and the options of both.
+
+A section, such as `run`, is one dataclass. At other key paths, such as `data`, a `name` chooses
+among several dataclasses, the kinds, such as `digits`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models.backbones import BACKBONES
 
-# Where a `name` chooses a dataclass: key path, choices, default.
+# The kinds at each key path: their dataclasses by name, and the default name.
 KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "data": (SOURCES, "digits"),
     "partition": (PARTITIONS, "iid"),
@@ -37,7 +41,7 @@ SECTIONS: dict[str, type[Any]] = {
     "test": TestOptions,
 }
 NO_HEAD = "none"
-# Options that have another name since, by key path, with the values that have another name, too.
+# Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.floor": ("method.min_prob", {}),
     "method.longest": ("method.max_grad_norm", {}),
@@ -47,12 +51,12 @@ _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
 
 
 def long(path: str, value: Any) -> Any:
-    """Write `method: fl_proto`, which is short for it, as `method: {name: fl_proto}`."""
+    """Expand the value `fl_proto` of `method` to `{name: fl_proto}`; return other values as is."""
     return {"name": value} if path in KINDS and isinstance(value, str) else value
 
 
 def written_out(tree: Mapping[str, Any]) -> Settings:
-    """Return settings with every kind in its long form, because trees are merged by keys."""
+    """Return settings with every kind expanded as `long` does, so that trees can be merged."""
     full: Settings = deepcopy(dict(tree))
     for path in KINDS:
         if isinstance(value := trees.at(full, path), str):
@@ -61,10 +65,10 @@ def written_out(tree: Mapping[str, Any]) -> Settings:
 
 
 def layered(*layers: Mapping[str, Any]) -> Settings:
-    """Return the layers merged, the last one on top, with every kind in its long form.
+    """Merge settings, later layers over earlier ones, and expand them as `written_out` does.
 
-    A null removes the value below it; a kind given by its name alone, such as `head: none`,
-    replaces another kind and its options.
+    A null removes the value of an earlier layer. If a layer gives only the name of a kind, such as
+    `head: none`, it replaces the earlier kind together with its options.
     """
     tree: Settings = {}
     for layer in layers:
@@ -73,7 +77,10 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
 
 
 def unknown_option(path: str, names: Mapping[str, str]) -> str:
-    """Explain an option that does not exist where `names` are chosen: what to write instead."""
+    """Return the message for an option that does not exist, with what to write instead.
+
+    `names` are the chosen kinds, by key path.
+    """
     options = {option.path for option in all_options(names)}
     if path in _RETIRED and _RETIRED[path][0] in options:
         new, values = _RETIRED[path]
@@ -98,12 +105,15 @@ def unknown_option(path: str, names: Mapping[str, str]) -> str:
 
 
 def kind_options(path: str, kind: str) -> Iterator[Option]:
-    """Yield the options of one of the kinds at a key path."""
+    """Yield the options of the kind with this name at a key path."""
     return options_of(KINDS[path][0][kind], path)
 
 
 def all_options(names: Mapping[str, str]) -> Iterator[Option]:
-    """Yield every option of a configuration with these kinds, except `name` and `seed`."""
+    """Yield every option of a configuration except `name` and `seed`.
+
+    `names` are the chosen kinds, by key path.
+    """
     for section, cls in SECTIONS.items():
         yield from options_of(cls, section)
     for path, kind in names.items():
@@ -112,7 +122,7 @@ def all_options(names: Mapping[str, str]) -> Iterator[Option]:
 
 
 def defaults(settings: Settings) -> dict[str, Any]:
-    """Return the default of each option that has one, by key path, of the kinds in the settings."""
+    """Return the default, if any, of each option of the kinds in the settings, by key path."""
     return {one.path: one.default for one in _options_in(settings) if not one.required}
 
 
@@ -124,13 +134,13 @@ def is_diagnostic(settings: Settings) -> set[str]:
 def difference(
     old: Settings, new: Settings, *, except_for: Collection[str] = (), diagnostics: bool = False
 ) -> str | None:
-    """Say which settings differ, as `a.b was 1, is 2`; None if none does.
+    """Describe which settings differ, as `a.b was 1, is 2`; None if none do.
 
     Args:
-        old: settings before. An option that they lack did not exist then, and had its default.
-        new: settings now, which name the kinds.
+        old: settings before. A missing option did not exist then, and counts as its default.
+        new: settings now; the kinds that they name determine the options to compare.
         except_for: key paths that may differ.
-        diagnostics: whether diagnostic options count, which do not affect training.
+        diagnostics: whether to compare diagnostic options too, which do not affect training.
     """
     before, after = dict(trees.flat(old)), dict(trees.flat(new))
     for option, value in REMOVED.get(str(trees.at(new, "method.name")), {}).items():
@@ -154,7 +164,7 @@ def difference(
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:
-    """Return the options of the kinds that settings name, or of the default kinds."""
+    """Return the options of the kinds that the settings choose by name or by default."""
     found = []
     for path, (kinds, default) in KINDS.items():
         section = long(path, trees.at(settings, path)) or {}
@@ -170,7 +180,7 @@ def _options_for(chosen: tuple[tuple[str, str, type[Any]], ...]) -> tuple[Option
 
 
 def every_option() -> Iterator[Option]:
-    """Yield the options of every section and of every kind; kinds may share a key path."""
+    """Yield the options of every section and every kind; a key path may occur several times."""
     yield from all_options({})
     for path, (kinds, _) in KINDS.items():
         for kind in kinds:
@@ -184,7 +194,7 @@ def is_text(path: str) -> bool:
 
 @cache
 def _texts() -> frozenset[str]:
-    # Kinds may have options of one name and different types; if one takes no text, YAML decides.
+    # Options of several kinds may share a key path. Unless all take text, YAML decides the type.
     found = {one.path: True for one in every_option()}
     for one in every_option():
         found[one.path] &= takes_text(one.hint)

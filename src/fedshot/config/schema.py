@@ -1,4 +1,4 @@
-"""The sections `model` and `run` of a configuration, and which settings are not honest."""
+"""The sections `model` and `run` of a configuration, and which settings bias a result."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from fedshot.nn.models.model import Model
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model, except for what the data decide.
+    """The network, its precision, and how it normalises its input and features.
 
     Args:
-        backbone: from images or words to features.
-        head: from features to logits.
-        norm_policy: the batch-norm statistics at test: "running" uses those of training,
-            "support" those of the support set, "transductive" those of the queries. If a group of
-            clients holds the support, "group" joins the statistics of its clients, and "support"
-            uses a client's own for its queries. "method" is the method's choice: "running" for
-            prototypes, "group" for group learning, "support" for MAML, which on Omniglot (Conv4-32,
-            first order, 20 rounds) reaches 72.6 % with it and 41.6 % with "running".
+        backbone: network that computes features from images or words.
+        head: layer that computes logits from features.
+        norm_policy: which batch-norm statistics are used at test: "running" those of training,
+            "support" those of the support set, "transductive" those of the queries. If the support
+            set is spread over a group of clients, "group" pools the statistics of all of them, and
+            "support" uses each client's own statistics for that client's queries. "method" leaves
+            the choice to the method: "running" for prototypes, "group" for group learning,
+            "support" for MAML (on Omniglot, Conv4-32, first order, 20 rounds: 72.6 %, and 41.6 %
+            with "running").
         dtype: data type of parameters and features.
-        pixel_mean: subtracted from pixels in [0, 1].
-        pixel_std: pixels are divided by it.
-        bf16: convolutions and matrix products of the backbone in bfloat16, everything else in
-            float32, as is the first block of a Conv4 that the compiled kernels compute.
+        pixel_mean: value subtracted from pixels in [0, 1].
+        pixel_std: value by which pixels are then divided.
+        bf16: whether to compute convolutions and matrix products of the backbone in bfloat16, and
+            everything else in float32; the compiled kernels compute the first block of a Conv4 in
+            float32, too.
     """
 
     backbone: Backbone
@@ -53,10 +55,10 @@ class ModelOptions:
         return self.of(dataset.shape, torch.tensor(x.table) if isinstance(x, Tokens) else None)
 
     def of(self, shape: tuple[int, ...], table: torch.Tensor | None) -> Model:
-        """Return the model for examples of a shape, which are texts if there are word vectors.
+        """Return the model for examples of a shape; a table of word vectors means they are texts.
 
-        A configuration replaces the policy "method" with the method's choice; otherwise it means
-        "running".
+        A validated configuration has replaced the norm policy "method" with the method's choice.
+        Without a configuration, "method" means "running".
         """
         return Model(
             self.backbone,
@@ -73,32 +75,34 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long to train, with how many clients, where, and what to do when clients fail.
+    """How long to train, with how many clients, on which device, and what happens if clients fail.
 
     Args:
-        rounds: communication rounds.
-        cohort: clients sampled per round; null for all.
-        quorum: share of a cohort whose replies must be usable.
+        rounds: number of communication rounds.
+        cohort: number of clients sampled per round; null: all clients.
+        quorum: smallest share of a cohort whose replies must be usable.
         below_quorum: "stop" the run, or "skip" the round and continue from the state before it.
         infeasible_clients: clients that cannot form an episode: "refuse" the run, or "leave_out"
             the clients.
         validate_every: rounds between two validations; the last round is always validated.
-        choose: the round that is tested: the one with the best "validation" accuracy, or the "last"
-            one. "best_on_test_classes" chooses by the test itself, as some published code does:
-            the result is not honest, and is marked so wherever it is shown.
+        choose: which round is tested: the round with the best "validation" accuracy, or the "last"
+            round. "best_on_test_classes" chooses by accuracy on the test classes, as some published
+            code does: such a result is too optimistic, and is marked NOT HONEST wherever it is
+            shown.
         checkpoint_every: rounds between two checkpoints; the best and the last round have one.
-        threads: intra-op threads of torch. Results of two values may differ in their last bits;
-            those of one value do not. null: 1, or all cores if a training step takes 400 GFLOP or
-            more (a ResNet-12 at 84 pixels); the run's config.yaml records the number.
-        fleet: how clients run: several at once in "threads", or one by one, "sequential", with the
-            same bits; "vectorised" stacks them, for GPUs and small heads, equal up to rounding.
-        chunk: the most clients in one stack of "vectorised". Bits depend on it.
+        threads: intra-op threads of torch. The same number gives the same bits; another number may
+            change the last bits of results. null: 1, or all cores if a training step takes 400
+            GFLOP or more (a ResNet-12 at 84 pixels); the run's config.yaml records the number.
+        fleet: how clients run: "threads" runs several at once; "sequential" runs one after another,
+            and gives the same bits; "vectorised" stacks clients, for GPUs and small heads, and
+            gives results that are equal up to rounding.
+        chunk: largest number of clients in one stack of "vectorised"; it affects the last bits.
         allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
             images; "system" does not change the allocator.
-        device: "cpu", or "cuda" for the fleets "sequential" and "vectorised".
-        workers: clients that run at once in "threads", or stacks in "vectorised"; null for as many
-            as cores and `threads` allow, and in "threads" for one if steps are so short that
-            workers would wait for each other. The number does not change the bits. "sequential"
+        device: where to compute: "cpu", or "cuda" with the fleet "sequential" or "vectorised".
+        workers: how many clients of "threads", or stacks of "vectorised", run at once. null: as
+            many as cores and `threads` allow, but one in "threads" if steps are so short that
+            workers would wait for each other. The number does not change results. "sequential"
             and a GPU allow only one.
         unreliable: simulated failures of clients.
     """
@@ -143,7 +147,7 @@ class RunOptions:
 
 
 def not_honest(settings: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why a result of these settings is not honest, to be shown beside it."""
+    """Return notes on why these settings bias the test result; empty if it is a fair estimate."""
     found = []
     if trees.at(settings, "run.choose") == "best_on_test_classes":
         found.append("NOT HONEST: the test classes chose the round")

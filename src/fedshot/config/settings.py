@@ -1,7 +1,7 @@
 """Settings as a tree of plain values: read from YAML, merged, and looked up by key path.
 
-YAML is read as people mean it: `010` is ten, `1e-3` is a number, `no` and `2024-01-01` are texts,
-and a key that is given twice is refused.
+Unlike in YAML 1.1, `010` is ten, `1e-3` is a number, and `no` and `2024-01-01` are texts. A key
+that is given twice is refused.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedshot.core.errors import CheckpointError, ConfigError
 
 Settings: TypeAlias = dict[str, Any]
 IsText: TypeAlias = Callable[[str], bool]
-"""Whether the option at a key path takes text, so that `2024` is meant as text there."""
+"""Says whether the option at a key path takes text, so that `2024` must be read as text there."""
 
-_MOST_NODES = 100_000  # nested anchors can make a small file endless
-_MOST_BYTES = 4 << 20  # read at about 100 KB a second
+_MOST_NODES = 100_000  # nested anchors can expand a small file enormously
+_MOST_BYTES = 4 << 20  # of a file; parsing it takes about a second per 100 KB
 _PREFIX = "tag:yaml.org,2002:"
 _NO_TAGS = {_PREFIX + name for name in ("binary", "omap", "pairs", "set", "timestamp")}
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads every word as text that is no number, boolean or null: no dates, no octals."""
+    """Reads unquoted words as text, except decimal numbers, booleans and null."""
 
     def decimal(self, node: yaml.ScalarNode) -> int:
         return int(node.value)
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _words, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    # Python reads no whole number of more than 4300 digits: it becomes an infinite float.
+    # Python refuses to parse integers of more than 4300 digits; they are read as float infinity.
     ("int", r"[-+]?[0-9]{1,4000}", "-+0123456789"),
     (
         "float",
@@ -54,7 +54,7 @@ _Loader.add_constructor(f"{_PREFIX}int", _Loader.decimal)
 
 
 def load(path: Path, is_text: IsText) -> Settings:
-    """Read settings from a YAML file. Raises ConfigError when it is not a tree of settings."""
+    """Read settings from a YAML file. Raises ConfigError if it does not hold a tree of settings."""
     try:
         text = records.content(path, _MOST_BYTES, "Name a YAML file of settings").decode("utf-8")
     except FileNotFoundError:
@@ -73,16 +73,16 @@ def load(path: Path, is_text: IsText) -> Settings:
 
 
 def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
-    """Return the value of YAML text.
+    """Return the value that a YAML text holds.
 
     Args:
         text: YAML.
         is_text: whether the option at a key path takes text.
-        origin: what messages call the text, such as the name of its file.
+        origin: name of the text in error messages, such as its file name.
         path: the key path of the value; "" for the whole tree of settings.
 
     Raises:
-        ConfigError: not YAML, a key that is given twice, or an anchor that contains itself.
+        ConfigError: the text is not YAML, gives a key twice, or has an anchor that contains itself.
     """
     try:
         loader = _Loader(text)
@@ -103,15 +103,15 @@ def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
 
 
 class _DocumentCheck:
-    """Checks the nodes of a document before they become values."""
+    """Checks the nodes of a YAML document before the loader turns them into values."""
 
     def __init__(self, origin: str, is_text: IsText) -> None:
         self._origin, self._is_text, self._seen = origin, is_text, 0
-        self._values: set[str] = set()  # key paths with a value, dotted or nested
+        self._values: set[str] = set()  # key paths that have a value, dotted or nested
         self._merging = 0
 
     def check(self, node: yaml.Node, path: str, above: tuple[yaml.Node, ...]) -> None:
-        """Refuse ambiguous nodes, and mark the values of options that take text as text."""
+        """Refuse an ambiguous or too large node, and tag the values of text options as text."""
         self._seen += 1
         if any(node is one for one in above):
             self._refuse(node, "an anchor holds itself. Write the value out")
@@ -180,7 +180,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def at(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a key path, None if there is none."""
+    """Return the value at a key path; None if the path does not exist."""
     found: Any = tree
     for part in path.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -188,7 +188,7 @@ def at(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def put(tree: Settings, path: str, value: Any) -> None:
-    """Set the value at a key path; two trees are merged."""
+    """Set the value at a key path; a tree is merged into the tree that is there."""
     *above, last = path.split(".")
     section = tree
     for i, part in enumerate(above):

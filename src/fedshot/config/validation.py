@@ -1,7 +1,7 @@
-"""Plain values checked against the dataclasses that they configure, and made into them.
+"""Checks plain values against the dataclasses that they configure, and builds the dataclasses.
 
-Pydantic checks the values once, against a schema made from the fields of the dataclasses; what it
-finds is told in fedshot's words, beginning with the key path.
+Pydantic checks the values once, against a schema made from the fields of the dataclasses. Its
+errors are reworded as fedshot's own messages, which begin with the key path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedshot.config.settings import flat
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 
 _BITS = 1 << 63
-_WIDEST = 65_536  # what a whole number below `model` may be
+_WIDEST = 65_536  # largest value of an integer option of the model
 _STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False,
            "arbitrary_types_allowed": True}  # fmt: skip
 _RANGES = {
@@ -48,16 +48,16 @@ _UNKNOWN = ("extra_forbidden", "invalid_key")
 
 
 def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values given for options of a dataclass, with the dataclasses in it built.
+    """Check the values of a dataclass's options; return them, with nested dataclasses built.
 
     Args:
         cls: the dataclass.
-        path: its key path.
-        given: keys and values.
+        path: its key path in the configuration.
+        given: the keys and values to check.
         names: the kinds that the configuration chooses, by key path.
 
     Raises:
-        ConfigError: an unknown key, a missing one, or a value that does not fit.
+        ConfigError: a key is unknown or missing, or a value does not fit.
     """
     try:
         adapter = _adapter(cls, path)  # type: ignore[arg-type]  # a class is hashable
@@ -70,7 +70,10 @@ def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> 
 
 
 def value_of(path: str, hint: Any, value: Any) -> Any:
-    """Return one value as an option of a type takes it. Raises ConfigError if it does not fit."""
+    """Check one value against an option's type and return it converted.
+
+    Raises ConfigError if it does not fit.
+    """
     try:
         return _value_adapter(hint).validate_python(value)
     except ValidationError as error:
@@ -79,17 +82,21 @@ def value_of(path: str, hint: Any, value: Any) -> Any:
 
 
 def built(cls: type[Any], path: str, given: Mapping[str, Any], instance: Any = None) -> Any:
-    """Return the dataclass of checked values; the others are those of `instance`, or defaults."""
+    """Build a dataclass from checked values.
+
+    Fields without a value are copied from `instance`, or else take their defaults.
+    """
     with with_option_path(path, cls):
         return cls(**given) if instance is None else replace(instance, **given)
 
 
 @contextmanager
 def with_option_path(path: str, cls: type[Any]) -> Iterator[None]:
-    """Prefix the message with which a dataclass refuses one of its options with the key path.
+    """Put the key path at the beginning of a dataclass's error message about one of its options.
 
     A dataclass knows that its `clients` is 0, but not that it is the `partition` of a
-    configuration. The message of a nested dataclass may begin with a name for it.
+    configuration. A message such as `inner.lr is 0` may already begin with a name for the nested
+    dataclass, which the key path then replaces.
     """
     try:
         yield
@@ -106,9 +113,9 @@ def with_option_path(path: str, cls: type[Any]) -> Iterator[None]:
 def schema_of(
     cls: type[Any], path: str, instance: Any = None, *, title: str = "", described: bool = False
 ) -> Any:
-    """Return the type of the keys and values that configure a dataclass.
+    """Return a TypedDict of the keys and values that configure a dataclass.
 
-    `described` adds defaults and descriptions, for JSON Schema.
+    With `described`, it includes defaults and descriptions, for JSON Schema.
     """
     keys: dict[str, Any] = {}
     for one, hint, default in members(cls, path, instance, annotated=True):
@@ -125,7 +132,7 @@ def schema_of(
             plain = {} if required or is_section(hint) else {"default": default}
             value = Annotated[value, Field(description=text, json_schema_extra=plain)]
         keys[one.name] = Required[value] if required else NotRequired[value]
-    made = TypedDict(title, keys)  # type: ignore[misc]  # mypy reads those of literals alone
+    made = TypedDict(title, keys)  # type: ignore[misc]  # mypy needs literal keys
     made.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
     return made
 
@@ -142,7 +149,10 @@ def _value_adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _annotated(hint: Any, most: int | None = None) -> Any:
-    """Return the type with what strict values do not say: 64 bits, numbers as text, lists."""
+    """Add to a type what pydantic's strict mode lacks.
+
+    Integers are limited to 64 bits, numbers are accepted for texts, and lists for tuples.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         kind, *marks = inner
@@ -192,9 +202,10 @@ def _refusal(
     errors: list[ErrorDetails], path: str, given: Any, options: Mapping[str, Option],
     names: Mapping[str, str],
 ) -> str:  # fmt: skip
-    """Say which value is wrong, what was expected, and how to put it right."""
+    """Return an error message: which value is wrong, what was expected, and how to fix it."""
     places = [_at(error, path, given, options) for error in errors]
-    # A misspelt key is told before the key that is missing for it. An item of a list has a number.
+    # Report a misspelt key first, then the key that is missing because of it. (The location of an
+    # item that is missing from a list ends with a number.)
     missing = [e["type"] == "missing" and isinstance(e["loc"][-1], str) for e in errors]
     i = missing.index(False) if False in missing else 0
     at, value = places[i]
@@ -208,7 +219,7 @@ def _refusal(
             return unknown_option(next(flat({at: value}))[0], names)
         below = ", ".join(sorted(one for one in options if one.startswith(f"{at}.")))
         return f"{at} is {value!r}; expected keys and values below it: {below}."
-    # Of the kinds that a value may be of, the one that it is of and yet outside its range counts.
+    # If an option allows several types, report the one that the value has but exceeds in range.
     here = [error for error, place in zip(errors, places, strict=True) if place[0] == at]
     for error in here:
         if error["type"] in _RANGES:
@@ -227,7 +238,7 @@ def _refusal(
 def _at(
     error: ErrorDetails, path: str, given: Any, options: Mapping[str, Option]
 ) -> tuple[str, Any]:
-    """Return the key path and the value of an error; pydantic names the kinds of a union, too."""
+    """Return the key path and value of an error, without pydantic's names of union members."""
     for key in error["loc"]:
         if path in options or not isinstance(given, Mapping):
             break

@@ -17,7 +17,7 @@ FEW = 12  # a message lists at most this many options
 
 
 class FedshotError(Exception):
-    """A request that cannot be met. `passing`: the same request may succeed later."""
+    """A request that cannot be met. `passing` says whether the same request may succeed later."""
 
     passing = False
 
@@ -91,7 +91,10 @@ def check_word(name: str, value: str, valid: Iterable[str]) -> None:
 
 
 def check_kind(name: str, value: Any, kind: type[Any], fix: str) -> None:
-    """Raise ConfigError unless an argument is an instance of `kind`; `fix` is a sentence."""
+    """Raise ConfigError unless an argument is an instance of `kind`.
+
+    `fix` is a sentence that tells the user how to get such an object.
+    """
     if not isinstance(value, kind):
         raise ConfigError(
             f"{name} is {_shown(value)}; expected an object of type {kind.__name__}. {fix}"

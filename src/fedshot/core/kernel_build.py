@@ -5,8 +5,8 @@ is None and callers use torch operations. The library is stored in the cache, in
 current user. Its name holds a hash of source, compiler and processor, and a hash of its content: a
 library that is stale, truncated, or writable by other users is not loaded but rebuilt.
 
-On a busy machine a build may take up to half an hour. Then the run is refused, because it must not
-compute one part with the kernels and another part without them.
+On a busy machine a build may take up to half an hour. If it then fails for lack of time, memory or
+disk, the run is refused: it must not compute some rounds with the kernels and some without them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _TYPES = {
 # Lines of /proc/cpuinfo that identify a processor, on x86, ARM and RISC-V.
 _TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
 _SLOW = 30.0  # seconds after which a notice is printed
-_LIMIT = 1800.0  # seconds after which the compiler is considered hung; it needs about twenty
-# Resources that may be lacking only for a while, as error numbers and in the compiler's words.
+_LIMIT = 1800.0  # seconds after which the compiler counts as hung; usually it takes about twenty
+# Errors that may be gone on another try: error numbers, and words of the compiler's messages.
 _PASSING = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _PASSING_WORDS = (
     "killed", "terminated program", "no space left", "cannot allocate", "out of memory",
@@ -61,7 +61,7 @@ _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the kernels, building them at the first call; None if this machine cannot.
+    """Return the kernels, building them at the first call; None if this machine cannot build them.
 
     If there is a compiler but it fails, the reason is printed to stderr. Raises BuildError if the
     compiler was killed or lacked memory, disk or time: another try may succeed.
@@ -113,8 +113,8 @@ def _compilers() -> Iterator[list[str]]:
 def _built(compiler: list[str]) -> ctypes.CDLL:
     """Return the library from the cache, building it first if it is missing.
 
-    If several processes find none, one compiles and the others wait. If the cache cannot be used,
-    this process compiles a library of its own.
+    If it is missing for several processes, one compiles it and the others wait. If the cache cannot
+    be used, this process compiles a library for itself only.
     """
     source = _source()
     version = _run([*compiler, "--version"], b"")
@@ -155,7 +155,7 @@ def _signatures() -> dict[str, list[Any]]:
 
 
 def _found(folder: Path, name: str) -> ctypes.CDLL | None:
-    """Return the library from the cache; None if there is none that is valid."""
+    """Return the library from the cache; None if the cache has no valid one."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError, AttributeError):
             return _loaded(path)
@@ -170,7 +170,7 @@ def _compiled(compiler: list[str], source: bytes) -> bytes:
 
 
 def _kept(library: bytes, folder: Path, name: str) -> Path:
-    """Write the library atomically, with its hash in its name."""
+    """Write the library atomically, with its hash in the file's name; return the path."""
     path = folder / f"{name}-{hashlib.sha256(library).hexdigest()}.so"
     partial = folder / f".{secrets.token_hex(8)}"
     try:
@@ -188,7 +188,7 @@ def _kept(library: bytes, folder: Path, name: str) -> Path:
 def _loaded(path: Path) -> ctypes.CDLL:
     """Load a library after checking its hash, and that only this user or root can write it.
 
-    Loading a truncated file would end the process by a signal.
+    Loading a truncated file would kill the process with a signal.
     """
     _check(path.parent.lstat(), path.parent)
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -197,8 +197,9 @@ def _loaded(path: Path) -> ctypes.CDLL:
         with os.fdopen(handle, "rb", closefd=False) as file:
             if hashlib.sha256(file.read()).hexdigest() != path.stem.rpartition("-")[2]:
                 raise OSError(f"{path} is damaged")
-        # Load by the checked descriptor, because the folder may have been replaced meanwhile. It
-        # stays open, because the loader treats two libraries of the same name as one.
+        # Load by the checked descriptor, because the folder may have been replaced meanwhile. The
+        # descriptor stays open: its number is the library's name, and the loader would take another
+        # library with that name for this one.
         same = Path(f"/proc/self/fd/{handle}")
         found = ctypes.CDLL(str(same if os.access(same, os.R_OK) else path))
         for name, arguments in _signatures().items():

@@ -15,11 +15,14 @@ from typing import Literal, NamedTuple
 from fedshot.core.errors import BusyError
 
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-_WHILE_OTHERS_CHECK = 0.2  # seconds; `taken` holds the lock for an instant
+_WHILE_OTHERS_CHECK = 0.2  # seconds to wait, since `taken` holds the lock for an instant
 
 
 class Lock(NamedTuple):
-    """A lock file that this process holds; `inode` is None without support for locks."""
+    """A lock file that this process holds.
+
+    `inode` is its (device, inode), or None if the file system does not support locks.
+    """
 
     path: Path
     inode: tuple[int, int] | None
@@ -30,7 +33,10 @@ class Lock(NamedTuple):
         return self.inode is not None
 
     def check(self) -> None:
-        """Raise BusyError if another file is at the path: another process may hold that one."""
+        """Raise BusyError if the lock file was deleted or replaced.
+
+        Another process may then hold a new lock file at the same path.
+        """
         if self.held and _inode(self.path) != self.inode:
             raise BusyError(
                 f"{self.path.parent} was deleted or replaced while this process used it; this "
@@ -40,9 +46,10 @@ class Lock(NamedTuple):
 
 @contextmanager
 def only_one(path: Path, does: str = "is training") -> Iterator[Lock]:
-    """Hold the lock file at `path`, which is kept afterwards.
+    """Hold a lock on the file at `path`, and leave the file there afterwards.
 
-    Raises BusyError if another process holds it; `does` is what the message says of that process.
+    Raises BusyError if another process holds the lock. `does` says in the message what that process
+    does.
     """
     with _lock(path, _WHILE_OTHERS_CHECK) as got:
         if got == "taken":
@@ -56,8 +63,8 @@ def only_one(path: Path, does: str = "is training") -> Iterator[Lock]:
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file at `path` and remove it afterwards; yield whether the lock is held.
 
-    It is not held if the file system does not support locks, and with `wait=False` if another
-    process holds it. The caller must be correct without it.
+    It is not held if the file system does not support locks, or, with `wait=False`, if another
+    process holds it. The caller must work correctly in these cases, too.
     """
     with _lock(path, -1 if wait else 0) as got:
         try:
@@ -70,7 +77,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 @contextmanager
 def _lock(path: Path, timeout: float) -> Iterator[Literal["held", "taken", "none"]]:
-    from filelock import FileLock, Timeout  # 40 ms
+    from filelock import FileLock, Timeout  # importing takes 40 ms
 
     lock = FileLock(path, timeout, thread_local=False, poll_interval=0.02, fallback_to_soft=False)
     try:
@@ -91,7 +98,8 @@ def _lock(path: Path, timeout: float) -> Iterator[Literal["held", "taken", "none
 def taken(path: Path) -> bool | None:
     """Return whether a process holds the lock file at `path`; None if that is unknown.
 
-    It takes a shared lock, so that several processes can ask at once, without write permission.
+    The check takes a shared lock for an instant, so that several processes can check at once, and
+    without write permission.
     """
     if not path.exists():
         return False

@@ -77,10 +77,10 @@ def denormals_flushed() -> bool:
 
 
 def begin_thread(threads: int, flush: bool) -> None:
-    """Set the intra-op threads and the flushing of denormals for the calling thread alone.
+    """Set the intra-op threads and the flushing of denormals for the calling thread only.
 
-    At its first use of torch a thread takes over the number of intra-op threads that any thread set
-    last, so this reads the number before it sets it.
+    When a thread first uses torch, it copies the number of intra-op threads that any thread set
+    last. Reading the number counts as first use, so it is read before it is set.
     """
     torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -30,7 +30,7 @@ DEEPEST = 32
 
 _MOST_BYTES = 64 << 20
 _MOST_VALUES = 5_000_000  # a list of empty lists takes thirty times the memory of its text
-_MOST_LINES = 2 << 30  # bytes of a file with one record per line
+_MOST_LINES = 2 << 30  # most bytes of a file with one record per line
 _FIND_LINE = 256 << 10  # the line of a key is only searched in texts of at most this many bytes
 
 Whole: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
@@ -40,7 +40,7 @@ Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _DamageError(Exception):
-    """What is wrong in a record, with the path of the key, and the line if it is known."""
+    """A record is damaged: why, the keys that lead to the damage, and the line if it is known."""
 
     def __init__(self, why: str, keys: tuple[Any, ...] = (), line: int | None = None) -> None:
         super().__init__(why)
@@ -48,11 +48,11 @@ class _DamageError(Exception):
 
 
 def content(path: Path, most: int | None = _MOST_BYTES, fix: str = COPY) -> bytes:
-    """Return the content of a regular file of at most `most` bytes; None for no limit.
+    """Return the content of a regular file of at most `most` bytes, or of any size if None.
 
     Raises:
-        CheckpointError: it is a folder, a pipe or a device, or holds more.
-        OSError: it does not exist, or cannot be read.
+        CheckpointError: the path is a folder, a pipe or a device, or the file is larger.
+        OSError: the file does not exist, or cannot be read.
     """
     try:
         return read_regular(path, most)
@@ -134,7 +134,7 @@ def _checked(data: bytes, schema: Any) -> Any:
         raise _DamageError(f"it is not text in UTF-8 ({error.reason})", line=line) from None
     except RecursionError:
         raise _DamageError(f"it is nested deeper than {DEEPEST} lists and objects") from None
-    except ValueError:  # Python reads no number of more than 4300 digits
+    except ValueError:  # Python refuses integers of more than 4300 digits
         raise _DamageError("it holds a whole number of thousands of digits") from None
     _check(value, schema)
     return value

@@ -45,7 +45,7 @@ class Key:
 
     @property
     def seed(self) -> int:
-        """An integer in [0, 2**63) that depends on root and path alone."""
+        """An integer in [0, 2**63) that depends only on root and path."""
         name = json.dumps([self.root, *self.path]).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
@@ -62,7 +62,7 @@ class Key:
         return np.random.Generator(np.random.Philox(self.seed))
 
     def tensor(self) -> Tensor:
-        """Return the seed as an int64 scalar, the form that client work receives."""
+        """Return the seed as an int64 scalar tensor, as clients receive it."""
         return torch.tensor(self.seed, dtype=torch.int64)
 
 

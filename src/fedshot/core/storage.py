@@ -54,7 +54,7 @@ def _with_sorted_header(data: bytes) -> tuple[bytes, memoryview]:
     """Sort the keys of a safetensors header, so that equal content gives equal bytes."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # the values stay aligned
+    header += b" " * (-len(header) % 8)  # padding keeps the values aligned
     return len(header).to_bytes(8, "little") + header, memoryview(data)[end:]
 
 
@@ -70,7 +70,7 @@ def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
         partial.replace(path)
     except BaseException as error:  # a full disk, an interrupt
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # its file name is the partial one, or none
+        if isinstance(error, OSError) and error.errno:  # it names the temporary file, or none
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     if sync:
@@ -118,7 +118,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         # Not `safe_open`, which leaks two objects for every tensor. Tensors are copied, because
         # results may depend on where in memory a tensor begins.
         loaded, header = load(data), _header(data)
-        del data  # frees each tensor once it is copied: the file is in memory twice, not 3 times
+        del data  # so that memory holds the content twice, not three times, while it is copied
         flat = {name: loaded.pop(name).clone() for name in list(loaded)}
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None

@@ -45,7 +45,7 @@ def shortened(text: object, length: int) -> str:
 
 
 def other_kinds(paths: Iterable[Path], what: str) -> str:
-    """Describe the files that a reader does not support; `what` says what it did with them.
+    """Describe files of unsupported types; `what` says what was done with them.
 
     Returns "" if there are none.
 

@@ -130,7 +130,7 @@ def _names(tree: Tree) -> list[str]:
 def unflatten(like: Tree, found: Iterable[Tensor]) -> Tree:
     """Return a tree with the structure of `like` from leaves in the order of `leaves`.
 
-    Raises ValueError if there are more or fewer of them than `like` has.
+    Raises ValueError if `found` has more or fewer leaves than `like`.
     """
     ordered = iter(found)
     try:

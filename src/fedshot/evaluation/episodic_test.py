@@ -41,8 +41,8 @@ from fedshot.learners.feature_cache import EpisodeIndex
 from fedshot.learners.learner import EvalEpisode, Held
 from fedshot.protocol.method import Prediction
 
-_MIN_CLIENTS = 4  # among fewer no client counts as far below the others
-_MAX_CONFUSED = 30  # classes of a confusion matrix
+_MIN_CLIENTS = 4  # with fewer clients, none counts as far below the others
+_MAX_CONFUSED = 30  # most classes of a confusion matrix
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,22 @@ class TestOptions:
     """Options of the test and of validation.
 
     Args:
-        way: classes of an episode; a pair such as [3, 7] for a random number of them.
-        shot: support examples per class, over all clients of a group.
-        query: queries per class, over all clients of a group.
+        way: number of classes in an episode, or a pair such as [3, 7] to draw it from this range.
+        shot: number of support examples per class, over all clients of a group.
+        query: number of queries per class, over all clients of a group.
         episodes: number of test episodes, from the novel classes.
-        validation_episodes: number of episodes from the validation classes, which choose the round.
+        validation_episodes: number of episodes from the validation classes, by which the round is
+            chosen.
         seed: seed of the episodes; separate from the training seed, so that all training seeds
             have the same test.
-        group: how an episode is split among a group of clients that learns it together; without
-            clients, it is not split.
-        pool: "shared": every test episode is drawn from all novel examples. "clients": episode u is
-            drawn from those of client u mod K, which the partition assigns as it does the training
-            data. K counts the clients that take part, so two seeds have the same test only if they
-            leave out the same clients.
-        first_client_only: where clients predict, only the first one does, as in some published
-            code. The result is not honest and is marked so everywhere. Without effect where the
-            server predicts.
+        group: split of an episode among a group of clients that learn it together.
+        pool: where test episodes come from. "shared": every episode is drawn from all novel
+            examples. "clients": the partition deals the novel examples to clients, as it does the
+            training data, and the K clients that take part provide the episodes in turn. Two seeds
+            then have the same test only if they leave out the same clients.
+        first_client_only: if clients predict, use only the first client, as in some published code;
+            such a result is no fair estimate, and is marked NOT HONEST wherever it is shown. No
+            effect if the server predicts.
     """
 
     way: int | tuple[int, int] = 5
@@ -165,7 +165,7 @@ class EvalEpisodes(LazyEpisodes):
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
-        """The distinct rows of all examples, and the index of every row among them."""
+        """Rows of the dataset that episodes use, without repeats; index among them by row."""
         rows = np.unique(np.concatenate([*self._tasks.support, *self._tasks.query]))
         places = np.full(int(rows[-1]) + 1, -1, dtype=np.int64)
         places[rows] = np.arange(len(rows))
@@ -196,11 +196,11 @@ def _labels(dataset: Dataset, rows: Ints, classes: Ints) -> Tensor:
 
 
 class EpisodicTest:
-    """Fixed episodes: `eval_episodes` for the method, `labels` for `score`.
+    """A fixed set of episodes: methods get `eval_episodes`, and `score` gets `labels`.
 
     Args:
         dataset: the dataset.
-        tasks: the rows of each episode.
+        tasks: the dataset's rows in each episode.
         owners: the client that each episode belongs to; None if the episodes belong to no client.
     """
 
@@ -224,9 +224,10 @@ class EpisodicTest:
         rows: Ints | None = None,
         group: GroupSampler = GroupSampler(),
     ) -> EpisodicTest:
-        """Draw a test from classes, or from some of their rows, split among a group of clients.
+        """Draw a test from classes, or only from `rows` of them.
 
-        Raises DataError if they cannot fill an episode.
+        If `group` has clients, each episode is split among them. Raises DataError if the classes
+        cannot fill an episode.
         """
         if not group.clients:
             return cls(dataset, Tasks.draw(dataset, classes, spec, episodes, key, rows))
@@ -243,7 +244,10 @@ class EpisodicTest:
         clients: Sequence[int],
         key: Key,
     ) -> EpisodicTest:
-        """Return a test of clients on their own classes, with one episode for each."""
+        """Return a test of clients on their own classes, with one episode for each client.
+
+        Support examples are from the client's rows in `train`, queries from its rows in `held`.
+        """
         return cls(dataset, own_tasks(dataset, train, held, clients, key), tuple(clients))
 
     def __len__(self) -> int:
@@ -270,23 +274,23 @@ class EpisodicTest:
 
 @dataclass(frozen=True)
 class Score:
-    """The result of a test; "predicted" episodes are those whose client was not lost."""
+    """The result of a test. An episode is "predicted" unless the client that had it was lost."""
 
     accuracy: float  # mean over the predicted episodes, in [0, 1]
     interval: float  # half-width of the 95 % interval over episodes; 0 if all are equal
     episodes: int  # number of predicted episodes
-    unanswered: int  # number of other episodes
-    diverged: int  # predictions with logits that are not finite; these queries count as wrong
+    unanswered: int  # number of episodes that were not predicted
+    diverged: int  # number of predictions with logits not finite; such queries count as wrong
     tasks: str  # hash of the episodes
     transductive: bool  # whether predictions may depend on other queries
     # Client id -> mean accuracy over the episodes that it predicted or owns; empty if the server
     # predicted episodes that belong to no client.
     clients: dict[int, float]
     worst_tenth: float | None  # mean over the tenth of the clients with the lowest accuracy
-    per_episode: tuple[float, ...]  # of the predicted episodes, in order
+    per_episode: tuple[float, ...]  # accuracies of the predicted episodes, in order
     # Class name -> predicted name -> number of queries; empty for more than 30 classes.
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)
-    spread: float | None = None  # standard deviation over clients, of two at least
+    spread: float | None = None  # standard deviation over clients, if there are two
     missing: tuple[int, ...] = ()  # numbers of the episodes that were not predicted
 
     def to_json(self) -> dict[str, Any]:
@@ -302,7 +306,7 @@ class Score:
 
 
 HalfWidth: TypeAlias = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-"""Half-width of an interval of accuracies in [0, 1]; two episodes, 0 and 1, have 6.4."""
+"""Half-width of an interval of accuracies in [0, 1]; for two episodes with 0 and 1 it is 6.4."""
 
 
 class ScoreFields(TypedDict):
@@ -347,7 +351,7 @@ class ValidationResult:
     """The validation accuracies of a round, which decide whether it is chosen."""
 
     per_episode: tuple[float, ...]  # accuracy of each predicted episode, in order
-    missing: tuple[int, ...] = ()  # numbers of the other episodes
+    missing: tuple[int, ...] = ()  # numbers of the episodes that were not predicted
 
     @classmethod
     def of(cls, score: Score) -> ValidationResult:
@@ -365,10 +369,10 @@ class ValidationResult:
         return statistics.fmean(self.per_episode)
 
     def beats(self, best: ValidationResult | None) -> bool:
-        """Whether this round is better than the best so far, on the episodes that both predicted.
+        """Whether this round is better than the best so far, on the episodes predicted in both.
 
-        A lost client takes its episodes with it, and accuracies on different episodes are not
-        comparable. If less than half of this round's episodes are common, more episodes win.
+        The episodes of a lost client are not predicted, and accuracies on different episodes are
+        not comparable. If fewer than half of this round's are in both, more episodes win.
         """
         if best is None:
             return True
@@ -395,7 +399,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def quantile(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t."""
+    """Return the 97.5 % quantile of Student's t with `freedom` degrees of freedom."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # importing takes 0.25 s
 
     return float(stdtrit(freedom, 0.975))
@@ -404,7 +408,7 @@ def quantile(freedom: float) -> float:
 def score(
     predictions: Sequence[Prediction], episodic_test: EpisodicTest, *, transductive: bool = False
 ) -> Score:
-    """Return the score of predictions.
+    """Compare predictions to the labels of a test, and return the score.
 
     An episode that several clients predicted counts once, with their mean accuracy.
 
@@ -420,7 +424,7 @@ def score(
             truth[u] = episodic_test.labels(u)
         if logits.ndim != 2 or len(logits) != len(truth[u]):
             raise ValueError(f"episode {u} has {len(truth[u])} queries, not logits {form(logits)}")
-        # Logits with NaN are wrong; their argmax is a class.
+        # A query with NaN among its logits counts as wrong, although argmax returns a class.
         finite = torch.isfinite(logits).all(-1)
         diverged += not bool(finite.all())
         chosen = logits.argmax(-1)
@@ -466,15 +470,16 @@ def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:
-    """Return the mean of the lowest tenth, and at least of the lowest value."""
+    """Return the mean of the lowest tenth of the accuracies, rounded down to at least one."""
     return statistics.fmean(sorted(accuracies)[: max(1, len(accuracies) // 10)])
 
 
 def far_below(accuracies: Mapping[int, float]) -> dict[int, float]:
     """Return the clients whose accuracy is far below the others', with their accuracies.
 
-    Far means more than 0.2, and more than five standard deviations, below the median; the standard
-    deviation is estimated from the median absolute deviation. Empty for fewer than four clients.
+    Far below is more than 0.2, and more than five standard deviations, below the median; the
+    standard deviation is estimated from the median absolute deviation. The result is empty for
+    fewer than four clients.
     """
     if len(accuracies) < _MIN_CLIENTS:
         return {}

@@ -1,7 +1,7 @@
 """Baselines without an encoder: class means of the raw input, and a linear model of word counts.
 
-They predict the same test episodes as the method from the support sets alone, and are reported with
-every result: an accuracy far above chance may still be below theirs.
+They predict the same test episodes as the method, with the support sets as their only training
+data. They are reported with every result: an accuracy far above chance may still be below theirs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ PIXELS, WORDS, TF_IDF = "raw pixels", "mean word vectors", "TF-IDF, logistic reg
 def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Score]:
     """Return the score of each baseline on a test, by name.
 
-    Images have "raw pixels"; texts have "mean word vectors" and "TF-IDF, logistic regression". If
-    a group of clients holds an episode, the baselines use the supports of all of them.
+    The baseline of images is "raw pixels"; those of texts are "mean word vectors" and "TF-IDF,
+    logistic regression". If an episode is split among a group of clients, the baselines use the
+    support examples of all of them.
     """
     baselines: Mapping[str, Callable[[EvalEpisode], Tensor]] = {PIXELS: pixel_logits}
     if isinstance(dataset.x, Tokens):
@@ -40,7 +41,7 @@ def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Sc
 
 
 def pixel_logits(eval_episode: EvalEpisode) -> Tensor:
-    """Return logits [queries, way] of the nearest class mean of the raw pixels."""
+    """Return logits [queries, way]: minus the squared distance to the class mean of the pixels."""
     support = eval_episode.support_x.flatten(1).double() / 255
     query = eval_episode.query_x.flatten(1).double() / 255
     means = class_means(support, eval_episode.support_y, len(eval_episode.classes))
@@ -65,8 +66,8 @@ def word_vector_logits(eval_episode: EvalEpisode, table: Tensor) -> Tensor:
 def tf_idf_logits(eval_episode: EvalEpisode) -> Tensor:
     """Return logits [queries, way] of scikit-learn's TF-IDF and logistic regression.
 
-    Vocabulary, document frequencies and weights come from the support set alone; words without a
-    vector are ignored, as they are by the networks.
+    Vocabulary, document frequencies and weights come from the support set alone. Words without a
+    vector are ignored, as the networks ignore them.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 

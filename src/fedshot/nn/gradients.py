@@ -1,4 +1,4 @@
-"""Gradients with respect to a tree."""
+"""Gradients with respect to a tree of parameters, and gradient steps."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def value_and_grad(
     """Return (value, extra, gradient) of `fn(params) -> (scalar, extra)`.
 
     Args:
-        fn: called once.
-        params: where the gradient is taken; leaves that `fn` does not use get a gradient of zero.
+        fn: the function to differentiate; it is called once.
+        params: the argument of `fn`; leaves that it does not use get a gradient of zero.
         differentiable: keep the graph, so that the gradient can be differentiated again. Otherwise
             value and gradient are detached; `extra` is returned as it is.
 

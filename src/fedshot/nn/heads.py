@@ -1,4 +1,4 @@
-"""Heads: from features to logits."""
+"""Heads: layers that compute logits from features."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class LinearHead:
     """One linear layer.
 
     Args:
-        way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
-            for each class of the dataset.
+        way: number of outputs: at least the classes of an episode; with episode.labels "global",
+            one for each class of the dataset.
     """
 
     way: int = 5
@@ -62,8 +62,8 @@ class TwoLayerHead:
     """A hidden layer with ReLU, then a linear layer.
 
     Args:
-        way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
-            for each class of the dataset.
+        way: number of outputs: at least the classes of an episode; with episode.labels "global",
+            one for each class of the dataset.
         hidden: width of the hidden layer.
     """
 
@@ -116,9 +116,9 @@ class CosineHead:
     """Logits are `scale` times the cosine between the features and a weight row per class.
 
     Args:
-        way: outputs: as many as an episode has classes, or more; with episode.labels "global" one
-            for each class of the dataset.
-        scale: the factor.
+        way: number of outputs: at least the classes of an episode; with episode.labels "global",
+            one for each class of the dataset.
+        scale: factor of the cosine.
     """
 
     way: int = 5

@@ -33,8 +33,8 @@ def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -> Tensor:
     """Return KL(p || q), mean over rows, with the ratio p/q clipped to [1 - epsilon, 1 + epsilon].
 
-    Fan & Huang (revised version) clip the ratio "in (11)", where it is inside the logarithm: "log".
-    Their lemma bounds the gradient, which "coef" does, too. p is a constant; only q gets gradients.
+    Fan & Huang (revised version) clip the ratio "in (11)", that is, inside the logarithm; this is
+    "log". Their lemma bounds the gradient, as "coef" does. p is a constant: only q gets gradients.
     With r = p/q, the gradient with respect to q is
 
     - "none": -r, unbounded for small q;
@@ -62,10 +62,11 @@ def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -
 
 
 def floored_kl(p_logits: Tensor, q_logits: Tensor, floor: float) -> Tensor:
-    """Return KL(p || q), mean over rows, with probabilities in the logarithms of at least `floor`.
+    """Return the mean over rows of sum p (log max(p, floor) - log max(q, floor)), in nats.
 
-    It is at most log(1 / floor), so that it can be maximised. If q is below the floor, it gets no
-    gradient; if p is, it still gets the gradient of the factor p before the logarithms.
+    This is KL(p || q) with a lower bound on the probabilities inside the logarithms. Its value is
+    at most log(1 / floor), so it can be maximised. A probability q below the floor gets no
+    gradient; a p below the floor still gets one through the factor p before the logarithms.
     """
     log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
     least = math.log(floor)

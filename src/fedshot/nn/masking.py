@@ -21,8 +21,8 @@ def masked_cross_entropy(logits: Tensor, y: Tensor, used: Tensor, loss: str) -> 
     """Return the mean over rows of -l_y + log sum_c exp(l_c), with c over the used classes.
 
     `logits` are [n, classes], `y` is [n], `used` bool [classes]. The loss "softmax" sums over all
-    used classes, which is the cross-entropy; "literal" leaves out y, and drops the logarithm if no
-    class is left. Rows of an unused class do not count.
+    used classes, which is the cross-entropy. "literal" leaves class y out of the sum, and the whole
+    logarithm if no class remains. Rows whose class y is unused do not count.
     """
     known = used[y]  # a class has no prototype if all of its clients dropped out
     if loss == "softmax":

@@ -29,7 +29,7 @@ class OptState(NamedTuple):
 
 
 class Steps(Protocol):
-    """An `Optimizer`, or an extension of one."""
+    """The interface of an optimiser: of `Optimizer`, and of classes that extend it."""
 
     def init(self, params: Tree) -> OptState:
         """Return the state before the first step."""
@@ -40,7 +40,7 @@ class Steps(Protocol):
     ) -> tuple[Tree, OptState]:
         """Return (parameters, state) after one step.
 
-        `reuse`: the caller has no other use for `state` and `params`; they may be overwritten.
+        With `reuse`, `state` and `params` may be overwritten: the caller does not need them again.
         """
         ...
 
@@ -50,10 +50,10 @@ class Optimizer:
     """SGD (with momentum) or Adam (betas 0.9, 0.999), as torch defines them.
 
     Args:
-        name: "sgd" or "adam".
+        name: kind of optimiser, "sgd" or "adam".
         lr: step size.
-        momentum: of SGD; must be 0 for Adam.
-        weight_decay: weight_decay * w is added to the gradient.
+        momentum: momentum of SGD; must be 0 for Adam.
+        weight_decay: factor of the L2 penalty: weight_decay * w is added to the gradient.
     """
 
     name: Literal["sgd", "adam"] = "adam"
@@ -90,7 +90,7 @@ class Optimizer:
     ) -> tuple[Tree, OptState]:
         """Return (parameters, state) after one step; runs under `torch.func.vmap`.
 
-        `reuse`: the caller has no other use for `state` and `params`; Adam may overwrite them.
+        With `reuse`, Adam may overwrite `state` and `params`: the caller does not need them again.
 
         It works leaf by leaf: `torch._foreach_*` and one flat vector were no faster on a CPU, and
         the former cannot be vmapped.
@@ -115,7 +115,7 @@ class Optimizer:
 
 
 def clip_grad_norm(grads: Tree, max_norm: float) -> Tree:
-    """Scale the gradient down to the norm `max_norm` over all leaves if it is longer.
+    """Scale the gradient down to the norm `max_norm`, over all leaves, if its norm is larger.
 
     Source: Pascanu et al. 2013, algorithm 1. Shorter gradients are returned unchanged, to the bit.
     """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedshot.nn.masking import mask_logits
 
-_TINY = 1e-8  # floor of a squared norm, so that a zero row has a finite gradient
+_TINY = 1e-8  # lower bound of a squared norm, so that a zero row has a finite gradient
 
 
 def members(y: Tensor, way: int) -> Tensor:
@@ -58,5 +58,5 @@ def cosine_logits(h: Tensor, means: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Return the rows scaled to length 1; rows shorter than 1e-4 stay below it, zero rows zero."""
+    """Return the rows scaled to length 1; rows shorter than 1e-4 are divided by 1e-4 instead."""
     return rows * rows.square().sum(-1, keepdim=True).clamp_min(_TINY).rsqrt()

@@ -14,7 +14,7 @@ from torch._C import _functorch
 
 
 class Stack(NamedTuple):
-    """The clients of one `vmap`."""
+    """The clients that one `vmap` stacks: its level in functorch, and their number."""
 
     level: int
     size: int

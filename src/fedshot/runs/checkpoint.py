@@ -1,4 +1,4 @@
-"""Checkpoints of the server, one file per round."""
+"""Checkpoints of a run: the server's state and notes (JSON values), one file per round."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _checked_best(best: list[Any]) -> list[Any]:
 
 
 class Notes(TypedDict):
-    """The required notes of a checkpoint."""
+    """The notes that every checkpoint must have."""
 
     round: Whole
     config: dict[str, Any]
@@ -55,7 +55,7 @@ class Checkpoints:
         return sorted(int(name[1]) for name in found if name)
 
     def path(self, round: int) -> Path:
-        """Return the file of a round."""
+        """Return the path of a round's checkpoint."""
         return self.folder / f"round-{round:06d}.safetensors"
 
     def write(self, round: int, server: Tree, notes: Mapping[str, Any]) -> str:
@@ -66,9 +66,9 @@ class Checkpoints:
         return storage.write(self.path(round), server, notes, sync=True)
 
     def read(self, round: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
-        """Return the server's state and the notes.
+        """Return the server's state, with the structure of `like`, and the notes.
 
-        Raises CheckpointError if the file is missing, damaged, or of another method.
+        Raises CheckpointError if the file is missing, damaged, or from another method.
         """
         flat, notes, _ = self._read(round)
         try:
@@ -80,15 +80,15 @@ class Checkpoints:
             ) from None
 
     def notes(self, round: int) -> dict[str, Any]:
-        """Return the notes alone. Raises CheckpointError as `read` does."""
+        """Return only the notes of a checkpoint. Raises CheckpointError as `read` does."""
         return self._read(round)[1]
 
     def hash(self, round: int) -> str:
-        """Return the hash of the content, notes included."""
+        """Return the hash of a checkpoint's content, including notes."""
         return self._read(round)[2]
 
     def prune(self, keep: Collection[int]) -> None:
-        """Delete all other checkpoints and partial files."""
+        """Delete partial files, and all checkpoints but those of the rounds `keep`."""
         for round in set(self.rounds()) - set(keep):
             self.path(round).unlink()
         for path in self.folder.glob(f"*{storage.PARTIAL}"):

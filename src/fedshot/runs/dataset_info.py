@@ -64,7 +64,7 @@ class Facts:
         examples: number of training examples.
         dealt: number of clients in the partition.
         clients: numbers of the clients that take part.
-        words: words with a vector, from row 2 on; empty for images.
+        words: the words of rows 2, 3, ... of `table`; empty for images.
         table: word vectors, float32 [V, d]; None for images.
     """
 
@@ -83,7 +83,10 @@ class Facts:
 
     @classmethod
     def of(cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int]) -> Facts:
-        """Return the facts of a dataset, with its rows by part and the clients that take part."""
+        """Return the facts about a dataset.
+
+        `rows` are its base, validation and novel rows; `dealt` and `clients` are as for the class.
+        """
         base, validation, novel = classes_of(dataset, rows)
         x = dataset.x
         return cls(
@@ -106,7 +109,10 @@ class Facts:
         return self.table is not None
 
     def write(self, folder: Path) -> None:
-        """Write the facts into a run's folder; `data.json` last, so that it implies both files."""
+        """Write the facts into a run's folder.
+
+        `data.json` is written last: if it exists, `words.safetensors` is complete, too.
+        """
         if self.table is not None:
             text = "\n".join(self.words).encode("utf-8", "surrogateescape")
             words = torch.frombuffer(bytearray(text), dtype=torch.uint8)

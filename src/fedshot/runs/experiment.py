@@ -1,9 +1,9 @@
 """A run: training with records, checkpoints and a result.
 
-`Experiment.run()` yields one record per round; to stop, do not ask for the next one. If the process
-is killed at any time, `run()` of a new `Experiment` on the same folder continues from the last
-complete round, with bitwise equal results. Opening an experiment changes nothing on the disk, so a
-run can be evaluated while it trains.
+`Experiment.run()` yields one record per round; to stop training early, stop iterating. If the
+process is killed at any time, `run()` of a new `Experiment` on the same folder continues from the
+last complete round, with bitwise equal results. Opening an experiment changes nothing on the disk,
+so a run can be evaluated while it trains.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAY_CHANGE = (
     "run.workers", "run.allocator",
 )  # fmt: skip
 
-# Partitions that changed before checkpoints held the hash of the partition.
+# Names of partitions whose result changed before checkpoints recorded the partition's hash.
 _CHANGED_PARTITIONS = ("dirichlet", "clusters")
 
 
@@ -62,7 +62,8 @@ class Experiment:
     Args:
         setting: the prepared run.
         folder: folder of the run; created when the run starts.
-        elsewhere: replaces this machine's fleet if the clients live elsewhere.
+        elsewhere: if clients run on other machines, the function that is called with this machine's
+            fleet and returns the fleet to use.
         keep_looks: keep the checkpoints of all validated rounds, not only those of the chosen and
             the last rounds.
 
@@ -142,11 +143,11 @@ class Experiment:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint to continue from, possibly that of round 0."""
+        """Whether there is a checkpoint from which to continue, be it that of round 0."""
         return self._started
 
     def alone(self) -> AbstractContextManager[Lock]:
-        """Hold the lock of the folder, as `run_folder.alone` does."""
+        """Lock the run's folder, so that only this process trains in it: see `run_folder.alone`."""
         return run_folder.alone(self.folder)
 
     def notices(self) -> list[str]:
@@ -173,7 +174,10 @@ class Experiment:
             self._started = True
 
     def result(self) -> Score:
-        """Test the chosen round and write result.json, first without the raw baselines."""
+        """Test the chosen round and write result.json.
+
+        The file is written before the raw baselines are computed, and again with them.
+        """
         found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
         result = {
@@ -201,7 +205,7 @@ class Experiment:
 
     @property
     def _tested(self) -> dict[str, Any]:
-        """The shape of the test and the origin of its classes; clients' own tests have no shot."""
+        """Facts on the test for result.json; tests on clients' own classes have no shot."""
         own, episodic_test = self.setting.own_tests, self.setting.test
         ways = [len(episodic_test.classes(u)) for u in range(len(episodic_test))]
         shot = None if own else self.config.test.shot
@@ -225,15 +229,15 @@ class Experiment:
         return self.setting.test if peeks else self.setting.validation
 
     def answer(self, episodic_test: EpisodicTest) -> Score:
-        """Evaluate the chosen round on a test, without effect on the run or its ledger.
+        """Evaluate the chosen round on a test, without effect on the run or its bytes.
 
-        The chosen round is the best on validation, else the last one with a checkpoint. Raises
-        CheckpointError if its checkpoint does not exist.
+        The chosen round is the one with the best validation accuracy, or without validation the
+        last one that has a checkpoint. Raises CheckpointError if its checkpoint does not exist.
         """
         return self.evaluate_chosen(episodic_test, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
-        """Return the server's state after the chosen round, and open its private states.
+        """Return the server's state after the chosen round, and make its private states readable.
 
         Raises CheckpointError if the checkpoint of the round does not exist.
         """
@@ -253,13 +257,13 @@ class Experiment:
         )
 
     def evaluate_chosen(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
-        """Evaluate a server's state as that of a round; the ledger does not count it."""
+        """Evaluate a server's state as the state after a round, without counting bytes."""
         return self._counted(episodic_test, server, round)[0]
 
     def _counted(
         self, episodic_test: EpisodicTest, server: Tree, round: int
     ) -> tuple[Score, list[dict[str, Any]]]:
-        """Return the score of a server's state, and the ledger of this evaluation alone."""
+        """Return a server state's score, and the bytes of this evaluation as in ledger.json."""
         ledger = self.meter.to_json()
         self.meter.load_json([])
         try:
@@ -332,7 +336,7 @@ class Experiment:
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         if self._lock is not None:
-            self._lock.check()  # else two processes might write to one folder
+            self._lock.check()  # so that no two processes write to one folder
         self.recorder.append(done)
         if due or round == self.best_round or (validation and self._keep_looks):
             self._save()
@@ -359,9 +363,9 @@ class Experiment:
             self.recorder.note_environment(last, self._environment, self._changed_settings())
 
     def _changed_settings(self) -> str | None:
-        """Describe the settings changed since the last checkpoint; None if none.
+        """Describe the settings that changed since the last checkpoint; None if none did.
 
-        The fleet belongs to the environment.
+        The fleet is left out, because changes of the environment include it.
         """
         if not self._started:
             return None
@@ -370,15 +374,15 @@ class Experiment:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """The facts of the environment that the run itself sets."""
+        """Facts about the environment that the run determines: threads, fleet, method file."""
         mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
         return mine | own.noted(self.config.settings["method"]["name"])
 
     def _best_so_far(self) -> ValidationResult | None:
         """Return the validation result of the chosen round.
 
-        None if there is none, if it does not choose the round, or if an old record does not say
-        which episodes were answered.
+        None if that round was not validated, if validation does not choose the round, or if an old
+        record does not say which episodes were predicted.
         """
         if self._validation is None or self.config.run.choose == "last":
             return None
@@ -455,7 +459,10 @@ class Experiment:
             )
 
     def _check_deal(self, held: str | None) -> None:
-        """Raise CheckpointError unless the partition has the hash `held`; None if unknown."""
+        """Raise CheckpointError if the partition differs from that with which the run started.
+
+        `held` is the hash of that partition; None in checkpoints of older versions.
+        """
         kind = self.config.settings["partition"]["name"]
         resumes = self.round < self.config.run.rounds
         deals_test = self.setting.own_tests or self.config.test.pool == "clients"
@@ -487,14 +494,14 @@ class Experiment:
             self.fleet,
             everyone[:1] if alone else everyone,
             cohort=run.cohort,
-            quorum=run.quorum if phase == "train" else 0.0,  # scores count unanswered episodes
+            quorum=run.quorum if phase == "train" else 0.0,  # scores count lost episodes
             round=round,
             phase=phase,
         )
 
 
 def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
-    """Return the fleet of a run's options."""
+    """Return the fleet that a run's options choose."""
     assert run.threads is not None, "PreparedRun sets it"
     if run.fleet == "vectorised":
         return Vectorised(host, run.chunk, workers, run.threads)
@@ -506,7 +513,7 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
 def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
     """Raise CheckpointError unless a checkpoint belongs to a run with this configuration.
 
-    Also raised if the meaning of a setting has changed since the run started.
+    It is also raised if the meaning of a setting has changed since the run started.
     """
     changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
     if changed:

@@ -37,10 +37,10 @@ _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several 
 class FederatedDataset:
     """A dataset with its split and partition.
 
-    `rows` are the base, validation and novel rows, by `split`, or by user if `split` is None.
-    `clients` can form an episode; `left_out` gives the reason for each client that cannot. Without
-    novel rows, `own_tests` is true: clients are tested on examples of their own classes that the
-    partition sets aside.
+    `rows` are the dataset's base (training), validation and novel (test) rows; they are divided by
+    class as in `split`, or by user if `split` is None. `clients` are the clients that can form an
+    episode; `left_out` has the reason for each client that cannot. Without novel rows, `own_tests`
+    is true: clients are tested on examples of their own classes that the partition sets aside.
 
     Raises:
         DataError: the data is missing or too small.
@@ -58,8 +58,8 @@ class FederatedDataset:
         self.dataset = config.data.load(find_data_dir(data_dir))
         if isinstance(config.data, InMemory):  # its hash may be unknown until now
             self.config = config = config.with_data(self.dataset)
-        # A random split is drawn by its own seed or the test's, so that all training seeds share
-        # one test.
+        # A random split is drawn from split.seed, or else from test.seed, so that all training
+        # seeds share one test.
         test_key = Key(config.test.seed)
         splits = test_key if config.split.seed is None else Key(config.split.seed)
         self.split: ClassSplit | None = None
@@ -70,7 +70,8 @@ class FederatedDataset:
             self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
             self.split.check(self.dataset)
             self.rows = RowSplit.of_classes(self.dataset, self.split)
-        # The partition defines the clients' own tests, which are the same for all training seeds.
+        # Without novel rows, the partition defines the tests. It is then drawn from test.seed, so
+        # that all training seeds share one test.
         self.own_tests = not len(self.rows.novel)
         self.deal_key = (test_key if self.own_tests else self.key).at("partition")
         with with_option_path("partition", type(config.partition)):
@@ -135,7 +136,7 @@ class FederatedDataset:
         return found
 
     def _check_groups(self) -> None:
-        """Raise ConfigError if groups cannot be kept on one side of support and query."""
+        """Raise ConfigError if a group of near-identical examples might be in support and query."""
         if self.dataset.groups is None:
             return
         conflicts = {
@@ -254,7 +255,7 @@ class PreparedRun(FederatedDataset):
         return not set(self.dataset.y[asked].tolist()) <= set(self.base_classes)
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
-        """Return a test with other options on the novel rows."""
+        """Return a test on the novel rows with these options."""
         if self.own_tests:
             if options != self.config.test:
                 raise ConfigError(
@@ -308,7 +309,7 @@ class PreparedRun(FederatedDataset):
         return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
     def _shape(self, options: TestOptions) -> EpisodeSpec:
-        """Return the spec of test episodes, with labels ordered as in training."""
+        """Return the shape of test episodes, whose labels are ordered as in training."""
         return replace(options.spec, labels=self.config.episode.labels)
 
     def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:
@@ -318,7 +319,7 @@ class PreparedRun(FederatedDataset):
         return episodic_test
 
     def _check_test_way(self, option: str, way: int) -> None:
-        """Raise ConfigError if the test's way exceeds that of the head used at test, if any."""
+        """Raise ConfigError if a head is used at test and has fewer outputs than the test's way."""
         self._check_way(option, way, self.method.traits.max_test_way)
 
     def _check_way(self, option: str, way: int, widest: int | None) -> None:
@@ -370,8 +371,8 @@ class PreparedRun(FederatedDataset):
 def threads_for(flops: int, asked: int | None) -> int:
     """Return the number of intra-op threads: `asked`, else 1, or all cores for large steps.
 
-    Steps below 400 GFLOP are fastest with one worker per core; larger ones use all cores by
-    themselves. The number is never measured, since results depend on it bitwise.
+    Steps below 400 GFLOP are fastest with one worker per core; a larger step can use all cores by
+    itself. The number is not chosen by timing, because results depend on it bitwise.
     """
     if asked is not None:
         return asked

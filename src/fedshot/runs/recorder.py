@@ -43,7 +43,7 @@ Seconds: TypeAlias = Annotated[float, Field(gt=-1e9, lt=1e9)]
 
 
 class FaultJson(TypedDict):
-    """A reply that did not count."""
+    """A fault in metrics.jsonl: a client's reply that did not count."""
 
     client: NotRequired[Whole]
     kind: NotRequired[str]
@@ -66,7 +66,7 @@ class RecordJson(TypedDict):
 
 
 class Change(TypedDict):
-    """A change of environment or settings on resuming a run."""
+    """A change of the environment or the settings when a run was resumed."""
 
     after_round: Annotated[int, Field(ge=-1, lt=10**9)]
     environment: dict[str, Any]
@@ -93,7 +93,7 @@ class Record:
         bytes_up: bytes received from clients for training since the start.
         seconds: duration of the round without evaluation.
         faults: replies that did not count, with client, kind and reason.
-        skipped: why the round did not count, or None.
+        skipped: reason why the round was skipped; None if it was not.
         exchanges: number of exchanges between server and clients.
         elapsed: seconds since the previous record, including evaluation, by a monotonic clock; None
             for the first record that a process writes.
@@ -114,7 +114,7 @@ class Record:
     ended: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON-able values."""
+        """Return the record as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return values | {
             "validation": self.validation and self.validation.to_json(),
@@ -135,13 +135,13 @@ class Recorder:
     def note_environment(
         self, round: int, more: Mapping[str, Any], settings: str | None = None
     ) -> None:
-        """Write the environment of the run, or add a change of it on resuming.
+        """Write the environment of a new run, or add what has changed when a run is resumed.
 
-        Changes recorded for rounds that are trained again are dropped.
+        Earlier changes are dropped if they belong to rounds that will be trained again.
 
         Args:
             round: last complete round; -1 before the first.
-            more: facts of the run itself: threads, fleet, file of a user-defined method.
+            more: further facts about the run: threads, fleet, file of a user-defined method.
             settings: description of settings that changed since that round; None if none.
         """
         now, first = {**environment(), **more}, read_environment(self.folder)
@@ -157,7 +157,10 @@ class Recorder:
             self.write(ENVIRONMENT, content, sync=True)
 
     def changes(self, round: int, more: Mapping[str, Any]) -> list[str]:
-        """Return changes since a round that affect results bitwise; `more` as above."""
+        """Describe changes of the environment since a round that may change bits of results.
+
+        `more` is as for `note_environment`.
+        """
         first, now = read_environment(self.folder), {**environment(), **more}
         before = _last(first, _until(round, first.pop("resumed", []))) if first else now
         return changed(before, now, ignore=_NO_EFFECT)
@@ -168,14 +171,17 @@ class Recorder:
             file.write(json.dumps(record.to_json()) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl, without an incomplete last line."""
+        """Return the records in metrics.jsonl, without an incomplete last line."""
         path = self.folder / RECORDS
         if not path.exists():
             return []
         return records.read_lines(path, RecordJson, f"{records.COPY}, or start a new run")
 
     def rewind(self, round: int) -> None:
-        """Delete the records after a round. Raises CheckpointError if an earlier one is missing."""
+        """Delete the records after a round.
+
+        Raises CheckpointError if the record of that round, or of an earlier one, is missing.
+        """
         kept = [r for r in self.records() if r["round"] <= round]
         held = {r["round"] for r in kept}
         missing = next((r for r in range(round + 1) if r not in held), None)
@@ -196,9 +202,9 @@ class Recorder:
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Return the environment of a run, with changes on resuming under "resumed".
+    """Return the environment of a run, with later changes in a list under "resumed".
 
-    {} if the file does not exist. Raises CheckpointError if it is damaged.
+    Returns {} if the file does not exist. Raises CheckpointError if it is damaged.
     """
     path = folder / ENVIRONMENT
     if not path.exists():
@@ -208,12 +214,12 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def _until(round: int, resumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the changes before the last complete round."""
+    """Return the changes that were recorded before round `round` was trained."""
     return [one for one in resumed if one["after_round"] < round]
 
 
 def _last(first: dict[str, Any], resumed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the latest environment."""
+    """Return the latest environment: the first one, updated by the last change."""
     return {**first, **resumed[-1]["environment"]} if resumed else first
 
 

@@ -20,6 +20,6 @@ def on_this_machine(settings: trees.Settings) -> trees.Settings:
 
 
 def check_here(folder: Path, notes: dict[str, Any], config: Config) -> None:
-    """Raise CheckpointError unless a checkpoint has this configuration, except for the device."""
+    """Raise CheckpointError unless a checkpoint has this configuration; the device may differ."""
     held = trees.merged(notes["config"], {"run": {"device": config.run.device}})
     check_belongs(folder, notes | {"config": held}, config)

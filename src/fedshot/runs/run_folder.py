@@ -16,7 +16,7 @@ from fedshot.runs.checkpoint import Checkpoints
 CONFIG = "config.yaml"
 RESULT = "result.json"
 NODES = "flower.json"
-"""The nodes of a run whose clients live on nodes; other runs do not have this file."""
+"""The file about a run's nodes, if its clients are on the nodes of a Flower deployment."""
 _LOCK = ".lock"
 
 
@@ -26,7 +26,7 @@ def checkpoints(folder: Path) -> Checkpoints:
 
 
 def begun(folder: Path) -> bool:
-    """Return whether a folder holds a run, even one without its configuration."""
+    """Return whether a folder holds a run, even if its configuration file is lost."""
     return (folder / CONFIG).exists() or bool(checkpoints(folder).rounds())
 
 
@@ -47,7 +47,7 @@ def check(folder: Path) -> None:
 def written(folder: Path) -> Settings:
     """Return the settings in a run's folder.
 
-    Raises CheckpointError as `check` does, and if they cannot be read.
+    Raises CheckpointError as `check` does, and if the settings cannot be read.
     """
     check(folder)
     try:
@@ -68,9 +68,9 @@ def in_training(folder: Path) -> bool | None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[Lock]:
-    """Hold the lock of a folder, which is created if needed, and yield it.
+    """Lock a run's folder, so that only this process trains in it, and yield the lock.
 
-    Raises BusyError if another process holds it.
+    The folder is created if needed. Raises BusyError if another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder / _LOCK) as lock:

@@ -1,4 +1,4 @@
-"""What a test asked: the description shown beside its result."""
+"""How a run was tested: a description that is shown beside its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Shape(TypedDict):
 
 
 def _shown(held: ScoreJson) -> ScoreJson:
-    """Return a score in JSON. Raises ValueError if it lacks a key that every version wrote."""
+    """Return the JSON of a score. Raises ValueError if it lacks a key that every version wrote."""
     for name in ("episodes", "tasks"):
         if name not in held:
             raise ValueError(f"it has no {name!r}")
@@ -51,15 +51,16 @@ class ResultJson(TypedDict):
 
 @dataclass(frozen=True)
 class TestProtocol:
-    """The test of a run, as far as it is known.
+    """How a run was tested, as far as its files say.
 
     Args:
         own: whether each client was tested on images of its own classes, in one episode; None if
             an older result does not say.
-        users: whether users were split instead of classes, so that tested users did not train.
+        users: whether the data were split by user, not by class, so that the tested users took no
+            part in training.
         way: (fewest, most) classes of an episode; None if unknown.
         shot: support examples per class; None if unknown or if clients use all training examples.
-        marks: reasons why the result is not honest.
+        marks: reasons why the result is not a fair estimate, from `not_honest`.
     """
 
     own: bool | None = None
@@ -86,7 +87,7 @@ class TestProtocol:
 
     @property
     def shape(self) -> str:
-        """Such as "5-way 1-shot" or "3- to 7-way 1-shot"; empty if unknown."""
+        """The shape of an episode, such as "3- to 7-way 1-shot"; "" if unknown."""
         if self.way is None:
             return ""
         least, most = self.way
@@ -100,7 +101,7 @@ class TestProtocol:
 
     @property
     def where(self) -> str:
-        """Where the test examples came from; empty if unknown."""
+        """The origin of the test examples, in words; "" if unknown."""
         if self.own is None:
             return ""
         if self.own:
@@ -110,7 +111,7 @@ class TestProtocol:
         return "classes that no client trained on"
 
     def on(self, n: int) -> str:
-        """Return e.g. "1,000 5-way 1-shot test episodes of classes that no client trained on"."""
+        """Describe a test of n clients or episodes, as in "1,000 5-way 1-shot test episodes"."""
         if self.own:
             shape = f" ({self.shape})" if self.shape else ""
             return f"{n:,} client{'s' * (n != 1)}, tested on {self.where}{shape}"
@@ -119,12 +120,15 @@ class TestProtocol:
 
 
 def chose_by_test(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run evaluates its test during training, instead of validation."""
+    """Return whether a run evaluates the test during training and chooses the round by it."""
     return bool(at(settings, "run.choose") == "best_on_test_classes")
 
 
 def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
-    """Return what several tests have in common; fields that differ become unknown."""
+    """Return the description that several tests have in common; fields that differ are unknown.
+
+    It has the marks of all tests.
+    """
     if not tests:
         return TestProtocol()
     first, *others = tests
@@ -141,7 +145,7 @@ def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
 
 
 def _own(split: Mapping[str, Any]) -> bool | None:
-    """Return whether a split has no novel classes; None if it is the dataset's own split."""
+    """Return whether the section `split` leaves no novel classes; None if the dataset decides."""
     if split.get("users") is not None:
         return not split["users"][-1]
     if split.get("random") is not None:

@@ -1,4 +1,4 @@
-"""One step of Adam on trees, by the C kernel if it applies, else by torch operations.
+"""One step of Adam on trees, by the C kernel if it supports them, else by torch operations.
 
 Kingma & Ba 2015, algorithm 1, with weight decay as an L2 penalty, as in `torch.optim.Adam`.
 """
@@ -18,7 +18,7 @@ from fedshot.nn.stacks import is_batched, stack, stacked
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
-Moved = Sequence[tuple[Tensor, ...]]  # w, m and v of every leaf
+Moved = Sequence[tuple[Tensor, ...]]  # w, m and v of every leaf after the step
 
 
 def adam_step(
@@ -48,7 +48,10 @@ def adam_step(
 def _compiled(
     four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor, reuse: bool
 ) -> Moved | None:
-    """Take the step by the kernel; None if it cannot: nested transforms, or different steps."""
+    """Take the step by the kernel.
+
+    Return None if it cannot, because transforms are nested or clients are at different steps.
+    """
     clients = stack()
     if (clients is None and stacked()) or is_batched(step):
         return None
@@ -76,8 +79,8 @@ def _sizes(lr: float, t: Any) -> tuple[Any, Any]:
     """Return step size and eps with the bias correction of the moments included.
 
     They follow from lr m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps), with numerator and denominator
-    multiplied by sqrt(1 - b2^t). `t` is a number or a float64 tensor: 1 - 0.999^t loses too many
-    digits in float32.
+    multiplied by sqrt(1 - b2^t). `t` is a number or a float64 tensor, because 1 - 0.999^t would
+    lose too many digits in float32.
     """
     root = (1 - BETA2**t) ** 0.5
     return lr * root / (1 - BETA1**t), EPS * root

@@ -1,4 +1,4 @@
-"""The per-channel computations of batch norm, written as x * scale + shift, in C.
+"""The per-channel numbers of batch norm, computed in C: batch norm is x * scale + shift.
 
 One call replaces a dozen operations on short vectors, which took as long as Adam for a Conv4. Maps
 x are [n, c, h, w]; see `tensors` for the layout.
@@ -52,9 +52,9 @@ def fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float = mat
 
 
 def tilt(dz: Tensor, dzx: Tensor, by: Folded, values: int) -> Tilted:
-    """Return the backward pass from the sums over each image of dz and dz * (x - mean).
+    """Return the numbers for the backward pass from the sums of dz and dz * (x - mean).
 
-    The sums are float64 [n, c]; `values` is the number of values per channel in the batch.
+    The sums, over each image, are float64 [n, c]; `values` is the number of values per channel.
     """
     n, c = dz.shape
     out = empty(5, c)
@@ -76,8 +76,8 @@ def keep(
 
     Args:
         kept: running mean and variance.
-        new: those of the batch, the variance biased.
-        bias: added to the batch mean; None for none.
+        new: mean and biased variance of the batch.
+        bias: vector that is added to the batch mean, or None.
         momentum: weight of the batch.
         values: number of values per channel, at least 2.
     """

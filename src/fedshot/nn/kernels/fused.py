@@ -24,7 +24,7 @@ from fedshot.nn.models.mode import Mode
 
 
 class Cut(NamedTuple):
-    """The position of the ReLU, before the norm or after the pool; NaN turns a bound off."""
+    """The position of the ReLU, before the norm or after the pool, as two bounds; NaN is none."""
 
     least: float  # lower bound of x
     floor: float  # lower bound of a pool's maximum
@@ -71,7 +71,10 @@ def check_enough(x: Tensor) -> None:
 def after_batch(
     s: Tree, mean: Tensor, var: Tensor, bias: Tensor | None, x: Tensor, mode: Mode
 ) -> Tree:
-    """Return the statistics after a batch x with this variance and this mean without the bias."""
+    """Return the statistics after a batch x.
+
+    `mean` and `var` are those of x; `bias`, which was left out of x, is added to the mean.
+    """
     if mode.norm == "capture":
         return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
     if not s:
@@ -83,14 +86,14 @@ def after_batch(
 def pooled(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut = RELU_LAST
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise by batch statistics and max-pool, with a ReLU.
+    """Return max_pool2d(batch_norm(x), 2) with a ReLU, and the batch statistics.
 
     Args:
-        x: [n, c, h, w], a map that `fits`.
-        weight: scale [c].
-        bias: shift [c].
-        eps: added to the variance.
-        cut: position of the ReLU.
+        x: [n, c, h, w], for which `tensors.fits` holds.
+        weight: scale of the norm [c].
+        bias: shift of the norm [c].
+        eps: number added to the variance.
+        cut: position of the ReLU, `RELU_LAST` (after the pool) or `RELU_FIRST` (before the norm).
 
     Returns:
         y [n, c, h // 2, w // 2], and the batch's mean [c] and biased variance [c], without
@@ -173,7 +176,7 @@ class _PooledGradient(torch.autograd.Function):
 
 
 def _forward(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
-    """Return max_pool2d(x * scale + shift, 2) with its ReLU; a pool with a NaN gives NaN."""
+    """Return max_pool2d(x * scale + shift, 2) with the ReLU; a 2x2 window with a NaN gives NaN."""
     n, c, h, w = x.shape
     y = empty(n, h // 2, w // 2, c)
     each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y], cut)
@@ -185,7 +188,8 @@ def _sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
 
-    dz is the gradient, which reaches the maximum of each pool only.
+    dz is the gradient with respect to x * scale + shift: dy at the maximum of each 2x2 window, and
+    0 elsewhere.
     """
     n, c, h, w = x.shape
     dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)

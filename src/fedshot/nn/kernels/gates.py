@@ -15,7 +15,11 @@ from fedshot.nn.kernels.tensors import library
 
 
 def gru_gates(t: int, of_h: Tensor, gates: Tensor, kept: Tensor, states: Tensor) -> None:
-    """Replace the sums of word t in `gates` by the gates; fill in `kept` and the next state."""
+    """Replace the inputs of the gates of word t in `gates` by the gates; fill in `kept`, `states`.
+
+    `kept` gets the state's contribution to the new gate, which `gru_back` needs, and `states` the
+    state after word t.
+    """
     n, words, hidden = kept.shape
     given = _all(of_h, n, 3 * hidden)
     outs = [
@@ -30,7 +34,11 @@ def gru_back(
     t: int, gates: Tensor, kept: Tensor, states: Tensor, grad: Tensor, by_x: Tensor, by_n: Tensor,
     carry: Tensor,
 ) -> None:  # fmt: skip
-    """Fill in the gradients `by_x` and `by_n` of word t; update `carry` to the word before."""
+    """Fill in the gradients `by_x` and `by_n` of word t, and update `carry`.
+
+    `carry` is the gradient of the state after word t, from later words. It becomes that of the
+    state before word t, without the parts through the state's weight.
+    """
     n, words, hidden = kept.shape
     ins = [
         _word(t, gates, n, words, 3 * hidden),

@@ -1,9 +1,10 @@
 """GRU and LSTM layers whose gradients can be differentiated again.
 
-Gradients that are differentiated again are those of the cells. The GRU, in float32 on a CPU,
-computes its gates and their gradients in C, and one matrix product for each weight, where torch has
-one for each word. The layout is [texts, words, features], so nothing is transposed: the rows of one
-word of all texts are not adjacent, which costs a matrix product nothing.
+If a gradient is differentiated again, it is computed by the torch operations of `cells.py`. The
+GRU, in float32 on a CPU, computes its gates and their gradients in C. The gradient of each weight
+is one matrix product, where torch has one for each word. The layout is [texts, words, features],
+so nothing is transposed: that the rows of a word of all texts are not adjacent does not slow
+matrix products down.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _in_rows(grad: Tensor) -> Tensor:
-    """Return the gradient with contiguous rows, also for rows of one number."""
+    """Return the gradient with contiguous rows, even if each row has only one number."""
     if grad.stride(2) == 1:
         return grad
     return grad.clone(memory_format=torch.contiguous_format)
@@ -111,7 +112,7 @@ def _in_rows(grad: Tensor) -> Tensor:
 def _again(
     ctx: Any, cells: Callable[[Tree, Tensor], Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the states that `cells` computes, with a graph."""
+    """Return gradients that can be differentiated again, from states computed by `cells`."""
 
     def states(x: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return cells({"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}, x)

@@ -18,17 +18,17 @@ from fedshot.nn.kernels.repeats import Repeats, repeats
 from fedshot.nn.kernels.tensors import library, shared
 from fedshot.nn.models.cells import LSTM_GATES, lstm_cells
 
-_TEXTS, _LANES = 6, 16  # as in lstm.c
-_LEAVES = 4  # of a direction: the weights of the input and of the state, and their biases
+_TEXTS, _LANES = 6, 16  # texts per block and numbers per vector, as in lstm.c
+_LEAVES = 4  # tensors per direction: the weights of the input and of the state, and their biases
 
 
 class Places(NamedTuple):
     """The positions of the words of texts [n, m] after the padding is removed.
 
     Args:
-        of: position of each word among the n m places.
-        at: [n + 1], the first word of each text, and the number of words.
-        order: the texts, sorted so that those of a block have similar lengths.
+        of: for each word, its index in the padded texts, 0 to n m - 1.
+        at: [n + 1], for each text the index of its first word, then the number of all words.
+        order: order of the texts, such that those of a block have similar lengths.
     """
 
     of: Tensor
@@ -37,7 +37,7 @@ class Places(NamedTuple):
 
     @classmethod
     def made(cls, lengths: Tensor, m: int) -> Places:
-        """Return the places of texts of these lengths, at most m."""
+        """Return the places for texts with these lengths [n], each at most m."""
         if ((lengths < 0) | (lengths > m)).any():
             raise ValueError(f"texts have {lengths.tolist()} words; expected 0 to {m}")
         of = (torch.arange(m, device="cpu") < lengths[:, None]).flatten().nonzero()[:, 0]
@@ -110,7 +110,10 @@ def _forwards(
     u: Tensor, c: Tensor, places: Places, gates: Tensor, back: int,
     cells: Tensor, squashed: Tensor, states: Tensor,
 ) -> None:  # fmt: skip
-    """Replace one direction's half of `gates` by the gates; fill in cells, tanh and states."""
+    """Run one direction: replace its half of `gates`, the inputs of the gates, by the gates.
+
+    Also fill in `cells`, `squashed` (their tanh) and `states`.
+    """
     hidden, done = u.shape[1], _done()
     turned, bias = _padded(u.T), _padded(c)
     _check_weights(u, c)
@@ -154,7 +157,7 @@ def _by_state(by_x: Tensor, states: Tensor, places: Places, back: int) -> Tensor
 
 
 def _again(x: Tensor, lengths: Tensor, weights: list[Tensor], grad: Tensor) -> list[Tensor | None]:
-    """Return the gradients of the states that the cells compute, with a graph."""
+    """Return gradients that can be differentiated again, from states computed by `lstm_cells`."""
     mask = (torch.arange(x.shape[1], device="cpu") < lengths[:, None]).to(x.dtype)
 
     def states(*own: Tensor) -> Tensor:

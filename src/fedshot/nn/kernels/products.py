@@ -16,7 +16,7 @@ from torch import Tensor
 from fedshot.core import kernel_build
 from fedshot.nn.kernels.tensors import empty, library
 
-_WIDEST = 192  # channels
+_WIDEST = 192  # most channels for which `products.c` is used
 
 
 def ours(*channels: int) -> bool:

@@ -1,7 +1,7 @@
-"""The loss of prototypical networks as one operation, by a C kernel or by torch operations.
+"""The loss of prototypical networks as one operation, by a C kernel if it applies.
 
-For a small net, the loss is thirty operations on few numbers between two matrix products, and at
-each of them worker threads wait for Python's lock.
+Otherwise torch operations compute it. In torch, the loss takes thirty operations on few numbers for
+a small net, and worker threads wait for Python's lock at each of them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save the gradient and its arguments."""
+        """Save the gradient for `backward`, and the arguments for its derivative."""
         h, y, *ctx.sizes = inputs
         _, right, dh = output
         ctx.mark_non_differentiable(right)

@@ -1,4 +1,4 @@
-"""Products of repeated rows, computed once: most words of texts are frequent words.
+"""Linear maps that compute equal rows only once, because texts repeat their frequent words.
 
 The rows x [n, L, d] are float32 on the CPU. A linear map of them is computed for the distinct rows
 only; the gradient of its weight needs the distinct rows and the sums of gradients over equal rows.

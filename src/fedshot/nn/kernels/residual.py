@@ -5,7 +5,7 @@
 
 The C kernels of `residual.c` take channels-last float32 maps for which `tensors.fits` holds;
 `resnet.py` has the torch operations. Results agree to rounding and do not depend on the number of
-threads. The kernels are about as fast, but save one map for the backward pass instead of up to
+threads. The kernels are about as fast as torch, but save one map for the backward pass, not up to
 three. First derivatives are closed forms; with dz the gradient with respect to x * scale + shift,
 S0 and S1 the sums of dz and of dz (x - mean), M the number of values per channel,
 i = 1 / sqrt(var + eps) and s = weight * i:
@@ -44,7 +44,7 @@ class Normed(NamedTuple):
 def norm_leaky(of: Normed, lean: float, mode: Mode) -> tuple[Tensor, Tree]:
     """Return (leaky(norm(x)), statistics), with statistics as in `layers.batch_norm`.
 
-    With "given" statistics there are no gradients.
+    `lean` is the slope of the leaky ReLU below 0. With "given" statistics there are no gradients.
     """
     x, p, s = of
     if mode.norm == "given":

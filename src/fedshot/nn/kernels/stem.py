@@ -26,15 +26,15 @@ from fedshot.nn.models.mode import Mode
 
 _CHANNELS = (1, 3)  # supported by stem.c
 _FILTERS = range(32, 257, 32)
-_LONGEST = 512  # pixels in a row of an image
+_LONGEST = 512  # most pixels in a row of an image
 _GROUP = 8  # images whose gradients are summed together, as in stem.c
 
 
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether the kernels support these images and filters, and the gradients that are needed.
 
-    They have no gradient with respect to images. Second derivatives use the separate operations,
-    which would have to compute the block again.
+    The kernels have no gradient with respect to images. Second derivatives need the separate
+    operations, and would compute the block a second time.
     """
     return (
         x.shape[1] in _CHANNELS

@@ -1,7 +1,7 @@
 """Calling the C functions on tensors: checks, memory for results, and threads.
 
-Maps are float32 [n, c, h, w] on the CPU, channels last, such that `fits` holds; vectors are float32
-[c]. Shapes are checked, because C would read out of bounds.
+Maps are feature maps of n images, float32 [n, c, h, w] on the CPU, channels last, for which `fits`
+holds; vectors are float32 [c]. Shapes are checked, because C would read out of bounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
-_MANY = 1 << 16  # numbers for which a thread is worthwhile
+_MANY = 1 << 16  # fewest tensor elements for which one more thread is worthwhile
 
 
 def fits(x: Tensor) -> bool:
@@ -69,8 +69,8 @@ def adam(
     """Return (w', m', v') of every (w, g, m, v), elementwise; `elementwise.c` has the equations.
 
     The four tensors of a leaf are float32 of the same shape, in any layout. Results have the layout
-    of w; with `reuse` they overwrite w, m and v. All leaves are one call, because threads wait for
-    Python's lock at each call.
+    of w; with `reuse` they overwrite w, m and v. One call updates all leaves, because threads wait
+    for Python's lock at each call.
     """
     at, ends, n = array("q"), array("q"), 0
     used, made = [], []
@@ -110,7 +110,10 @@ def take(pairs: Iterable[tuple[Tensor, Tensor]], scale: float) -> None:
 
 
 def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor:
-    """Return float32 [n]: `value` where the hash of the index is at least `threshold`, else 0."""
+    """Return float32 [n]: `value` where the hash of the index is at least `threshold`, else 0.
+
+    `words` are the two 32-bit keys of the hash.
+    """
     mask = empty(n)
     _numbers(n, library().fedshot_kept, [], (*words, threshold, value), [mask.data_ptr()])
     return mask
@@ -164,7 +167,8 @@ def each(
 ) -> None:  # fmt: skip
     """Run a kernel over the n images of `ins[0]`, in several threads if they are large.
 
-    The last of `sizes` is the number of channels, the length of vectors among `ins`.
+    The last of `sizes` is the number of channels, which is the length of the vectors in `ins`.
+    `rule` holds further numbers for the kernel.
     """
     for t in ins:
         if t.dim() == 4:
@@ -242,7 +246,7 @@ def _share(
 
 
 def _cuts(n: int, shares: int) -> Iterable[tuple[int, int]]:
-    """Return the begin and end of each share of n."""
+    """Return the first index of each share of n, and the index after its last."""
     return pairwise(n * i // shares for i in range(shares + 1))
 
 

@@ -33,10 +33,10 @@ from fedshot.nn.kernels.tensors import (
 )
 
 _GROUP = 16  # channels, a multiple of the vector length in C
-_GAP = 48  # numbers, as in `tiles.c`
+_GAP = 48  # numbers between the memory of two tile positions, as in `tiles.c`
 _BLOCK = 40960  # numbers per tile position in a block
-_LONG = 512  # least tiles of a block in `_by_filters`, which reads and writes the sums per block
-_SMALL = 96  # tiles of a block of `tiles.c`
+_LONG = 512  # fewest tiles of a block in `_by_filters`, which reads and writes sums per block
+_SMALL = 96  # tiles in a block of `tiles.c`
 
 
 def fits(x: Tensor, filters: Tensor) -> bool:
@@ -75,11 +75,11 @@ def conv3x3(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-_Span = tuple[int, int]  # first tile, tiles
+_Span = tuple[int, int]  # first tile, number of tiles
 
 
 class _Tiles(NamedTuple):
-    """The tiles of n maps of h x w."""
+    """The tiles of n maps of h x w pixels: each has 2x2 results."""
 
     n: int
     h: int
@@ -91,7 +91,7 @@ class _Tiles(NamedTuple):
         return self.n * ((self.h + 1) // 2) * ((self.w + 1) // 2)
 
     def share(self, most: int | None = None) -> int:
-        """Return the tiles of a block: at most `most`, and at least one block per thread."""
+        """Return the number of tiles in a block: at most `most`, and a block per thread."""
         each = max(1, -(-self.all // torch.get_num_threads()))
         return each if most is None else min(most, each)
 
@@ -220,5 +220,5 @@ def _room(tiles: int, c: int) -> Tensor:
 
 
 def _small_room(c: int) -> Tensor:
-    """Return memory for the factors and results of `tiles.c`, of c channels together."""
+    """Return memory for the factors and results of `tiles.c`, which have c channels in total."""
     return empty(16 * (_SMALL * c + 2 * _GAP))

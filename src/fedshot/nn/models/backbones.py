@@ -1,4 +1,4 @@
-"""Backbones: from images or texts to one row of features each."""
+"""Backbones: networks that compute one row of features for each image or text."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MLP:
     The features are the output of the last hidden layer. Small layers are faster under `vmap`.
 
     Args:
-        hidden: widths of the layers; without layers the features are the pixels.
+        hidden: widths of the hidden layers; if there are none, the pixels are the features.
         dropout: rate after each layer.
     """
 
@@ -127,8 +127,8 @@ class Conv4:
         width: channels of every block.
         dropout: rate after each block.
         features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
-        order: "norm_relu" within a block, or "relu_norm": the ReLU before batch norm, as some
-            papers list it, and the pool last.
+        order: order within a block: "norm_relu" has batch norm before the ReLU; "relu_norm" has the
+            ReLU before batch norm, as some papers list it, and the pool last.
     """
 
     takes: ClassVar[Literal["images"]] = "images"
@@ -167,7 +167,7 @@ class Conv4:
         return self.features or self._flat(shape)
 
     def positions(self, shape: Shape) -> int:
-        """Return the pixels of the last map; a feature row holds them channel by channel."""
+        """Return the number of pixels of the last map; features are ordered channel by channel."""
         return 1 if self.features else self._flat(shape) // self.width
 
     def _flat(self, shape: Shape) -> int:
@@ -185,7 +185,7 @@ class Conv4:
             norm = f"norm{i}"
             block = _block if self.order == "norm_relu" else _relu_first
             x, kept = block(params[f"conv{i}"], params[norm], stats.get(norm, {}), x, mode)
-            if kept:  # no statistics in, none out: `{}` keeps its structure
+            if kept:  # if no statistics are passed in, none are returned
                 after[norm] = kept
             x = dropout(x, self.dropout, mode, site=i)
         h = linear(params["linear"], x.flatten(1)) if self.features else x.flatten(1)

@@ -36,7 +36,7 @@ def _mixed_int(word: int, site: int) -> int:
 
 
 def grid(seed: Tensor, rows: int, columns: int) -> list[list[Tensor]]:
-    """Return at [i][j] the seed of `Mode(seed=seed).layer(i).layer(j)`.
+    """Return a table of seeds: entry [i][j] is the seed of `Mode(seed=seed).layer(i).layer(j)`.
 
     For stacked clients, computing them one by one would be a fifth of all operations of a small
     net's step.

@@ -78,7 +78,7 @@ class BiLSTM:
         pooling: "last" takes the state of each direction after its last step, "mean" averages the
             states of the words, "attention" averages them with weights
             softmax_t(v . tanh(W h_t + b)).
-        attention: rows of W.
+        attention: number of rows of W in the pooling "attention".
         kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU. The
             fused kernel cannot be vmapped, because it reads the lengths of the texts on the CPU.
     """
@@ -104,7 +104,7 @@ class BiLSTM:
         return self.kernel == "cell"
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw `forward`, `backward` and, for that pooling, `attention`; no statistics."""
+        """Draw `forward`, `backward` and, for attention pooling, `attention`; no statistics."""
         params: dict[str, Tree] = {
             name: init_recurrence(key.at(name), shape[-1], self.hidden, LSTM_GATES, dtype)
             for name in ("forward", "backward")

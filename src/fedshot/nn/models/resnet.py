@@ -1,7 +1,7 @@
 """ResNet-12, the residual network of the few-shot literature, with DropBlock.
 
 Sources: the network as in F2L (Wang et al. 2023, C.1.1); DropBlock from Ghiasi et al. 2018.
-Departures: F2L uses DropBlock without giving its places, size and rate; the usual ones are used
+Departures: F2L uses DropBlock without giving its positions, size and rate; the usual ones are used
 here. The rate is constant, without the warm-up that Ghiasi et al. suggest.
 """
 
@@ -56,12 +56,12 @@ class ResNet12:
     step with 80 images at 84 px is 1.7 TFLOP: a few seconds on a CPU.
 
     Args:
-        widths: channels of the blocks; the last is the number of features.
+        widths: channels of the four blocks; the last is the number of features.
         dropblock: share of the elements dropped after the last two blocks, in training.
-        block_size: side of a dropped block in pixels, at most that of the map. None: the side of
+        block_size: side of a dropped square in pixels, at most that of the map. null: the side of
             the last map, at most 5; that is 5 at 84 px and 2 at 32 px.
         dropout: share of single elements dropped after the first two blocks, in training.
-        slope: of the activation below 0; 0 gives the ReLU.
+        slope: slope of the activation below 0; 0 gives the ReLU.
         features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
     """
 
@@ -118,7 +118,7 @@ class ResNet12:
                 x = dropout(x, self.dropout, mode, site=i)
             else:
                 x = drop_block(x, self.dropblock, size, mode, site=i)
-        kept = stats or mode.norm == "capture"  # no statistics in, none out
+        kept = stats or mode.norm == "capture"  # no statistics are returned if none are passed in
         h = x.mean((-2, -1))
         h = linear(params["linear"], h) if self.features else h
         return h, after if kept else stats

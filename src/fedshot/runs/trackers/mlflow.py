@@ -39,7 +39,7 @@ class MLflow:
         self.last = max((m.step for m in self._history(MARK)), default=-1)
 
     def _reopen(self, path: Path) -> None:
-        """Continue a run. Raises ConfigError if it does not exist any more."""
+        """Continue a run in MLflow. Raises ConfigError if it does not exist there any more."""
         fix = f"Restore it there, or delete {path} to start a new one."
         try:
             held = self._client.get_run(self._id)
@@ -65,14 +65,14 @@ class MLflow:
         return list(self._client.get_metric_history(self._id, name))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Log a round in one request, with the metric that `last` is read from at the end."""
+        """Log a round in one request; it ends with `MARK`, the metric from which `last` is read."""
         now = int(1000 * time.time())
         order = sorted(values, key=lambda name: name == MARK)
         metrics = [self._entities.Metric(k, float(values[k]), now, round) for k in order]
         self._client.log_batch(self._id, metrics=metrics)
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Log the test's metrics, unless the round has them."""
+        """Log the test's metrics, unless they are logged for that round already."""
         if round not in {m.step for m in self._history(result_name(values))}:
             self.log(round, values)
         self._client.set_terminated(self._id)

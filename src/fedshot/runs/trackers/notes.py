@@ -1,4 +1,4 @@
-"""Files beside a run's records in which trackers store the id of their run."""
+"""Notes: JSON files in a run's folder in which trackers store the id of their run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARK = "cost/megabytes_down"  # a metric of every round
 
 
 def result_name(values: Mapping[str, float]) -> str:
-    """Return the name of the test's accuracy among its metrics, honest or not."""
+    """Return the name of the test's accuracy among its metrics, NOT_HONEST/ or not."""
     return next(name for name in values if name.endswith("test/accuracy"))
 
 

@@ -12,7 +12,7 @@ from fedshot.runs.trackers.notes import MARK, result_name
 
 
 class TensorBoard:
-    """Event files in the run's folder: `tensorboard --logdir runs`."""
+    """Writes event files into the run's folder; `tensorboard --logdir runs` shows them."""
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
         del name, settings  # the run's folder has them
@@ -27,7 +27,7 @@ class TensorBoard:
         self._writer = writer.EventFileWriter(str(place))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Write a round as one event, which readers take as a whole."""
+        """Write a round as one event, so that readers see all of its metrics or none."""
         items = [self._summary.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
         summary = self._summary.Summary(value=items)
         self._writer.add_event(
@@ -36,12 +36,12 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Write the test's metrics, unless the round has them."""
+        """Write the test's metrics, unless they are written for that round already."""
         if round not in self._held.get(result_name(values), []):
             self.log(round, values)
 
     def close(self, *, done: bool) -> None:
-        """Close the file."""
+        """Close the event file."""
         del done
         self._writer.close()
 

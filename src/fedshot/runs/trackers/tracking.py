@@ -1,8 +1,8 @@
 """Forwarding of records to TensorBoard, Weights & Biases or MLflow.
 
-The records on the disk remain authoritative. On opening, a tracker receives the rounds that it
-lacks, so that a killed run continues in the same tracked run with every round once. Repeated rounds
-have the same values and are not sent again.
+The records on the disk remain authoritative. When a tracker is opened, it receives the rounds that
+it lacks. A killed run so continues in the same tracked run, which gets every round once: repeated
+rounds have the same values and are not sent again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check(kind: str) -> None:
 
 
 class Tracker:
-    """The tracker of a run; opening it sends the records on the disk that it lacks.
+    """Sends a run's records to a tracker, beginning with those on the disk that the tracker lacks.
 
     Args:
         kind: "tensorboard", "wandb" or "mlflow"; None for no tracker.
@@ -134,7 +134,7 @@ class Tracker:
 
 
 def names_of(settings: Settings) -> Callable[[str], str]:
-    """Return the function that names metrics; results that are not honest are marked as such."""
+    """Return a function that names metrics; if results are biased, it adds NOT_HONEST/ to names."""
     dishonest = bool(not_honest(settings))
     peeks = trees.at(settings, "run.choose") == "best_on_test_classes"
 

@@ -39,5 +39,5 @@ class Wandb:
         self._run.summary.update({**values, "test/round": round})
 
     def close(self, *, done: bool) -> None:
-        """Finish this session of the run, as failed if the training did not end."""
+        """Finish the tracked run, as failed unless training is `done`."""
         self._run.finish(exit_code=0 if done else 1)
