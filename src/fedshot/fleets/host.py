@@ -67,7 +67,7 @@ class Host:
     def private(self, client: int, upto: tuple[int, int]) -> Tree:
         """Return the client's newest private state up to `upto` (round, exchange).
 
-        A client without one gets its initial state.
+        If no state is stored, return the client's initial state.
         """
         if self._like is None:
             self._like = self._first(client)

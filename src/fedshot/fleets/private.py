@@ -6,7 +6,7 @@ between exchanges, so memory does not grow with the number of clients.
 
 Sealing a round makes its states permanent, just before the server writes its checkpoint: the new
 versions are flushed to disk, and an index stores the version and hash of every client's state. The
-checkpoint holds the hash of the index, so a resumed run detects missing, outdated or damaged states.
+checkpoint holds the hash of the index, so a resumed run detects missing, old or damaged states.
 """
 
 from __future__ import annotations
