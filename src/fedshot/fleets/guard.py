@@ -17,7 +17,7 @@ from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
 _LONGEST = 500  # most characters of a reason, which may quote a client's data
-_METRIC = 2.0**128  # bound on metrics, so that no weighted mean overflows
+_METRIC = 2.0**128  # above any float32, yet no weighted mean of such metrics overflows
 
 
 class Guard(Wrapper):

@@ -83,7 +83,7 @@ class PrivateStore:
         """Return the leaves of the newest version up to `upto`; None if there is none.
 
         Raises:
-            CheckpointError: this version is missing, damaged, or does not have the sealed hash.
+            CheckpointError: the version is missing, damaged, or does not have the sealed hash.
             KeyError: the round of `upto` is before the last sealed one and was not opened.
         """
         if upto[0] < 0:  # before training

@@ -24,7 +24,7 @@ class Sequential:
 
     @property
     def bank(self) -> PrivateStore:
-        """The server's states of the clients, one each, in versions like the private states.
+        """The trees that the server stores for the clients, versioned like the private states.
 
         Methods use it if their server keeps a model for every client.
         """

@@ -32,10 +32,10 @@ class Chances:
     """Simulated failures of clients: the probability of each failure, per training reply.
 
     Args:
-        drop: probability that a reply is lost.
-        delay: probability that a reply arrives after all others.
-        corrupt: probability that a reply has NaN, wrong shapes, a missing part, or an impossible
-            weight.
+        drop: probability that a reply in training is lost.
+        delay: probability that a reply in training arrives after all others.
+        corrupt: probability that a reply in training has NaN, wrong shapes, a missing part, or an
+            impossible weight.
     """
 
     drop: Share = 0.0

@@ -24,7 +24,7 @@ from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply
 
 
 class Vectorised(Threads):
-    """A fleet that splits a cohort into chunks and runs the clients of a chunk as stacked tensors.
+    """A fleet that runs a cohort in chunks, each as stacked tensors.
 
     Clients of a chunk whose inputs differ in shape, for example in the number of queries, form
     separate stacks.

@@ -19,7 +19,7 @@ class Wrapper:
 
     @property
     def bank(self) -> Bank:
-        """The states that the server keeps of the clients, one each."""
+        """The trees that the server stores for the clients."""
         return self.fleet.bank
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:

@@ -34,7 +34,7 @@ class Entry:
 
 
 def parse_clients(text: str) -> list[int]:
-    """Return the clients of a text such as `0-3,7`. Raises ConfigError."""
+    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -81,7 +81,7 @@ def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | N
 
 
 def read_entries(nodes: Path) -> dict[str, Entry]:
-    """Return the entries of a folder by node name.
+    """Return the operator's entries in a folder, keyed by node name.
 
     Raises ConfigError for a damaged file, or if two nodes have the same client.
     """

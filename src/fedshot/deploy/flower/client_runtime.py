@@ -140,7 +140,7 @@ class ClientRuntime:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The session, the last order done and the last seal, for the server."""
+        """The session, the last order done and the last seal, as replies report them."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:

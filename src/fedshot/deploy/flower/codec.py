@@ -27,7 +27,7 @@ from fedshot.core.tree import Tree
 
 Form: TypeAlias = Any
 _MB = 1 << 20
-_MAX_PATH = 500  # characters of a leaf's path
+_MAX_PATH = 500  # most characters of a leaf's path
 
 # Dense real dtypes, whose largest value the guard can compute.
 _TYPES = frozenset({

@@ -57,8 +57,8 @@ from fedshot.deploy.flower.wire import (
     without_proxy,
 )
 
-_FETCH_SECONDS = 60.0  # to receive all objects of a message
-_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # of OpenSSL versions
+_FETCH_SECONDS = 60.0  # time to receive all objects of a message
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # error codes of OpenSSL
 HEARTBEAT = 10.0  # seconds, Flower's minimum; after twice that, Flower counts a node as lost
 
 

@@ -53,8 +53,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     """Make the keys of a federation and write its client files, where they are missing.
 
     Unless the run has `begun`, existing client files are replaced, since they may belong to another
-    configuration.
-    Raises ConfigError for more nodes than clients.
+    configuration. Raises ConfigError for more nodes than clients.
     """
     shares = [_share(prepared, nodes, i) for i in range(nodes)]
     if [] in shares:

@@ -27,10 +27,10 @@ from fedshot.deploy.flower.wire import fetch
 _TYPE = "query.fedshot"
 _MIN_POLL, _MAX_POLL = 0.02, 0.25  # seconds between polls
 _POLL_SHARE = 0.05  # pause between polls, as a share of the time waited so far
-_POLL_FACTOR = 4.0  # least pause in durations of a poll, so that polls do not load the server
+_POLL_FACTOR = 4.0  # the pause is at least this times a poll's duration, to spare the server
 _LATE_SECONDS = 600.0  # time after the deadline in which late replies are logged
 _FETCHES = 8  # replies that are fetched at once
-_FETCH_SECONDS = 60.0  # to receive all objects of a reply
+_FETCH_SECONDS = 60.0  # time to receive all objects of a reply
 _UNKNOWN_RUN = (401, 403)  # statuses of a server that does not know the run
 
 

@@ -18,7 +18,7 @@ from fedshot.deploy.flower.worker import Worker
 
 _MIN_POLL, _MAX_POLL = 0.03, 1.0  # seconds between polls
 _POLL_SHARE = 0.05  # pause between polls, as a share of the time since the last message
-_POLL_FACTOR = 8.0  # least pause in durations of a poll, so that polls do not load the server
+_POLL_FACTOR = 8.0  # the pause is at least this times a poll's duration, to spare the server
 _MAX_RETRY = 10.0  # seconds between attempts to connect
 
 

@@ -1,4 +1,4 @@
-"""The server's view of the nodes: their current ids, their clients, and their sealed states."""
+"""The server's view of the nodes: current ids, clients, and sealed (i.e. permanent) states."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Transport(Protocol):
 
 @dataclass
 class Node:
-    """A node, identified by its name; its number, Flower's id, may change."""
+    """A node, identified by its name; its number, an id from Flower, may change."""
 
     name: str
     number: int

@@ -47,7 +47,7 @@ class Policy:
 
     Args:
         methods: methods that may run.
-        parts: names of parts that may be uploaded.
+        parts: names of the parts of an upload, such as "theta", that are allowed.
         most_up_mb: MiB that one client uploads in one exchange.
         min_batch: least examples of a step, as set by the method's options `batch` and
             `inner_batch`; null, which uses a client's whole data, is allowed.

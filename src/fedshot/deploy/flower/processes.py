@@ -72,7 +72,7 @@ class ChildError(FedshotError):
 
 
 class Children:
-    """Child processes that are stopped together, the last one first."""
+    """Child processes that are stopped together, in reverse order of their start."""
 
     def __init__(self) -> None:
         self.all: list[Child] = []

@@ -105,7 +105,7 @@ def _arrival(
 def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
     """Raise CodecError for too many unknown parts, or for invalid metrics.
 
-    Names made up by a node would otherwise bloat the ledger of messages and the run's records.
+    Names made up by a node would otherwise bloat the communication log and the run's records.
     """
     unknown = set(up) - set(exchange.reduce) if isinstance(up, dict) else set()
     if sum(map(len, unknown)) > _MAX_UNKNOWN:

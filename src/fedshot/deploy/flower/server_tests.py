@@ -67,7 +67,7 @@ def write_tests(
         rows: row numbers of the dataset, by part of the split.
         base: numbers of the classes that clients train on; the dataset may lack their examples.
         clients: number of clients.
-        notes: metadata: hashes of the dataset and of any client split; clients that are left out.
+        notes: further metadata, such as hashes of dataset and client split, or clients left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     seen = np.union1d(rows.validation, rows.novel)

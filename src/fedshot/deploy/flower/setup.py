@@ -85,8 +85,8 @@ class Setup:
     def from_json(cls, found: Any) -> Setup:
         """Parse a setup.
 
-        Raises CodecError; ConfigError for another version of fedshot, or library versions that draw
-        different random numbers.
+        Raises CodecError for an invalid setup, ConfigError for another version of fedshot, or for
+        library versions that draw different random numbers.
         """
         if not isinstance(found, dict):
             raise CodecError("the setup is not a JSON object")

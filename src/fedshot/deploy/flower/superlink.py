@@ -1,12 +1,12 @@
 """The server process: Flower's SuperLink behind a gate that filters requests.
 
 On one port, the SuperLink serves nodes, starts runs and registers nodes. Without an account service
-it does not authenticate requests to start runs or to register nodes. So the gate requires
-the token in the server's folder, which only its owner can read, for all requests except those of
-nodes; Flower checks the requests of nodes by their keys. The gate bounds the size of a request and
-the time to receive it; with node keys, it reads a large body only if a registered key has signed
-the request. Of a node's messages it passes only the node's own replies: Flower would deliver any
-other message to another node as if the server had sent it.
+it does not authenticate requests to start runs or to register nodes. So the gate requires the token
+in the server's folder, which only its owner can read, for all requests except those of nodes.
+Flower checks the requests of nodes by their keys. The gate bounds the size of a request and the
+time to receive it; with node keys, it reads a large body only if a registered key has signed the
+request. The gate refuses any message of a node but its own replies: Flower would deliver other
+messages to another node as if the server had sent them.
 
     python -m fedshot.deploy.flower.superlink MAX_BYTES --host ... (Flower's own options)
 
@@ -160,7 +160,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
     """
 
     class Bounded(protocol):  # type: ignore[misc]
-        _waiting: ClassVar[dict[str, dict[Any, None]]] = {}  # by address, oldest first
+        _waiting: ClassVar[dict[str, dict[Any, None]]] = {}  # connections by address, oldest first
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -207,7 +207,7 @@ def is_reply(body: bytes) -> bool:
     """Whether a request body is the outline of one reply by the node that sends the request.
 
     Flower authenticates the sender, and checks that the message replied to was sent to the reply's
-    source; it does not check that sender and source are one node, nor that it is a reply.
+    source. It does not check that sender and source are one node, nor that the message is a reply.
     """
     from flwr.common.constant import SUPERLINK_NODE_ID
     from flwr.proto.fleet_pb2 import PushMessagesRequest

@@ -180,7 +180,7 @@ def _check_objects(contents: Mapping[str, bytes], limits: Limits) -> None:
     """Raise CodecError unless objects can form a message within the limits.
 
     An array lists its chunks by index. Equal chunks are sent once and listed repeatedly, so an
-    array may be larger than the received bytes.
+    array may be larger than the bytes received for it.
     """
     most = max_objects(limits)
     kinds: Counter[str] = Counter()
