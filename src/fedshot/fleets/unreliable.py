@@ -32,9 +32,9 @@ class Chances:
     """Simulated failures of clients: the probability of each failure, per training reply.
 
     Args:
-        drop: probability that a reply in training is lost.
-        delay: probability that a reply in training arrives after all others.
-        corrupt: probability that a reply in training has NaN, wrong shapes, a missing part, or an
+        drop: probability that a training reply is lost.
+        delay: probability that a training reply arrives after all others.
+        corrupt: probability that a training reply has NaN, wrong shapes, a missing part, or an
             impossible weight.
     """
 

@@ -102,8 +102,8 @@ class NodeLoop:
         """Return the reply to a message, which is refused if its deadline has passed.
 
         Otherwise a node that was disconnected or is slow would work through outdated messages and
-        never catch up. The server's clock and the node's agree, since signed requests are refused
-        if their time deviates. `number` is the node's id, to which the message must be addressed.
+        never catch up. (The clocks agree, since signed requests contain the time.) `number` is the
+        node's id, to which a message must be addressed.
         """
         try:
             wire_message = read_message(message.content, self.limits, self.check)

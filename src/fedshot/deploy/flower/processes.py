@@ -80,7 +80,7 @@ class Children:
     def start(
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] = {}
     ) -> Child:
-        """Start a child process that is stopped together with the others."""
+        """Start a child process."""
         self.all.append(Child(name, command, log, env))
         return self.all[-1]
 

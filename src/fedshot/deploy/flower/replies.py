@@ -34,8 +34,8 @@ def arrivals(
 ) -> Iterator[Arrival]:
     """Yield one arrival for each client in `asked`, from a node's message.
 
-    `name` is the node's name. `holds` gives the number of examples of each client, where it is
-    known: a reply with a larger weight is refused if weights are numbers of examples.
+    `name` is the node's name. `holds` gives the number of examples of each client, if known, to
+    check weights that are numbers of examples.
     """
     if incoming.wire_message is None or incoming.reason:
         for client in asked:

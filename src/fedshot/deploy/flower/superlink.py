@@ -95,10 +95,10 @@ class Gate:
     async def _pass_node_request(
         self, scope: Any, receive: Any, send: Any, signer: bytes, length: int, seconds: float
     ) -> None:
-        """Pass a node's request once its body is received; `signer` is the node's key, or b"".
+        """Pass a node's request once its body is received.
 
-        `signer` is b"" for requests without a checked signature. They do not count against a key's
-        quota, since anybody may name the key of another node.
+        `signer` is the node's key if the signature was checked, else b"". Only checked requests
+        count against a key's quota, since anybody may name the key of another node.
         """
         if signer and self._in_progress[signer] >= _MAX_REQUESTS:
             await _refuse(send, 503)
