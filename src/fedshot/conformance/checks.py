@@ -320,7 +320,7 @@ def threads_equal_a_loop(runs: Runs) -> None:
 
 
 def stacked_clients_equal_a_loop(runs: Runs) -> None:
-    """Vectorised results are close to sequential ones in float64; float32 would differ more."""
+    """In float64, vectorised and sequential results are close; float32 would differ too much."""
     method: Any = runs.method
     if not method.model.backbone.vmappable or method.traits.unstackable:
         return  # fedshot refuses to start such a run

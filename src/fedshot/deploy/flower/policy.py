@@ -49,8 +49,8 @@ class Policy:
         methods: methods that may run.
         parts: names of the parts of an upload, such as "theta", that are allowed.
         most_up_mb: MiB that one client uploads in one exchange.
-        min_batch: least examples of a step, by the method's options `batch` and `inner_batch`; null,
-            which means a client's whole data, is allowed.
+        min_batch: least examples of a step, by the method's options `batch` and `inner_batch`;
+            null, which means a client's whole data, is allowed.
         min_local_steps: least steps between two uploads, by the method's options `local_steps` and
             `prepare_steps`. Above 1, the gradient of a single step may not be uploaded.
         min_cohort: least clients of a round.
