@@ -1,6 +1,6 @@
-"""The checks of a method, each a function of a few short runs on a small dataset.
+"""The conformance checks of a method; each inspects a few short runs on a small dataset.
 
-They compare bits and bytes, not accuracies: a method's own tests check that it learns.
+They compare results bit by bit and never look at accuracy: unit tests check that a method learns.
 """
 
 from __future__ import annotations
@@ -51,42 +51,42 @@ class Runs:
 
     Args:
         method: the method.
-        where: the fleet.
-        folder: returns an empty folder each time.
+        where: the fleet to run on.
+        folder: returns a new empty folder at each call.
     """
 
     def __init__(self, method: Method[Any], where: FleetCase, folder: Callable[[], Path]) -> None:
         self.method, self.where, self._folder = method, where, folder
 
     def begin(self, *, on: FleetCase | None = None, **options: Any) -> Federation:
-        """Begin a run on the fleet, or on another one."""
+        """Begin a run on the fleet `on`; by default on `where`."""
         return Federation(self.method, on or self.where, self._folder(), **options)
 
     @property
     def folder(self) -> Path:
-        """An empty folder."""
+        """A new empty folder at each access."""
         return self._folder()
 
     @cached_property
     def undisturbed(self) -> Federation:
-        """Two rounds; for reading only."""
+        """A run of two rounds, shared by checks that only read it."""
         return self.begin().train(2)
 
     @cached_property
     def quiet(self) -> Federation:
-        """Two rounds of one cohort without trouble; for reading only."""
+        """A run of two rounds with the cohort `COHORT` and no faults, only to be read."""
         return self.begin().train(2, choose=COHORT)
 
     @cached_property
     def tested(self) -> Federation:
-        """Two rounds and a test; for reading only."""
+        """A run of two rounds and a test, only to be read."""
         run = self.begin().train(2)
         run.predict()
         return run
 
     @cached_property
     def without(self) -> Federation:
-        """One round without the client `VICTIM`; for reading only."""
+        """A run of one round without the client `VICTIM`, only to be read."""
         return self.begin().train(1, choose=OTHERS)
 
 
@@ -105,11 +105,11 @@ def check(
 ) -> Iterator[CheckOutcome]:
     """Run all checks on a method and yield their results.
 
-    If two rounds and a test do not run at all, that is the only result.
+    If two rounds and a test do not run at all, the remaining checks are skipped.
 
     Args:
         method: the method.
-        folder: returns an empty folder each time.
+        folder: returns a new empty folder at each call.
         explain: returns a non-empty text for an error that the method's own code raised.
     """
     runs = Runs(method, REFERENCE, folder)
@@ -117,7 +117,7 @@ def check(
         reason = ""
         try:
             function(runs)
-        except Exception as error:  # of the method's code
+        except Exception as error:  # raised by the method's code
             reason = str(error) if isinstance(error, CheckFailedError) else explain(error)
         yield CheckOutcome(name, " ".join(reason.split()))
         if reason and function is runs_through:
@@ -130,7 +130,7 @@ def runs_through(runs: Runs) -> None:
 
 
 def is_made_of_hyper_parameters(runs: Runs) -> None:
-    """It is frozen and comparable, so that a run cannot leave state in it."""
+    """The method is a frozen, comparable dataclass, so that a run cannot leave state in it."""
     method = runs.method
     options: Any = vars(type(method)).get("__dataclass_params__")
     require(options is not None and options.frozen, "it is not a frozen dataclass")
@@ -152,7 +152,7 @@ def _digest(reply: Reply) -> str:
 
 
 def two_of_each_work(run: Federation) -> list[Execution]:
-    """Return two executions of each client work of the training."""
+    """Return the first and the last execution of each client work in training."""
     by_work: dict[str, list[Execution]] = {}
     for execution in run.executions:
         if execution.exchange.phase == "train":
@@ -161,7 +161,7 @@ def two_of_each_work(run: Federation) -> list[Execution]:
 
 
 def inputs_are_unchanged(runs: Runs) -> None:
-    """Work does not change its inputs, even by writes that torch does not track."""
+    """Client work does not change its inputs, even by writes that torch does not track."""
     for execution in runs.undisturbed.executions:
         given = execution.inputs
         before = {path: tree.digest(leaf) for path, leaf in tree.items(given)}
@@ -173,7 +173,7 @@ def inputs_are_unchanged(runs: Runs) -> None:
 
 
 def same_inputs_give_same_bits(runs: Runs) -> None:
-    """The results depend neither on earlier work nor on the global random generators."""
+    """Replies depend neither on earlier work nor on the global random generators."""
     executions = two_of_each_work(runs.undisturbed)
     alone = [_digest(execution.repeat()) for execution in executions]
     for execution, expected in reversed(list(zip(executions, alone, strict=True))):
@@ -203,7 +203,7 @@ def global_generators_are_unused(runs: Runs) -> None:
 
 
 def draws_by_key_and_data(runs: Runs) -> None:
-    """What is drawn does not depend on earlier draws."""
+    """Random inputs depend only on key and data, not on earlier draws."""
     run = runs.undisturbed
     for execution in reversed(run.executions):
         key = execution.exchange.client_key(execution.client)
@@ -214,7 +214,7 @@ def draws_by_key_and_data(runs: Runs) -> None:
 
 
 def replies_own_their_memory(runs: Runs) -> None:
-    """A fleet may reuse the inputs' memory, and a reply that shares it would change."""
+    """Uploads share no memory with the inputs, which a fleet may overwrite."""
     for execution in two_of_each_work(runs.undisturbed):
         mine = {leaf.data_ptr() for leaf in tree.leaves(execution.inputs) if leaf.numel()}
         for path, leaf in tree.items(dict(execution.repeat().up)):
@@ -223,7 +223,7 @@ def replies_own_their_memory(runs: Runs) -> None:
 
 
 def uploads_are_as_declared(runs: Runs) -> None:
-    """Names, shapes and dtypes are those of the reducers."""
+    """Uploads have the names, shapes and dtypes that the exchange's reducers expect."""
     runs.undisturbed.require_executions()
     for execution in runs.undisturbed.executions:
         reducers, up = execution.exchange.reduce, execution.reply.up
@@ -241,7 +241,7 @@ def uploads_are_as_declared(runs: Runs) -> None:
 
 
 def private_states_keep_their_form(runs: Runs) -> None:
-    """Otherwise the next exchange could not read them."""
+    """Private states keep their structure, so that the next exchange can read them."""
     for execution in runs.undisturbed.executions:
         kept = execution.repeat().private
         found = tree.difference(execution.private, kept)
@@ -264,12 +264,12 @@ def weights_and_metrics_are_numbers(runs: Runs) -> None:
 
 
 def one_seed_gives_one_result(runs: Runs) -> None:
-    """Two runs with one seed are equal to the bit."""
+    """Two runs with the same seed are bitwise equal."""
     assert_same(runs.begin().train(2).everything(), runs.undisturbed.everything())
 
 
 def another_seed_gives_another_result(runs: Runs) -> None:
-    """Otherwise the key is not used."""
+    """Runs with different seeds differ; otherwise the method ignores its key."""
     found, expected = runs.begin(seed=1).train(2).everything(), runs.undisturbed.everything()
     changed = any(not torch.equal(found[name], leaf) for name, leaf in expected.items())
     require(changed, "seeds 0 and 1 give the same result")
@@ -291,7 +291,7 @@ def order_of_arrival_does_not_matter(runs: Runs) -> None:
 
 
 def storage_keeps_everything(runs: Runs) -> None:
-    """Storage, which names leaves by path, keeps bits and structure."""
+    """A tree keeps its bits and its structure when it is written to storage and read."""
     last = runs.undisturbed.executions[-1]
     parts = {
         "the server's state": runs.undisturbed.server, "a message": last.down,
@@ -307,23 +307,23 @@ def storage_keeps_everything(runs: Runs) -> None:
 
 
 def a_fleet_equals_the_reference(runs: Runs, rounds: int = 2) -> None:
-    """Training and predictions are equal."""
+    """Training and predictions on the fleet equal those on the sequential reference."""
     found, expected = (runs.begin(on=fleet).train(rounds) for fleet in (runs.where, REFERENCE))
     assert_same(found.everything(), expected.everything())
     assert_same(found.logits(), expected.logits())
 
 
 def threads_equal_a_loop(runs: Runs) -> None:
-    """Results on threads are equal to the bit."""
+    """Results on threads are bitwise equal to those of the sequential fleet."""
     threads = Runs(runs.method, THREADS, runs._folder)
     a_fleet_equals_the_reference(threads)
 
 
 def stacked_clients_equal_a_loop(runs: Runs) -> None:
-    """Results are close in float64; float32 would differ too much after regrouping."""
+    """In float64, vectorised and sequential results are close; float32 would differ too much."""
     method: Any = runs.method
     if not method.model.backbone.vmappable or method.traits.unstackable:
-        return  # such a run is refused at its start
+        return  # fedshot refuses to start such a run
     double = dataclasses.replace(method, model=dataclasses.replace(method.model, dtype="float64"))
     stacked = Runs(double, VECTORISED, runs._folder)
     a_fleet_equals_the_reference(stacked)
@@ -356,7 +356,7 @@ def queries_are_predicted_independently(runs: Runs) -> None:
     fewer = episodic_test()
     fewer.eval_episodes = [q._replace(query_x=q.query_x[:4]) for q in fewer.eval_episodes]  # type: ignore[assignment]
     whole = runs.undisturbed.logits()
-    # Not to the bit: a convolution over fewer images may use another kernel.
+    # Not bitwise equal: a convolution over fewer images may use another kernel.
     for name, logits in runs.undisturbed.logits(test=fewer).items():
         reason = "4 of 9 queries get other logits without the other 5"
         require_close(logits, whole[name][:4], 1e-4, 1e-5, reason)
@@ -382,7 +382,7 @@ def distinctive_leaves(private: Tree) -> dict[str, bytes]:
 
 
 def leaks(hidden: dict[str, bytes], sent: Iterable[Tensor]) -> list[str]:
-    """Return the names of leaves that occur in the sent tensors, whole or as a part of one."""
+    """Return the names of leaves that occur in the sent tensors, in whole or within one."""
     sent_bytes = [_raw(leaf) for leaf in sent]
     return [name for name, leaf in hidden.items() if any(leaf in data for data in sent_bytes)]
 
@@ -398,7 +398,7 @@ def _outcome_tensors(run: Federation) -> list[Tensor]:
 
 
 def private_tensors_stay_with_the_client(runs: Runs) -> None:
-    """No upload contains a private tensor, whole or as a part."""
+    """No uploaded tensor equals or contains a private tensor."""
     n_hidden = 0
     run = runs.tested
     for execution in run.executions:
@@ -414,7 +414,7 @@ def private_tensors_stay_with_the_client(runs: Runs) -> None:
 
 
 def private_tensors_reach_no_server(runs: Runs) -> None:
-    """Except for tensors that the client received from the server."""
+    """The server has no private tensor of a client, except for those it sent to the client."""
     run = runs.tested
     sent = _outcome_tensors(run) + tree.leaves(run.server)
     for client in range(CLIENTS):
@@ -432,7 +432,7 @@ def private_tensors_reach_no_server(runs: Runs) -> None:
 
 
 def unsampled_clients_keep_their_state(runs: Runs) -> None:
-    """A client has a new private state exactly if it was sampled and the method has such states."""
+    """If a method has private states, those of sampled clients change, and no others."""
     run = runs.begin().train(1, choose=(1, 3, 4))
     before = run.privates()
     run.train(1, choose=(1, 2))
@@ -465,7 +465,7 @@ def rewound_runs_equal_uninterrupted_ones(runs: Runs) -> None:
     run = runs.begin().train(1)
     server, digest, first = run.server, run.sealed, run.privates()
     run.train(1)
-    run.train_unsealed()  # the process ends before round 3 is sealed
+    run.train_unsealed()  # as if the process ended before round 3 is sealed
     changed = run.privates() != first or not tree.leaves(run.private(0))
     require(changed, "private states do not change in a round")
     run.fleet.rewind(1, digest)
@@ -489,7 +489,7 @@ def a_faulty_client_has_no_effect(runs: Runs, trouble: Trouble) -> None:
     require(faults == {(VICTIM, kind)}, f"{trouble}: the faults are {sorted(faults)}")
     require(len(run.faults) == len(run.outcomes), f"{trouble}: expected one fault in each exchange")
     require(all(fault.reason for _, fault in run.faults), f"{trouble}: a fault has no reason")
-    # Only values that are infinite from the start, such as a diagonal, may be infinite.
+    # Only values that are infinite in the initial state, such as a diagonal, may be infinite.
     firsts = tree.leaves(runs.begin().server)
     for leaf, first in zip(tree.leaves(run.server), firsts, strict=True):
         sound = bool((leaf.isfinite() | (leaf == first)).all())
@@ -497,13 +497,13 @@ def a_faulty_client_has_no_effect(runs: Runs, trouble: Trouble) -> None:
 
 
 def faulty_replies_have_no_effect(runs: Runs) -> None:
-    """For all kinds of trouble."""
+    """A lost or invalid reply of any kind is reported and has no other effect."""
     for trouble in ("drop", *CORRUPT):
         a_faulty_client_has_no_effect(runs, trouble)
 
 
 def refused_clients_keep_their_old_state(runs: Runs, trouble: Trouble) -> None:
-    """A client that is refused in the last exchange of a round goes back to the one before."""
+    """A client whose reply fails in a round's last exchange keeps its state from before it."""
     last = runs.quiet.executions[-1].exchange.version
     run = runs.begin(around=with_trouble(trouble, when=lambda exchange: exchange.version == last))
     run.train(2, choose=COHORT)
@@ -516,13 +516,13 @@ def refused_clients_keep_their_old_state(runs: Runs, trouble: Trouble) -> None:
 
 
 def a_refused_client_keeps_its_old_state(runs: Runs) -> None:
-    """For lost and for refused replies."""
+    """A client whose reply is lost or refused keeps its previous private state."""
     for trouble in ("drop", "nan", "negative_weight"):
         refused_clients_keep_their_old_state(runs, trouble)
 
 
 def a_delayed_reply_counts(runs: Runs) -> None:
-    """Like any other."""
+    """A delayed reply counts like any other reply."""
     run = runs.begin(around=with_trouble("delay")).train(2, choose=COHORT)
     assert_same(run.everything(), runs.quiet.everything())
     require(not run.faults, "a delayed reply is a fault")
@@ -559,4 +559,4 @@ CHECKS: tuple[tuple[str, Function], ...] = (
     ("a client that is refused keeps its previous state", a_refused_client_keeps_its_old_state),
     ("a delayed reply counts like any other", a_delayed_reply_counts),
 )  # fmt: skip
-"""The checks, by the names that `fedshot check` prints."""
+"""The checks, each with the name that `fedshot check` prints."""

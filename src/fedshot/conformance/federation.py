@@ -1,4 +1,4 @@
-"""A run of one method on one fleet, with everything recorded for inspection."""
+"""Runs of one method on one fleet, recorded so that the checks can inspect them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Outcome, Reply
 from fedshot.protocol.method import Method, Prediction
 
-LATE = (10**6, 0)  # after every version
+LATE = (10**6, 0)  # a version (round, exchange) after those of any run
 
-# For four and for three contributions a sum has the same scale (a power of two), hence equal bits.
+# `Mean` and `Sum` scale three and four contributions by the same power of two: the bits are equal.
 COHORT, VICTIM, OTHERS = (5, 0, 3, 2), 3, (0, 2, 5)
 
 
@@ -34,8 +34,8 @@ COHORT, VICTIM, OTHERS = (5, 0, 3, 2), 3, (0, 2, 5)
 class FleetCase:
     """A fleet, and how closely it must agree with the reference.
 
-    An `exact` fleet runs the same kernels on a CPU, so all bits agree. A fleet that regroups the
-    arithmetic agrees to `rtol` and `atol` in float64.
+    An `exact` fleet runs the same CPU kernels as the reference, so all bits agree. A fleet that
+    regroups the arithmetic agrees to `rtol` and `atol` in float64.
     """
 
     name: str
@@ -43,8 +43,8 @@ class FleetCase:
     exact: bool = True
     rtol: float = 0.0
     atol: float = 0.0
-    slow: bool = False  # adds little to the other fleets
-    quick: bool = False  # also in the quick suite
+    slow: bool = False  # slow to check, and finds little that other fleets do not
+    quick: bool = False  # also checked in the quick test suite
 
 
 class CheckFailedError(AssertionError):
@@ -86,7 +86,7 @@ class Execution(NamedTuple):
         return {"down": self.down, "private": self.private, "drawn": self.drawn}
 
     def repeat(self) -> Reply:
-        """Run the work again."""
+        """Run the work again on the same inputs, and return the new reply."""
         return self.exchange.work(self.down, self.private, self.drawn)
 
 
@@ -129,7 +129,7 @@ class Shuffled(Wrapper):
 def with_trouble(
     trouble: Trouble, client: int = VICTIM, when: Callable[[Exchange], bool] = lambda _: True
 ) -> Callable[[Fleet], Fleet]:
-    """Return a wrapper that gives one client trouble, in the exchanges where `when` holds."""
+    """Return a fleet wrapper that disturbs a client's replies in exchanges where `when` is true."""
 
     def plan(exchange: Exchange, c: int) -> Trouble | None:
         return trouble if c == client and when(exchange) else None
@@ -138,7 +138,7 @@ def with_trouble(
 
 
 class FixedCohort(Clients):
-    """Clients with a given cohort, and with recorded outcomes."""
+    """`Clients` that always samples the cohort `choose`, and records the outcomes."""
 
     def __init__(self, *args: Any, choose: Sequence[int] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -146,19 +146,19 @@ class FixedCohort(Clients):
         self.outcomes: list[Outcome] = []
 
     def sample(self, key: Key) -> tuple[int, ...]:
-        """Return the given cohort, or sample one."""
+        """Return the cohort `choose`, or sample a cohort if `choose` is None."""
         return super().sample(key) if self.choose is None else tuple(self.choose)
 
     def exchange(self, *args: Any, **kwargs: Any) -> Outcome:
-        """Exchange, and record the outcome."""
+        """Run an exchange as `Clients` does, and record its outcome."""
         self.outcomes.append(super().exchange(*args, **kwargs))
         return self.outcomes[-1]
 
 
 class Federation:
-    """A method on a fleet, behind meter and guard, as in a run.
+    """A run of a method on a fleet that is wrapped in `Meter` and `Guard`, as in any run.
 
-    `around` wraps the bare fleet, for example to add trouble.
+    `around` wraps the bare fleet, for example to drop replies.
     """
 
     def __init__(
@@ -187,11 +187,11 @@ class Federation:
         return self.recording.executions
 
     def require_executions(self) -> None:
-        """Raise CheckFailedError if no client was asked for anything."""
+        """Raise CheckFailedError if no client work has run."""
         require(bool(self.executions), "no client is asked for anything in two rounds")
 
     def train(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
-        """Train more rounds, and seal each as a checkpoint does."""
+        """Train more rounds; seal each (make its states permanent), as a checkpoint does."""
         for _ in range(rounds):
             self.train_unsealed(choose)
             self.sealed = self.fleet.seal(self.round, range(self.round))
@@ -212,7 +212,7 @@ class Federation:
             self.faults += clients.faults
 
     def predict(self, n: int = 5, test: EpisodicTest | None = None) -> list[Prediction]:
-        """Predict the episodes of `test`, by default one of n episodes."""
+        """Predict the episodes of `test`; by default, of a test with n episodes."""
         clients = FixedCohort(
             self.fleet, range(CLIENTS), round=self.round, phase="evaluate", choose=None
         )
@@ -223,7 +223,7 @@ class Federation:
         return predictions
 
     def logits(self, n: int = 5, test: EpisodicTest | None = None) -> RunTensors:
-        """Return the logits of `predict`, by episode and client."""
+        """Return the logits of `predict`, keyed by episode and client."""
         found = {f"{p.eval_episode} by {p.client}": p.logits for p in self.predict(n, test)}
         return RunTensors(found, self.where)
 
@@ -232,7 +232,7 @@ class Federation:
         return self.setup.host.private(client, LATE)
 
     def banked(self, client: int) -> Tree:
-        """Return the tree that the server keeps for the client."""
+        """Return the tree that the server keeps of the client in its bank."""
         held = self.fleet.bank.load(client, LATE) or {}
         return {name.replace("/", "."): leaf for name, leaf in held.items()}
 
@@ -241,7 +241,7 @@ class Federation:
         return {c: tree.digest(self.private(c)) for c in range(CLIENTS)}
 
     def everything(self) -> RunTensors:
-        """Return all states, outcomes and metrics of the run, by name."""
+        """Return all states, outcomes and metrics of the run as named tensors."""
         whole = {
             "server": self.server,
             "private": {str(c): self.private(c) for c in range(CLIENTS)},
@@ -253,19 +253,19 @@ class Federation:
 
 
 class RunTensors(dict[str, Tensor]):
-    """Tensors of a run by name, and its fleet."""
+    """Tensors of a run, keyed by name, and the fleet that computed them."""
 
     def __init__(self, found: dict[str, Tensor], where: FleetCase) -> None:
         super().__init__(found)
         self.where = where
 
     def only(self, *parts: str) -> RunTensors:
-        """Return the tensors whose names begin with one of these."""
+        """Return the tensors whose names begin with one of `parts`."""
         return RunTensors({k: v for k, v in self.items() if k.startswith(parts)}, self.where)
 
 
 def _as_tree(outcome: Outcome) -> Tree:
-    """Return an outcome as a tree: client ids of gathered parts become text."""
+    """Return an outcome as a tree, with the client ids of gathered parts as text."""
     parts = {
         name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
         for name, part in outcome.items()
@@ -275,7 +275,7 @@ def _as_tree(outcome: Outcome) -> Tree:
 
 
 def assert_same(found: RunTensors, expected: RunTensors) -> None:
-    """Raise CheckFailedError unless names and bits are equal, or close for an inexact fleet."""
+    """Raise CheckFailedError unless all tensors are bitwise equal, or close on an inexact fleet."""
     fleets = (found.where, expected.where)
     where = next((fleet for fleet in fleets if not fleet.exact), None)
     names = sorted(found.keys() ^ expected.keys())

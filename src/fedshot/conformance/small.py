@@ -1,4 +1,4 @@
-"""A small federation: learnable data, split over six unequal clients."""
+"""A small federation for the checks: learnable data, split over six clients of unequal size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PER_CLASS = (3, 4, 5, 5, 6, 7)  # images of each class that client 0, 1, ... ho
 
 
 def _dataset() -> Dataset:
-    """Return a dataset whose classes are patterns under noise."""
+    """Return a dataset with one random pattern per class, and noise added to each image."""
     rng = Key(0).at("patterns").numpy()
     patterns = rng.integers(40, 216, (CLASSES, 1, *SHAPE))
     noise = rng.integers(-40, 40, (CLASSES, sum(_PER_CLASS), *SHAPE))
@@ -52,7 +52,7 @@ def episodic_test(n: int = 5) -> EpisodicTest:
 
 @dataclass(frozen=True)
 class FederationHost:
-    """What a fleet is built from: a method, and a folder for the clients' private states."""
+    """What a fleet is built from: the method, a folder for private states, and the run's key."""
 
     method: Method[Any]
     folder: Path

@@ -1,1 +1,1 @@
-"""Fleets run the work of clients in sequence, in threads or vectorised; wrappers add to them."""
+"""Fleets run the clients' work in sequence, in threads or vectorised; wrappers check replies."""

@@ -1,9 +1,9 @@
-"""Checks of client functions while they run.
+"""Checks of a method's client functions at each call.
 
 Every call is checked for unchanged inputs and for returning a `Reply`; this takes microseconds.
 Only the first call of a function is checked for use of global random generators, since reading
-their states takes longer and other threads may use them. In-place writes that torch does not count
-(through `.data` or numpy) are found by `fedshot check`.
+their states takes longer and other threads may use them. These checks miss in-place writes that
+torch does not count (through `.data` or numpy); `fedshot check` finds them.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class WorkChecks:
         return reply
 
     def _first_checked(self, name: str, call: Callable[[], T]) -> T:
-        """Call a function; at its first call raise MethodError if a global generator moved."""
+        """Call a function; raise MethodError if its first call advances a global generator."""
         if name in self._seen:
             return call()
         done, moved = moved_generators(call)
-        if moved:  # repeated, since another thread may have used a generator meanwhile
+        if moved:  # repeat the call: another thread may have advanced the generator
             _, moved = moved_generators(call)
         if moved:
             raise MethodError(
@@ -84,7 +84,7 @@ class WorkChecks:
 
 
 def check_reply(name: str, reply: Any) -> None:
-    """Raise MethodError unless a client function returned a reply made of trees."""
+    """Raise MethodError unless a client function returned a `Reply` of trees and tensors."""
     if not isinstance(reply, Reply):
         raise MethodError(
             f"{name} returned a {type(reply).__name__}; expected a Reply. Return Reply(up, "
@@ -113,7 +113,7 @@ def checked_round(
 ) -> tuple[Tree, dict[str, float]]:
     """Run a round of a method; return the server's new state and the metrics.
 
-    Raises MethodError if the method returns anything else, such as the state alone.
+    Raises MethodError if the method returns anything else, such as the state without metrics.
     """
     found: Any = method.round(server, clients, key)
     if type(found) is tuple and len(found) == 2 and isinstance(found[1], Mapping):
@@ -151,7 +151,7 @@ def generators() -> dict[str, Any]:
 
 
 def _version(leaf: Tensor) -> int:
-    """Return torch's count of in-place writes; inference tensors have none."""
+    """Return torch's count of in-place writes; -1 for inference tensors, which have no count."""
     return -1 if leaf.is_inference() else leaf._version
 
 

@@ -1,7 +1,7 @@
-"""The guard refuses replies that would poison the model, with a reason.
+"""The guard: a fleet wrapper that refuses invalid replies, which would corrupt the model.
 
-Each reply is checked by itself, so the result does not depend on the order of arrival. If a client
-sends two replies, the first counts.
+Each reply is checked independently, so the result does not depend on the order of arrival. If a
+client sends two replies, the first counts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
-_LONGEST = 500  # characters of a reason, which may quote what a client sent
-_METRIC = 2.0**128  # above any float32; with the bound on weights, no weighted mean overflows
+_LONGEST = 500  # most characters of a reason, which may quote a client's data
+_METRIC = 2.0**128  # above any float32, yet no weighted mean of such metrics overflows
 
 
 class Guard(Wrapper):
     """A fleet that passes on valid replies and turns the others into faults."""
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield exactly one arrival for each client that was asked."""
+        """Yield exactly one arrival for each client of the exchange."""
         waiting = set(exchange.to)
         for arrival in self.fleet.replies(exchange):
             if arrival.client not in waiting:

@@ -1,6 +1,6 @@
-"""The host of the clients: their data, their private states, and the function that runs their work.
+"""The host, which holds the clients' data and private states and runs their work.
 
-All fleets call this function, so their results on a CPU are bitwise equal.
+`Sequential` and `Threads` both call `serve`, so on a CPU their results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedshot.protocol.reducers import NOT_FINITE
 
 
 class ClientCall(NamedTuple):
-    """The inputs of one client's work: the message, its private state, its random draws."""
+    """The inputs of one client's work: message, private state and random draws."""
 
     client: int
     down: Tree
@@ -65,7 +65,10 @@ class Host:
         return self._partition.data(self._dataset, client)
 
     def private(self, client: int, upto: tuple[int, int]) -> Tree:
-        """Return the client's private state as of `upto` (round, exchange), or its initial one."""
+        """Return the client's newest private state up to `upto` (round, exchange).
+
+        If no state is stored, return the client's initial state.
+        """
         if self._like is None:
             self._like = self._first(client)
         if not tree.leaves(self._like):
@@ -74,10 +77,10 @@ class Host:
         return self._first(client) if held is None else tree.rebuild(self._like, held)
 
     def serve(self, exchange: Exchange, client: int) -> Arrival:
-        """Run the work of one client and store its new private state, until `settle` decides.
+        """Run the work of one client, store its new private state, and return its reply.
 
-        A private state that is not finite is refused; the client continues from its last finite
-        one.
+        `settle` deletes the new state if the server does not accept the reply. If the new state is
+        not finite, the reply is refused and the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
         return self.finish(exchange, call, self.checks.run(exchange.work, *call[1:]))
@@ -93,7 +96,7 @@ class Host:
 
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
         """Store the client's private state; return the rest of the reply."""
-        shutdown.check()  # after it, another process may own the folder
+        shutdown.check()  # once a stop is requested, another process may own the folder
         client, private = call.client, call.private
         if self.device.type != "cpu":
             up, kept, metrics = (

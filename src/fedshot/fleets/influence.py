@@ -1,8 +1,8 @@
-"""A bound on the influence of each client on a mean, relative to the rest of its cohort.
+"""A wrapper that measures, and can bound, the influence of each client on an average.
 
 The guard checks replies one by one, so a client may send an update a thousand times as large as
-those of the others. This wrapper compares the norm of each part that goes into a `Mean` with the
-median over the cohort. The result does not depend on the order of arrival.
+those of the others. This wrapper compares the norm of each part of an upload that `Mean` averages
+with the median over the cohort. The result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, Reply
 from fedshot.protocol.reducers import Mean
 
 NormPolicy = Literal["off", "warn", "clip", "refuse"]
-_FEWEST = 3  # replies for a meaningful median
+_FEWEST = 3  # fewest replies with a meaningful median
 
 
 def check_norms(policy: str, multiple: float) -> None:
@@ -40,8 +40,9 @@ class Influence(Wrapper):
         fleet: the fleet whose replies are measured.
         policy: what to do with a part whose norm exceeds the bound. "off" measures nothing, "warn"
             reports the client, "clip" scales the part down to the bound, and "refuse" discards the
-            reply. The last two hold all replies of a cohort in memory.
-        multiple: the bound as a multiple of the cohort's median norm; needs three replies.
+            reply. "clip" and "refuse" keep all replies of a cohort in memory.
+        multiple: the bound, as a multiple of the cohort's median norm. With fewer than three
+            replies there is no bound.
         record: called once for each training exchange with every client's weight, norms, and share
             in the sum of weight times norm.
         tell: called with a message for each part above the bound.
@@ -63,7 +64,7 @@ class Influence(Wrapper):
         self._record, self._tell = record, tell
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet; with "clip" or "refuse", after the last has arrived."""
+        """Yield the fleet's arrivals; "clip" and "refuse" first wait for all valid replies."""
         means = [name for name, reducer in exchange.reduce.items() if isinstance(reducer, Mean)]
         if self._policy == "off" or exchange.phase != "train" or not means:
             yield from self.fleet.replies(exchange)
@@ -74,7 +75,7 @@ class Influence(Wrapper):
         for arrival in self.fleet.replies(exchange):
             client, reply, _ = arrival
             if reply is None or client in norms or fault(exchange, client, reply):
-                yield arrival  # for the guard
+                yield arrival  # the guard handles it
                 continue
             norms[client] = {name: _norm(reply.up[name]) for name in means}
             weights[client] = float(reply.weight)
@@ -94,7 +95,7 @@ class Influence(Wrapper):
     def _bounds(
         self, norms: Mapping[int, Mapping[str, float]], parts: list[str]
     ) -> dict[str, float]:
-        """Return the bound on the norm of each part, where there is one."""
+        """Return the bound on the norm of each part; a part without a bound is left out."""
         if len(norms) < _FEWEST:
             return {}
         medians = {name: statistics.median(found[name] for found in norms.values())

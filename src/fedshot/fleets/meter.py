@@ -1,6 +1,7 @@
-"""The ledger: the bytes of every part sent to clients and received from them.
+"""The meter, which counts the bytes sent to clients and received from them.
 
-Bytes are those of the tensors actually sent, without the framing of any transport.
+It keeps a ledger, i.e. a log of the bytes of each part of a message, such as "theta". Only the
+bytes of tensors count, without the framing of any transport.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Line = tuple[str, str, str, str]
 
 
 class LedgerLine(TypedDict):
-    """A row of a ledger in files."""
+    """A row of the ledger as it is stored in files."""
 
     phase: str
     work: str
@@ -37,8 +38,8 @@ class Meter(Wrapper):
     """A fleet that counts bytes and messages.
 
     `bytes` and `messages` are keyed by (phase, work, direction, part), with phase "train" or
-    "evaluate" and direction "down" or "up". Messages without a reply and replies that the guard
-    refuses count as well. Parts that the client was not asked for are counted as "unknown".
+    "evaluate" and direction "down" or "up". Messages that get no reply and replies that the
+    guard refuses count as well. Parts that a client was not asked to upload count as "unknown".
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -48,7 +49,7 @@ class Meter(Wrapper):
         self._lock = Lock()
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet unchanged."""
+        """Yield the fleet's arrivals unchanged, and count their bytes."""
 
         def count(message: Tree) -> None:
             self._count(exchange, "down", message)
@@ -73,7 +74,7 @@ class Meter(Wrapper):
         ]
 
     def load_json(self, rows: list[dict[str, Any]]) -> None:
-        """Continue from rows that `to_json` returned."""
+        """Replace all counts with those in rows that `to_json` returned."""
         self.bytes.clear()
         self.messages.clear()
         for row in rows:

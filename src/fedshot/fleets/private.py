@@ -4,9 +4,9 @@ Each client and version has one file: `000017/r000042-00.safetensors` is the sta
 after exchange 0 of round 42. A sampled client reads its newest version. No state stays in memory
 between exchanges, so memory does not grow with the number of clients.
 
-A round is sealed just before the server writes its checkpoint: the new versions are flushed, and an
-index stores the version and hash of every client's state. The checkpoint holds the hash of the
-index, so missing, outdated or damaged states are detected on resume.
+Sealing a round makes its states permanent, just before the server writes its checkpoint: the new
+versions are flushed to disk, and an index stores the version and hash of every client's state. The
+checkpoint holds the hash of the index, so a resumed run detects missing, old or damaged states.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from fedshot.core import storage
 from fedshot.core.errors import CheckpointError
 
-Version = tuple[int, int]  # round, number of the exchange in it
+Version = tuple[int, int]  # round, and number of the exchange in that round
 _NONE = (-1, -1)
 _FIX = "Restore the folder from a copy, or start a new run."
 _STATE = re.compile(r"r(\d{6,})-(\d{2,})\.safetensors")
@@ -30,21 +30,21 @@ _INDEX = re.compile(r"index-(\d{6,})\.safetensors")
 
 
 class Index:
-    """The newest version of every client up to one round, 16 bytes per client."""
+    """Version and hash of every client's newest state up to one round; 16 bytes per client."""
 
     def __init__(self, versions: Tensor | None = None, shas: Tensor | None = None) -> None:
         self.versions = torch.full((0, 2), -1, dtype=torch.int32) if versions is None else versions
         self.shas = torch.zeros(0, dtype=torch.int64) if shas is None else shas
 
     def version(self, client: int) -> Version:
-        """Return a client's version; (-1, -1) if none."""
+        """Return the version of a client's state; (-1, -1) if it has none."""
         if client >= len(self.shas):
             return _NONE
         round, step = self.versions[client].tolist()
         return round, step
 
     def put(self, client: int, version: Version, sha: str) -> None:
-        """Set a client's newest version."""
+        """Set the version and hash of a client's newest state."""
         short = client + 1 - len(self.shas)
         if short > 0:
             room = max(short, len(self.shas) // 2)
@@ -54,7 +54,7 @@ class Index:
         self.shas[client] = _short(sha)
 
     def fits(self, client: int, sha: str) -> bool:
-        """Return whether a state has the recorded hash."""
+        """Return whether `sha` is the recorded hash of a client's state."""
         return int(self.shas[client]) == _short(sha)
 
     def write(self, path: Path) -> str:
@@ -66,9 +66,9 @@ class Index:
 
 
 class PrivateStore:
-    """Versions of private states below a folder, which is created by the first write.
+    """Versions of private states in a folder, which the first write creates.
 
-    `holds` names a state in error messages.
+    `holds` is the name of a state in error messages.
     """
 
     def __init__(self, folder: Path, holds: str = "private state") -> None:
@@ -77,14 +77,14 @@ class PrivateStore:
         self._sealed = -1
         self._opened: dict[int, Index] = {}
         self._pending: dict[tuple[int, Version], str] = {}
-        self._lock = Lock()  # of `_pending`: clients are served by several threads
+        self._lock = Lock()  # guards `_pending`, since several threads serve clients
 
     def load(self, client: int, upto: Version) -> dict[str, Tensor] | None:
         """Return the leaves of the newest version up to `upto`; None if there is none.
 
         Raises:
-            CheckpointError: this version is missing, damaged, or not the sealed one.
-            KeyError: `upto` is before the last sealed round and was not opened.
+            CheckpointError: the version is missing, damaged, or does not have the sealed hash.
+            KeyError: the round of `upto` is before the last sealed one and was not opened.
         """
         if upto[0] < 0:  # before training
             return None
@@ -105,7 +105,7 @@ class PrivateStore:
         return flat
 
     def save(self, client: int, version: Version, state: object) -> None:
-        """Write a version; `seal` makes it permanent."""
+        """Write a version of a client's state; `seal` makes it permanent."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         sha = storage.write(path, state, sync=False)
@@ -118,17 +118,17 @@ class PrivateStore:
             self._path(client, version).unlink()
 
     def void(self, round: int) -> None:
-        """Delete every unsealed version of a round that does not count."""
+        """Delete the versions of an unsealed round, which the server has discarded."""
         for client, version in [key for key in self._pending if key[1][0] == round]:
             self.drop(client, version)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the versions written so far the states of a round; return the hash of its index.
+        """Make all versions written so far permanent, as of a round; return the hash of its index.
 
         Args:
-            round: the complete round.
-            keep: sealed rounds that stay readable; versions that neither they nor this round need
-                are deleted.
+            round: the round that is complete.
+            keep: earlier sealed rounds that stay readable. Versions that neither they nor this
+                round need are deleted.
         """
         written = sorted(self._pending.items())
         for (client, version), sha in written:
@@ -155,7 +155,7 @@ class PrivateStore:
             round: the round; -1 for the initial state.
             sha: the hash that `seal` returned for it.
 
-        Raises CheckpointError if the index of the round is missing or is not the sealed one.
+        Raises CheckpointError if the index of the round is missing or does not have this hash.
         """
         if self.folder.is_symlink():
             raise CheckpointError(f"{self.folder} is a link; expected a folder of this run.")
@@ -186,9 +186,9 @@ class PrivateStore:
                     path.unlink()
 
     def recover(self) -> None:
-        """Adopt the versions that a killed process wrote after the last sealed round.
+        """Take over the versions that a killed process wrote after the last sealed round.
 
-        The server then accepts them by `seal` or refuses them by `drop`. Partial files are deleted.
+        The server then has them sealed or dropped. Partial files are deleted.
         """
         for path in sorted(self.folder.glob("*/*")):
             state = _STATE.fullmatch(path.name)
@@ -198,7 +198,7 @@ class PrivateStore:
                     self._pending[int(path.parent.name), version] = storage.read(path)[2]
                     continue
                 except CheckpointError:
-                    pass  # not completely on the disk
+                    pass  # the file is incomplete
             elif not path.name.endswith(storage.PARTIAL):
                 continue
             path.unlink()
@@ -209,7 +209,7 @@ class PrivateStore:
         return sorted(int(name[1]) for name in found if name)
 
     def _prune(self, clients: Collection[int], keep: Collection[int]) -> None:
-        """Delete indexes of other rounds, and the versions of `clients` that no index needs."""
+        """Delete indexes of rounds not kept, and versions of `clients` that no index needs."""
         for path in self.folder.glob("index-*"):
             found = _INDEX.fullmatch(path.name)
             if found and int(found[1]) not in {*keep, self._sealed}:

@@ -1,4 +1,4 @@
-"""The sequential fleet, the reference for the results of the others."""
+"""The sequential fleet, the reference with which results of other fleets are compared."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Sequential:
 
     @property
     def bank(self) -> PrivateStore:
-        """The server's own state for each client, versioned like the private states.
+        """The trees that the server stores for the clients, versioned like the private states.
 
-        It serves methods whose server keeps a model for every client.
+        Methods use it if their server keeps a model for every client.
         """
         with self._opening:
             if self._bank is None:
@@ -40,31 +40,31 @@ class Sequential:
             yield self.host.serve(exchange, client)
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in order."""
+        """Return `fn(item)` for every item, in order."""
         return [fn(item) for item in items]
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Keep the private states of the accepted clients."""
+        """Keep the new private states of accepted clients, and drop those of the others."""
         self.host.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Drop the private states and bank entries of a round that does not count."""
+        """Drop the private states and bank entries of a discarded round."""
         self.host.store.void(round)
         self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the private states and the bank of this round permanent."""
+        """Make the private states and the bank of this round permanent; return their hashes."""
         private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
         return f"{private}/{bank}" if bank else private
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states and the bank of a sealed round readable."""
+        """Make the private states and the bank readable as they were when a round was sealed."""
         private, _, bank = sha.partition("/")
         self.host.store.open(round, private)
         self.bank.open(round, bank)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Return to the private states and the bank of a sealed round."""
+        """Go back to the private states and the bank of a sealed round; delete later ones."""
         private, _, bank = sha.partition("/")
         self.host.store.rewind(round, private)
         self.bank.rewind(round, bank)

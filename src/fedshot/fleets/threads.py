@@ -1,4 +1,4 @@
-"""A pool of threads, each running one client after another; the default on a CPU.
+"""A fleet of threads, each of which runs one client after another; the default on a CPU.
 
 Every worker uses the same number of intra-op threads and the same code as `Sequential`, so results
 are bitwise equal for any number of workers. Torch's operators release the GIL, so several workers
@@ -36,7 +36,7 @@ class Threads(Sequential):
     Args:
         host: the host of the clients.
         workers: number of threads that run clients.
-        intra_op: number of torch threads within each of them. Results depend on it bitwise.
+        intra_op: number of torch threads per worker. Changing it changes results by rounding.
     """
 
     def __init__(self, host: Host, workers: int, intra_op: int = 1) -> None:
@@ -46,11 +46,11 @@ class Threads(Sequential):
         self._process = os.getpid()
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the replies as they arrive; at most two per worker are held at once."""
+        """Yield the replies as clients finish; at most two clients per worker are in progress."""
         yield from self.each(partial(self.host.serve, exchange), exchange.to, len(exchange.to))
 
     def each(self, fn: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield `fn` of n items as they are ready; at most two per worker are held at once."""
+        """Yield `fn(item)` of n items as they finish; at most two per worker are in progress."""
         if self.workers == 1 or n == 1:
             yield from map(fn, items)
             return
@@ -69,7 +69,7 @@ class Threads(Sequential):
             _stop(running)
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in order, computed by all workers."""
+        """Return `fn(item)` for every item, in order, computed by all workers."""
         if self.workers == 1 or len(items) == 1:
             return super().parallel_map(fn, items)
         tasks = [self._workers().submit(fn, item) for item in items]
@@ -77,7 +77,7 @@ class Threads(Sequential):
             wait(tasks, return_when=FIRST_EXCEPTION)
         finally:
             _stop(tasks)
-        # Tasks start in order, so the one that failed comes before those cancelled because of it.
+        # Tasks start in order, so the task that failed comes before those cancelled because of it.
         return [task.result() for task in tasks]
 
     def _workers(self) -> ThreadPoolExecutor:

@@ -1,6 +1,6 @@
 """A fleet that drops, delays and corrupts replies by a reproducible plan.
 
-It serves tests and rehearsals of a deployment, for example with one client in ten lost.
+It is for tests, and for trying out how training copes with failures, such as one lost reply in ten.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ CORRUPT: tuple[Trouble, ...] = get_args(Trouble)[2:]
 
 @dataclass(frozen=True)
 class Chances:
-    """Simulated failures of clients: the probability of each, per reply in training.
+    """Simulated failures of clients: the probability of each failure, per training reply.
 
     Args:
-        drop: the reply is lost.
-        delay: it arrives after all the others.
-        corrupt: it arrives with NaN, wrong shapes, a part missing, or an impossible weight.
+        drop: probability that a training reply is lost.
+        delay: probability that a training reply arrives after all others.
+        corrupt: probability that a training reply has NaN, wrong shapes, a missing part, or an
+            impossible weight.
     """
 
     drop: Share = 0.0
@@ -51,7 +52,7 @@ class Chances:
 
 
 def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:
-    """Return a plan that disturbs training replies with these probabilities, drawn from `key`."""
+    """Return a plan that disturbs training replies at random, with these probabilities."""
 
     def plan(exchange: Exchange, client: int) -> Trouble | None:
         if exchange.phase != "train":
@@ -72,8 +73,8 @@ def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float
 class Unreliable(Wrapper):
     """A fleet that applies `plan(exchange, client)` to every reply.
 
-    Delayed replies arrive after all others, in reverse order. Clients whose replies are dropped or
-    corrupted have done their work; only the server's view changes.
+    Delayed replies arrive after all others, in reverse order. Clients always do their work; only
+    what the server receives changes.
     """
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
@@ -105,7 +106,7 @@ def _corrupt(reply: Reply, trouble: Trouble) -> Reply:
         return reply._replace(weight=math.nan)
     if trouble == "missing":
         return reply._replace(up=dict(list(reply.up.items())[1:]))
-    # Integers cannot be NaN; converted to floats, they are refused for their type.
+    # Integers cannot be NaN; they become floats, which the guard refuses for their dtype.
     change: dict[str, Callable[[Tensor], Tensor]] = {
         "nan": lambda leaf: torch.full_like(_floating(leaf), math.nan),
         "shape": lambda leaf: leaf.unsqueeze(0),

@@ -1,8 +1,8 @@
-"""Clients stacked under `torch.func.vmap`, with one operator call for a whole chunk of clients.
+"""A fleet that stacks clients and runs them together under `torch.func.vmap`.
 
-It suits GPUs, which a step of one small model does not fill, and small heads on a CPU; convolutions
-on a CPU are three to four times slower than with `Threads`. Operations are regrouped, so in float32
-results differ from the other fleets by rounding.
+It suits GPUs, where a step of one small model leaves most of the device idle, and small heads on a
+CPU; convolutions on a CPU are three to four times slower than with `Threads`. Operations are
+regrouped, so in float32 the results differ from those of other fleets by rounding.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply
 
 
 class Vectorised(Threads):
-    """A fleet that runs chunks of clients at once.
+    """A fleet that runs a cohort in chunks, each as stacked tensors.
 
-    Clients whose inputs differ in shape, for example in the number of queries, form separate
-    stacks.
+    Clients of a chunk whose inputs differ in shape, for example in the number of queries, form
+    separate stacks.
 
     Args:
         host: the host of the clients.
-        chunk: most clients in a stack; stacks have nearly equal sizes. A stack takes the memory of
-            that many batches and models. A message that is the same for all clients is held once.
-        workers: number of threads that run stacks; 1 on a GPU.
-        intra_op: number of torch threads within each of them.
+        chunk: most clients in a chunk; chunks have nearly equal sizes. A stack needs memory for as
+            many batches and models as it has clients. A message that is the same for all clients
+            is in memory once.
+        workers: number of threads that run chunks; use 1 on a GPU.
+        intra_op: number of torch threads within each worker.
     """
 
     def __init__(self, host: Host, chunk: int = 32, workers: int = 1, intra_op: int = 1) -> None:
@@ -42,7 +43,7 @@ class Vectorised(Threads):
         self.chunk = chunk
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the replies, stack by stack."""
+        """Yield the replies, chunk by chunk."""
         if not isinstance(exchange.down, PerClient):  # copied to the device once
             exchange = replace(exchange, down=tree.to(exchange.down, self.host.device))
         n, stacks = len(exchange.to), -(-len(exchange.to) // self.chunk)
@@ -52,7 +53,7 @@ class Vectorised(Threads):
             yield from arrivals
 
     def _serve(self, exchange: Exchange, clients: Sequence[int]) -> list[Arrival]:
-        """Run the work of clients, stacked by shape."""
+        """Run the work of a chunk; clients with inputs of equal shapes are stacked."""
         stacks: dict[tuple[Any, ...], list[ClientCall]] = defaultdict(list)
         for client in clients:
             call = self.host.prepare(exchange, client)
@@ -60,7 +61,7 @@ class Vectorised(Threads):
         return [arrival for calls in stacks.values() for arrival in self._run(exchange, calls)]
 
     def _run(self, exchange: Exchange, calls: Sequence[ClientCall]) -> Iterator[Arrival]:
-        per_client = isinstance(exchange.down, PerClient)  # one message for all is not stacked
+        per_client = isinstance(exchange.down, PerClient)  # a common message is not stacked
         stacked = {"private": _stack([call.private for call in calls]),
                    "drawn": _stack([call.drawn for call in calls])}  # fmt: skip
         if per_client:
@@ -88,7 +89,7 @@ class Vectorised(Threads):
 
 
 def _unstack(part: Tree, n: int) -> list[Tree]:
-    """Return the n trees of a stacked tree."""
+    """Split a stacked tree into its n trees."""
     leaves = zip(*(leaf.unbind() for leaf in tree.leaves(part)), strict=True)
     return [tree.unflatten(part, own) for own in leaves] if tree.leaves(part) else [part] * n
 
@@ -98,7 +99,7 @@ def _stack(trees: Sequence[Tree]) -> Tree:
 
 
 def _form(part: Tree) -> tuple[Any, ...]:
-    """Return the names, shapes and types of a tree."""
+    """Return the structure of a tree: the names, shapes and dtypes of its leaves."""
     if isinstance(part, torch.Tensor):
         return part.shape, part.dtype
     if isinstance(part, tuple):

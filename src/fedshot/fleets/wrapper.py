@@ -19,29 +19,29 @@ class Wrapper:
 
     @property
     def bank(self) -> Bank:
-        """The server's own state for each client."""
+        """The trees that the server stores for the clients."""
         return self.fleet.bank
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `fn` of every item, in order."""
+        """Return `fn(item)` for every item, in order."""
         return self.fleet.parallel_map(fn, items)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Keep the private states of the accepted clients."""
+        """Keep the new private states of accepted clients, and drop those of the others."""
         self.fleet.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Drop the private states of a round that does not count."""
+        """Drop the private states of a discarded round."""
         self.fleet.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the private states of this round permanent."""
+        """Make the private states of this round permanent; return their hash."""
         return self.fleet.seal(round, keep)
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states of a sealed round readable."""
+        """Make the private states readable as they were when a round was sealed."""
         self.fleet.open(round, sha)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Return to the private states of a sealed round."""
+        """Go back to the private states of a sealed round; delete later ones."""
         self.fleet.rewind(round, sha)

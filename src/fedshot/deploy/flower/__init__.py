@@ -1,9 +1,9 @@
 """Federated training across machines: Flower provides transport, node identities and TLS.
 
-Sampling, aggregation, quorum and checkpoints are fedshot's own, as on one machine. This is the only
-package that imports flwr. It uses internal modules of Flower (see `connection.py` and
+fedshot itself samples clients, aggregates and writes checkpoints, as on one machine. This is the
+only package that imports flwr. It uses internal modules of Flower (see `connection.py` and
 `operator.py`), because the documented interface starts a process for every message, polls every
-three seconds, and runs code that the server sends. `CHECKED` lists the versions it is tested with.
+three seconds, and runs code that the server sends. `CHECKED` lists the tested versions of flwr.
 """
 
 from __future__ import annotations

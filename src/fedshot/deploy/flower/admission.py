@@ -1,4 +1,4 @@
-"""Which clients each node holds: a file that the operator writes beside the node's public key.
+"""The operator's entries: which clients each node holds, in a file beside its public key.
 
     nodes/hospital-a.pub    the public key; the file name is the node's name
     nodes/hospital-a.json   {"clients": "0-3, 7", "examples": 120}
@@ -27,14 +27,14 @@ _FIX = "Write it again with `fedshot flower keys --admit`"
 
 @dataclass(frozen=True)
 class Entry:
-    """The operator's record of a node: its clients, and the most examples of one of them."""
+    """The operator's record of a node: its clients, and the most examples that a client has."""
 
     clients: frozenset[int]
     examples: int | None = None
 
 
 def parse_clients(text: str) -> list[int]:
-    """Return the clients of a text such as `0-3,7`. Raises ConfigError."""
+    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -81,9 +81,9 @@ def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | N
 
 
 def read_entries(nodes: Path) -> dict[str, Entry]:
-    """Return the entries of a folder by node name.
+    """Return the operator's entries in a folder, keyed by node name.
 
-    Raises ConfigError for a damaged file, or a client that two nodes have.
+    Raises ConfigError for a damaged file, or if two nodes have the same client.
     """
     found = {path.stem: _read_entry(path) for path in sorted(nodes.glob("*.json"))}
     _check_disjoint(found, nodes)

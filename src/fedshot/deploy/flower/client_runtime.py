@@ -1,12 +1,14 @@
-"""One run on a node: executes client work and keeps the clients' private states on disk.
+"""The runtime of a run on a node: it runs client work and keeps private states on disk.
 
-Each start or resume of the run at the server begins a new session (`life` on the wire), numbered
-upwards. The first message of a session rewinds the node to the private states of the server's last
-checkpoint; messages of earlier sessions are refused. Within a session, a node that was killed picks
-up the states it had written, and the server's next message names those it has not accepted.
+Each start or resume of the run at the server begins a new session (`life` in messages) with a
+higher number. The first message of a session rewinds the node to the private states of the server's
+last checkpoint; messages of earlier sessions are refused. A node that is killed and restarted
+within a session takes over the states that it had written; the server's next message says which of
+them to drop.
 
-The server's orders (`drop` states, `void` or `seal` a round) are numbered within a session. The
-server repeats an order until the node reports it as done; the node carries out each order once.
+The server's orders are numbered within a session: `drop` states, `void` (discard) a round, or
+`seal` a round, i.e. make its states permanent. The server repeats an order until the node reports
+it as done; the node carries out each order once.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ class ClientRuntime:
     Args:
         method: the method of the run.
         host: data and private states of the clients.
-        clients: their numbers.
+        clients: numbers of the clients.
         folder: where life.json is kept.
         threads: intra-op threads of the run.
-        workers: clients that run at once; does not change the results.
+        workers: number of clients that run at once; it does not change the results.
     """
 
     def __init__(
@@ -95,12 +97,12 @@ class ClientRuntime:
         return cls(method, host, data.clients, folder, threads=threads, workers=workers)
 
     def start_session(self, session: int, base: Seal) -> None:
-        """Enter a session of the run, from the states sealed as `base`; no-op if already in it.
+        """Begin a session of the run from the sealed states `base`, or continue the current one.
 
-        Sealed states are deleted only if an earlier seal exists. Without a `base` they are set
-        aside until a round as late has been sealed again.
+        States that were sealed later are deleted. If `base` is `NO_SEAL`, all sealed states are
+        moved aside instead, until a round at least as late has been sealed.
 
-        Raises CheckpointError if the session is over, or the states of `base` are missing.
+        Raises CheckpointError if a later session has begun, or the states of `base` are missing.
         """
         if session < self._session:
             raise CheckpointError(
@@ -118,7 +120,7 @@ class ClientRuntime:
         self._recovered = True
 
     def apply_orders(self, orders: list[Any]) -> None:
-        """Carry out the orders that are new."""
+        """Carry out the orders that this node has not carried out yet."""
         for number, kind, *rest in orders:
             if number <= self._done:
                 continue
@@ -138,11 +140,11 @@ class ClientRuntime:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The session, the last order done and the last seal, for the server."""
+        """The session, the last order done and the last seal, as replies report them."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
-        """Run client work, given by name, for the clients in `messages`."""
+        """Run the client work that `work` describes, for the clients in `messages`."""
         name, phase = str(work["name"]), str(work["phase"])
         if not ClientWork(self._method, name).exists:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
@@ -200,7 +202,7 @@ class ClientRuntime:
 
 
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Record the settings of a run. Raises CheckpointError if it began with other settings."""
+    """Write a run's settings to a file. Raises CheckpointError if the file has other settings."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(path, json.dumps(settings).encode(), sync=True)

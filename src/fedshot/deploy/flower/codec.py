@@ -1,9 +1,9 @@
-"""Serialisation of trees: arrays and JSON, no code.
+"""Serialisation of trees as arrays and JSON, without code.
 
-The leaves of a tree become one safetensors block, named by their paths. Its containers become a
-form of JSON values: 0 for a leaf, a dict for a dict, a list for a tuple. The first entry of the
-list names the class of a named tuple, and is "" for a plain tuple. The class is looked up among the
-named tuples that already loaded fedshot modules define; decoding a name imports nothing and runs no
+The leaves of a tree become one safetensors block, named by their paths. The tree's structure
+becomes its form, a JSON value: 0 for a leaf, a dict for a dict, a list for a tuple. The first entry
+of the list names the class of a named tuple, and is "" for a plain tuple. The class must be a named
+tuple of a fedshot module that is already loaded; decoding a name imports nothing and runs no
 module's `__getattr__`.
 
 Sizes, the number of leaves and the depth are checked before anything is decoded.
@@ -27,7 +27,7 @@ from fedshot.core.tree import Tree
 
 Form: TypeAlias = Any
 _MB = 1 << 20
-_MAX_PATH = 500  # characters of a leaf's path
+_MAX_PATH = 500  # most characters of a leaf's path
 
 # Dense real dtypes, whose largest value the guard can compute.
 _TYPES = frozenset({
@@ -37,7 +37,7 @@ _TYPES = frozenset({
 
 
 class CodecError(Exception):
-    """The received data are invalid; the text says why."""
+    """Received data are invalid; the error's text says why."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Limits:
 
     Args:
         message: bytes of a message.
-        head: bytes of a message's head.
+        head: bytes of a message's head, its JSON header.
         leaves: arrays in one tree.
-        depth: nested containers.
+        depth: levels of nested containers.
     """
 
     message: int = 512 * _MB
@@ -61,14 +61,14 @@ LIMITS = Limits()
 
 
 def short(value: object, most: int = 500) -> str:
-    """Return the first characters of a remote value's text, the unprintable ones as spaces."""
+    """Return the first characters of a received value's text, with unprintable ones as spaces."""
     text = str(value)
     kept = "".join(c if c.isprintable() else " " for c in text[:most])
     return kept if len(text) <= most else f"{kept}..."
 
 
 def pack(content: Tree) -> tuple[Form, bytes]:
-    """Return the form of a tree, and its leaves as safetensors."""
+    """Return the form (structure) of a tree, and its leaves as safetensors."""
     flat = {
         path: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
         for path, leaf in tree.items(content)
@@ -99,7 +99,7 @@ def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
 
 
 def form_of(content: Tree) -> Form:
-    """Return the form of a tree. Raises TypeError."""
+    """Return the form of a tree. Raises TypeError for anything else."""
     if isinstance(content, Tensor):
         return 0
     if isinstance(content, tuple):
@@ -160,7 +160,7 @@ def _named_tuple(text: str) -> Any:
 
 
 def read_head(text: str, limits: Limits) -> dict[str, Any]:
-    """Parse the head of a message. Raises CodecError."""
+    """Parse the head (JSON header) of a message. Raises CodecError."""
     if len(text) > limits.head:
         raise CodecError(f"a head of {len(text)} characters; at most {limits.head} are accepted")
     try:

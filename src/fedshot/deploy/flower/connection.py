@@ -57,9 +57,9 @@ from fedshot.deploy.flower.wire import (
     without_proxy,
 )
 
-_FETCH_SECONDS = 60.0  # to receive all objects of a message
-_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # by OpenSSL version
-HEARTBEAT = 10.0  # seconds, Flower's minimum; it takes a node for lost after twice that
+_FETCH_SECONDS = 60.0  # time to receive all objects of a message
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # error codes of OpenSSL
+HEARTBEAT = 10.0  # seconds, Flower's minimum; after twice that, Flower counts a node as lost
 
 
 class ConnectionLostError(Exception):
@@ -67,7 +67,7 @@ class ConnectionLostError(Exception):
 
 
 class UnreadableError(CodecError):
-    """A received message is invalid; `outline` is its metadata, to reply to."""
+    """A received message is invalid; `outline` is its metadata, needed to reply."""
 
     def __init__(self, error: CodecError, outline: Message) -> None:
         super().__init__(str(error))
@@ -75,15 +75,15 @@ class UnreadableError(CodecError):
 
 
 class Connection:
-    """A connection to one server, through the environment's proxy unless it is on this machine.
+    """A connection to a server: direct on this machine, else through the environment's proxy.
 
-    `proxy` is the proxy's URL, "" for none. Raises ConfigError for a proxy that cannot be used.
+    `proxy` is the proxy's URL, or "". Raises ConfigError for a proxy that cannot be used.
 
     Args:
         address: host and port.
         key: the node's private key.
-        ca: certificate of the authority that signed the server's; None for plain text.
-        memory: file for the node id that the server assigns.
+        ca: certificate of the authority that signed the server's certificate; None for plain text.
+        memory: file that stores the node id assigned by the server.
         limits: bounds on received messages.
     """
 
@@ -139,7 +139,7 @@ class Connection:
             )
             number = int(reply.node_id)
         except httpx.HTTPStatusError as error:
-            number = self._last_number()  # after a crash the server may take it for still active
+            number = self._last_number()  # after a crash, the server may count the node as active
             if number == 0 or not self._send_heartbeat(number):
                 raise ConfigError(
                     "the server does not know this node's key, or the clocks of both differ by "
@@ -156,7 +156,7 @@ class Connection:
         return number
 
     def pull(self) -> Message | None:
-        """Return the next message, None if there is none.
+        """Return the next message, or None if there is none.
 
         Raises ConnectionLostError, and UnreadableError for a message that is too large or
         incomplete.
@@ -180,7 +180,10 @@ class Connection:
         return message
 
     def push(self, content: RecordDict, to: Message) -> None:
-        """Send a reply. Raises ConnectionLostError; HTTPStatusError if nobody waits for it."""
+        """Send `content` as the reply to a message.
+
+        Raises ConnectionLostError; HTTPStatusError if the server no longer waits for the reply.
+        """
         reply = Message(content, reply_to=to)
         with no_object_id_recompute():
             set_message_id(reply)
@@ -203,14 +206,14 @@ class Connection:
                 raise ConnectionLostError(str(error)) from None
 
     def close(self) -> None:
-        """Close the connection. The server notices by the missing heartbeats."""
+        """Close the connection. The server notices it by missing heartbeats."""
         self._stop.set()
         self._client.close()
 
     def _call(self, name: str, request: Any) -> Any:
         try:
             return getattr(self._client, name)(request)
-        except (CodecError, ValueError) as error:  # the response is too large, or not Flower's
+        except (CodecError, ValueError) as error:  # the response is too large, or not one of Flower
             if name == "PullObject":
                 raise CodecError(str(error)) from None  # affects one message, not the connection
             raise ConnectionLostError(str(error)) from None

@@ -1,9 +1,9 @@
-"""The fleet whose clients are on Flower's nodes.
+"""The fleet whose clients are on Flower nodes.
 
-One message to a node holds everything that an exchange asks of its clients. It also holds the
-orders that have accumulated since the last message (drop the states of replies that were not
-accepted, void a round). Only a seal is sent in a message of its own, and only for methods with
-private states.
+An exchange sends each node one message, for all clients of the node. The message also holds the
+orders that have accumulated since the last message: to drop the states of replies that were not
+accepted, or to void (discard) a round. Only the order to seal a round, i.e. to make its states
+permanent, is sent in a separate message, and only for methods with private states.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _MAX_ORDERS = 200  # a node with more pending orders gets no work
 
 
 class FlowerFleet(Wrapper):
-    """Clients on nodes.
+    """A fleet that sends work to nodes and checks their replies.
 
     Args:
         local: fleet on the server's machine, for work that involves no client.
         transport: sends messages to the nodes.
         setup: description of the run for the nodes.
-        session: number of this session of the run, above those of earlier sessions.
+        session: number of this session (start or resume) of the run; it rises with each session.
         keeps_state: whether the method's clients have private states.
         deadline: seconds to wait for the replies of an exchange.
         limits: bounds on received messages.
-        tell: logs what was dropped.
-        entries: returns the operator's entries of the nodes; None without node keys.
+        tell: logs dropped replies and refused nodes.
+        entries: returns the operator's entry for each node; None if nodes have no keys.
         sizes: number of examples of each client, as far as the server knows.
     """
 
@@ -75,10 +75,10 @@ class FlowerFleet(Wrapper):
         )
         self._transport, self._keeps_state, self._deadline = transport, keeps_state, deadline
         self._limits, self._tell, self._sizes = limits, tell, sizes
-        self._opened: dict[int, dict[str, Seal]] = {}  # by round, then node
-        self._rounds: dict[int, dict[str, int]] = {}  # seal -> node -> round of the node's states
+        self._opened: dict[int, dict[str, Seal]] = {}  # seals by round, then by node
+        self._rounds: dict[int, dict[str, int]] = {}  # sealed round -> node -> round of its states
         self._sent: dict[tuple[int, int], set[str]] = {}  # version -> nodes that were sent work
-        self.seconds = 0.0  # reported working time: the slowest node of each exchange, summed
+        self.seconds = 0.0  # sum of the working times reported by each exchange's slowest node
 
     def missing(self, clients: Collection[int]) -> list[int]:
         """Return the clients whose node is not connected."""
@@ -127,7 +127,7 @@ class FlowerFleet(Wrapper):
         self.seconds += slowest
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Order the nodes to drop the states of clients that were not accepted."""
+        """Order the nodes to drop the new states of clients whose replies were not accepted."""
         if exchange.phase != "train" or not self._keeps_state:
             return
         for node in self._reached(exchange.version):
@@ -136,7 +136,7 @@ class FlowerFleet(Wrapper):
                 self.node_registry.add_order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
-        """Drop the states of a voided round: on the nodes, and in the server's bank."""
+        """Drop the states of a discarded round, on the nodes and in the server's bank."""
         self.bank.void(round)
         if not self._keeps_state:
             return
@@ -144,15 +144,15 @@ class FlowerFleet(Wrapper):
             self.node_registry.add_order(node, "void", round)
 
     def _reached(self, *versions: tuple[int, int]) -> Iterator[Node]:
-        """Yield the nodes that were sent work of these versions: only they may hold states."""
+        """Yield the nodes that were sent work of these versions, and so may have states of them."""
         names = set().union(*(self._sent.get(version, set()) for version in versions))
         yield from (node for node in self.node_registry if node.name in names)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Seal a round's states on every node that replies, and in the server's bank.
+        """Make a round's states permanent on every node that replies, and in the server's bank.
 
-        For a node that does not reply, its previous seal stands; a run resumed from this
-        checkpoint takes its clients back to that. Returns the seals of all nodes as JSON.
+        A node that does not reply keeps its previous seal; a run resumed from this checkpoint
+        takes the clients of that node back to it. Returns the seals of all nodes as JSON.
         """
         bank = self.bank.seal(round, keep)
         if not self._keeps_state:
@@ -177,7 +177,7 @@ class FlowerFleet(Wrapper):
         return text
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states of a sealed round readable."""
+        """Make the states readable as they were when a round was sealed."""
         sealed = _parse_seals(sha)
         self.bank.open(round, sealed.get("bank", ""))
         self._opened[round] = _bases(sealed)
@@ -219,7 +219,7 @@ class FlowerFleet(Wrapper):
         wire_message = self.node_registry.message_to(node)
         wire_message.add(common)
         for client in to:
-            message = exchange.message(client)  # also when common: the ledger counts every call
+            message = exchange.message(client)  # also if common: the meter counts calls
             if COMMON not in wire_message.blocks:
                 wire_message.put(f"c{client}", message)
         wire_message.head["work"] = {
@@ -233,7 +233,7 @@ class FlowerFleet(Wrapper):
         return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:
-        """Return the seal that an evaluation of an earlier round reads."""
+        """Return the seal whose states an evaluation of an earlier round reads, or None."""
         opened = self._opened.get(exchange.version[0])
         if exchange.phase == "train" or opened is None or not self._keeps_state:
             return None
@@ -241,7 +241,7 @@ class FlowerFleet(Wrapper):
 
 
 class _Seals(TypedDict):
-    """What a checkpoint holds about the private states that belong to it."""
+    """A checkpoint's record of the private states that belong to it."""
 
     nodes: NotRequired[dict[str, Annotated[list[Any], AfterValidator(checked_seal)]]]
     kept: NotRequired[dict[Annotated[str, Field(pattern="^-?[0-9]{1,9}$")], dict[str, int]]]

@@ -1,4 +1,4 @@
-"""A run whose clients are on nodes: what `run`, `up` and `resume` have in common.
+"""Runs whose clients are on nodes: code shared by the commands `run`, `up` and `resume`.
 
 flower.json in the run's folder holds what a resumed run needs: the run's id, how often the run was
 started or resumed, and where its server is.
@@ -38,7 +38,7 @@ from fedshot.runs.run_folder import NODES, begun
 
 INFLUENCE = "influence.jsonl"
 _WEEK = 7 * 86400
-_SESSIONS_PER_START = 1 << 20  # room for the rewinds of one process
+_SESSIONS_PER_START = 1 << 20  # session numbers of one start: each rewind takes one
 
 
 class _DeploymentRecord(TypedDict):
@@ -88,7 +88,10 @@ class Deployment:
         return cls(secrets.token_hex(16), 0, server, nodes, deadline, tests)
 
     def of_begun(self, folder: Path) -> Deployment:
-        """Return this deployment for a run that has begun. Raises ConfigError if they differ."""
+        """Return this deployment with the id and the number of starts of a run that has begun.
+
+        Raises ConfigError if the run was begun with another command or number of nodes.
+        """
         if not (folder / NODES).exists():
             raise ConfigError(
                 f"the clients of {folder} are on this machine. Resume the run with `fedshot "
@@ -128,8 +131,8 @@ def open_experiment(
 ) -> Iterator[Experiment]:
     """Yield the experiment of a run whose clients are reached through a server.
 
-    Waits at most `wait` seconds for the nodes, and calls `watch`, which may raise, meanwhile.
-    Raises ConfigError for an invalid `wait`, AbsentError when it is over.
+    Waits at most `wait` seconds for the nodes; meanwhile it calls `watch`, which may raise errors.
+    Raises ConfigError for an invalid `wait`, and AbsentError if nodes are missing after it.
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected seconds, at most a week.")
@@ -190,7 +193,7 @@ def wait_for_clients(
     tell: Callable[[str], None],
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until the nodes of all clients are connected. Raises AbsentError after `wait` s."""
+    """Wait for the nodes of all clients to connect. Raises AbsentError after `wait` seconds."""
     until = time.monotonic() + wait
     last_told = 0.0
     while missing := fleet.missing(clients):

@@ -39,7 +39,7 @@ _BACKDATE = datetime.timedelta(hours=1)  # tolerates clocks that are behind
 
 
 def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Make a certificate for the server, and its authority unless the folder has one.
+    """Make a key and a certificate for the server, and an authority if the folder has none.
 
     Args:
         folder: where ca.pem, ca.key, server.pem and server.key are written.
@@ -71,7 +71,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
         )
         .sign(signing, hashes.SHA256())
     )
-    # Both are on disk before either is replaced, so that they change together.
+    # Key and certificate are both on disk before either is replaced: they change together.
     partial = folder / f"{CERTIFICATE}.partial"
     partial.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     _write_private(folder / KEY, key)
@@ -104,7 +104,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 def make_node_key(path: Path) -> Path:
     """Make a node's key pair; return the file of the public key.
 
-    Raises ConfigError if a file is there already: the server knows the node by its key.
+    Raises ConfigError if one of the files exists: the server identifies the node by its key.
     """
     if path.exists():
         raise ConfigError(f"{path} exists. Keep it, or move it away to make another.")
@@ -176,7 +176,7 @@ class Signer:
 
 
 class Verifier:
-    """Verifies proofs of `Signer` against the certificate of an authority."""
+    """Verifies the proofs that `Signer` makes, against the certificate of an authority."""
 
     def __init__(self, ca: Path) -> None:
         self._authority = load_authority(ca)

@@ -1,4 +1,4 @@
-"""A federation on one machine, as `up` starts and stops it.
+"""A federation on one machine, which `fedshot flower up` starts and stops.
 
 It uses the certificates, keys and processes of a real deployment, on loopback.
 """
@@ -50,10 +50,10 @@ class StartError(FedshotError):
 
 
 def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = False) -> None:
-    """Make the keys of a federation and write its clients' data, where they are missing.
+    """Make the keys of a federation and write its client files, where they are missing.
 
-    Unless the run has begun, existing data may belong to another configuration and are replaced.
-    Raises ConfigError for more nodes than clients.
+    Unless the run has `begun`, existing client files are replaced, since they may belong to another
+    configuration. Raises ConfigError for more nodes than clients.
     """
     shares = [_share(prepared, nodes, i) for i in range(nodes)]
     if [] in shares:
@@ -104,7 +104,7 @@ def node_command(folder: Path, i: int, address: str) -> list[str]:
 def federation(
     folder: Path, nodes: int, tell: Callable[[str], None], env: Mapping[str, str] = {}
 ) -> Iterator[tuple[ServerFolder, Children]]:
-    """Run a server and nodes in a folder made by `prepare`; logs go to its logs/.
+    """Run a server and nodes in a folder made by `prepare`; logs go to logs/ in the folder.
 
     `env` adds to the environment of the nodes. Raises StartError if the server does not start.
     """
@@ -127,8 +127,8 @@ def start_server(
 ) -> Child:  # fmt: skip
     """Start a SuperLink, wait until it responds, and register the nodes.
 
-    Raises StartError if it does not start, ConfigError if the port is taken or the certificate is
-    for another host.
+    Raises StartError if the server does not start, ConfigError if the port is taken or the
+    certificate is for another host.
     """
     check_free(host, port)  # before server.json says that a server is there
     command = server_folder.command(host, port, secure=secure, limits=limits)
@@ -160,7 +160,7 @@ class Registrar:
         self._last_error = ""
 
     def update(self) -> None:
-        """Register what has changed since the last call."""
+        """Update the registered nodes if the folder's keys have changed since the last call."""
         nodes = self._server_folder.nodes
         try:
             if self.known and not nodes.is_dir():

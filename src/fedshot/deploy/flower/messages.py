@@ -1,9 +1,9 @@
-"""Messages between server and node: a head (JSON) and blocks (serialised trees).
+"""Messages between server and node: a head (JSON header) and blocks (serialised trees).
 
 In Flower's format a message is one record of text and one record of arrays. Flower transfers every
-array as an object of its own, each with a request. So there are two arrays at most: the block that
-is common to all clients of an exchange, which is stored once for all nodes, and all other blocks
-concatenated. Small blocks travel in the text record and cost no extra request.
+array with a separate request. So a message has at most two arrays: the block that is common to all
+clients of an exchange, which is stored once for all nodes, and all other blocks concatenated. Small
+blocks travel in the text record and cost no extra request.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ COMMON = "common"
 _REST = "rest"
 _HEAD, _ARRAYS, _STYPE = "fedshot", "arrays", "safetensors"
 _PROOF = "proof"
-_SIGNED = b"fedshot letter 1"  # prefix of what is signed: the signature is valid for nothing else
-_SMALL = 1 << 22  # bytes of blocks that travel in the text record
+_SIGNED = b"fedshot letter 1"  # prefix of signed bytes: signatures are valid for messages only
+_SMALL = 1 << 22  # most bytes of blocks that travel in the text record
 
 
 @dataclass
 class WireMessage:
-    """A head, and blocks of serialised trees.
+    """A message: a head, and blocks of serialised trees.
 
-    Most trees of an exchange have the same form. In the head, "forms" lists the different forms and
-    "form_of" gives the index of each block's form.
+    Most trees of an exchange have the same form (structure). In the head, "forms" lists the
+    different forms and "form_of" gives the index of each block's form.
     """
 
     head: dict[str, Any]
@@ -51,7 +51,7 @@ class WireMessage:
     _hashes: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def put(self, name: str, content: Tree) -> None:
-        """Add a tree."""
+        """Add a tree as the block `name`."""
         form, self.blocks[name] = pack(content)
         self._add_form(name, form)
 
@@ -63,7 +63,7 @@ class WireMessage:
             self._add_form(name, other.head["forms"][i])
 
     def get(self, name: str, limits: Limits) -> Tree:
-        """Return a tree. Raises CodecError."""
+        """Return the tree of the block `name`. Raises CodecError if it is missing or invalid."""
         forms, form_of = self.head.get("forms"), self.head.get("form_of")
         i = form_of.get(name) if isinstance(form_of, dict) else None
         if (
@@ -77,7 +77,7 @@ class WireMessage:
 
     def _add_form(self, name: str, form: Form) -> None:
         forms: list[Form] = self.head.setdefault("forms", [])
-        # Not with sorted keys: the order of names is part of a form.
+        # Keys are not sorted, since the order of names is part of a form.
         i = self._form_index.setdefault(json.dumps(form), len(forms))
         if i == len(forms):
             forms.append(form)
@@ -139,7 +139,7 @@ class Incoming(NamedTuple):
 
 
 def refusal(wire_message: WireMessage) -> str:
-    """Return why a node did not do what it was asked; "" if it did."""
+    """Return why a node did not do what a message asked for; "" if it did."""
     for kind in ("refused", "failed"):
         if kind in wire_message.head:
             return f"{kind}: {short(wire_message.head[kind])}"
@@ -178,7 +178,7 @@ def read_message(
 
 
 def _digest(text: str, hashes: Mapping[str, bytes]) -> bytes:
-    """Return the hash that is signed: of the text, and of the arrays' hashes by name."""
+    """Return the hash that is signed; it covers the text, and the arrays' names and hashes."""
     sha = hashlib.sha256(_SIGNED + hashlib.sha256(text.encode()).digest())
     for name in sorted(hashes):
         sha.update(hashlib.sha256(name.encode()).digest() + hashes[name])

@@ -26,11 +26,11 @@ from fedshot.deploy.flower.wire import fetch
 
 _TYPE = "query.fedshot"
 _MIN_POLL, _MAX_POLL = 0.02, 0.25  # seconds between polls
-_POLL_SHARE = 0.05  # of the time waited so far
-_POLL_FACTOR = 4.0  # times the duration of a poll, so that polling does not load the server
-_LATE_SECONDS = 600.0  # after the deadline, for which late replies are still logged
+_POLL_SHARE = 0.05  # pause between polls, as a share of the time waited so far
+_POLL_FACTOR = 4.0  # the pause is at least this times a poll's duration, to spare the server
+_LATE_SECONDS = 600.0  # time after the deadline in which late replies are logged
 _FETCHES = 8  # replies that are fetched at once
-_FETCH_SECONDS = 60.0  # to receive all objects of a reply
+_FETCH_SECONDS = 60.0  # time to receive all objects of a reply
 _UNKNOWN_RUN = (401, 403)  # statuses of a server that does not know the run
 
 
@@ -67,7 +67,7 @@ def _unknown_run(error: Exception) -> int:
 class Messenger:
     """Exchanges messages with the nodes of one run; `tell` logs replies that are dropped.
 
-    `sign` returns the proof that a message is the server's; None without node keys.
+    `sign` returns the proof that the server sent a message; None if nodes have no keys.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Messenger:
     def _send(
         self, wire_messages: Mapping[int, WireMessage], seconds: float
     ) -> tuple[dict[str, _Sent], dict[int, str]]:
-        """Return what was sent, by Flower's message id, and the reasons for the rest, by node."""
+        """Return sent messages by Flower's message id, and by node why others were not sent."""
         ttl = seconds + _LATE_SECONDS
         sent: list[_Sent] = []
         unsent: dict[int, str] = {}
@@ -141,7 +141,7 @@ class Messenger:
         if not messages:
             return {}, unsent
         with _server_errors():
-            # Flower returns None for a message it rejects, and an empty list if they are too large.
+            # Flower returns None for a message it rejects, and an empty list if all are too large.
             ids = list(self._grid.push_messages(messages)) or [None] * len(sent)
         accepted = {id: one for id, one in zip(ids, sent, strict=True) if id}
         nodes = {one.node for one in accepted.values()}
@@ -149,7 +149,7 @@ class Messenger:
         return accepted, unsent | dict.fromkeys(rejected, "Flower did not accept the message")
 
     def _poll(self, wanted: list[str]) -> list[tuple[Message, Any]]:
-        """Return the outlines of replies that have arrived; log the late ones of earlier calls."""
+        """Return the outlines (metadata) of arrived replies; log late replies to earlier calls."""
         now = time.monotonic()
         self._late = {id: sent for id, sent in self._late.items() if sent.expires > now}
         with _server_errors():
@@ -160,7 +160,7 @@ class Messenger:
         for proto, objects in zip(got.messages_list, got.message_object_trees, strict=True):
             try:
                 found.append((message_from_proto(proto), objects))
-            except Exception as error:  # the node made it, so it may be anything
+            except Exception as error:  # the node composed it, so any error may occur
                 self._tell(short(f"an outline of a reply cannot be read: {error!r}"))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)

@@ -17,8 +17,8 @@ from fedshot.deploy.flower.messages import WireMessage, read_message
 from fedshot.deploy.flower.worker import Worker
 
 _MIN_POLL, _MAX_POLL = 0.03, 1.0  # seconds between polls
-_POLL_SHARE = 0.05  # of the time since the last message
-_POLL_FACTOR = 8.0  # times the duration of a poll, so that polling does not load the server
+_POLL_SHARE = 0.05  # pause between polls, as a share of the time since the last message
+_POLL_FACTOR = 8.0  # the pause is at least this times a poll's duration, to spare the server
 _MAX_RETRY = 10.0  # seconds between attempts to connect
 
 
@@ -27,14 +27,14 @@ class NodeLoop:
     """Replies to the messages of one server.
 
     Args:
-        connection: to the server.
+        connection: the connection to the server.
         worker: handles the messages.
         limits: bounds on messages.
         tell: logs what happens.
         server: the server's address, for the log.
         check: raises CodecError for a message that the server has not signed, as `Verifier.check`
             does; None to accept all.
-        check_lock: raises BusyError if the node's state folder is not this process's any more.
+        check_lock: raises BusyError if another process has taken over the node's state folder.
     """
 
     connection: Connection
@@ -48,8 +48,8 @@ class NodeLoop:
     def run(self) -> None:
         """Reply to messages until the process is ended.
 
-        Raises ConfigError if the server refuses this node or is not the right one, BusyError from
-        `check_lock`.
+        Raises ConfigError if the server refuses this node or its certificate is not trusted, and
+        BusyError as `check_lock` does.
         """
         number = self._connect(known=False)
         last = time.monotonic()
@@ -77,7 +77,7 @@ class NodeLoop:
             last = time.monotonic()
 
     def _reply(self, message: Message, reply: WireMessage) -> None:
-        """Send a reply; if it is too large, send the reason."""
+        """Send a reply to a message; if the reply is too large, send a refusal instead."""
         try:
             try:
                 record = reply.record(self.limits)
@@ -93,16 +93,17 @@ class NodeLoop:
             self.tell(f"a reply came too late, or did not arrive: {error}")
 
     def _unreadable(self, error: Exception) -> WireMessage:
-        """Log an invalid message; return the reply."""
+        """Log an invalid message, and return a refusal to reply with."""
         reply = WireMessage({"refused": f"a message that cannot be read: {error}"})
         self.worker.log({}, reply)
         return reply
 
     def _handle(self, message: Message, number: int) -> WireMessage:
-        """Handle a message, unless its deadline is over.
+        """Return the reply to a message, which is refused if its deadline has passed.
 
-        A node that was disconnected, or is slower than the deadline, would otherwise work through
-        outdated messages and never catch up. (The clocks agree: requests are signed with the time.)
+        Otherwise a node that was disconnected or is slow would work through outdated messages and
+        never catch up. (The clocks agree, since signed requests contain the time.) `number` is the
+        node's id, to which a message must be addressed.
         """
         try:
             wire_message = read_message(message.content, self.limits, self.check)
@@ -122,8 +123,8 @@ class NodeLoop:
     def _connect(self, *, known: bool) -> int:
         """Connect to the server; return the node's id there.
 
-        A server that has known this node is retried whatever it answers: after a restart it takes a
-        while to register its nodes.
+        If the server has `known` this node before, every error is followed by another attempt: a
+        restarted server takes a while to register its nodes.
         """
         wait = 0.2
         while True:

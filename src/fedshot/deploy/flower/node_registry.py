@@ -1,4 +1,4 @@
-"""The server's view of the nodes: their current ids, their clients, and their sealed states."""
+"""The server's view of the nodes: current ids, clients, and sealed (i.e. permanent) states."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedshot.deploy.flower.codec import short
 from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 
-HELLO_SECONDS = 60.0  # for a node to read its data and report its clients
-RETRY_SECONDS = 30.0  # until a node that was left out is asked again
+HELLO_SECONDS = 60.0  # time for a node to read its data and report its clients
+RETRY_SECONDS = 30.0  # time until a node that was left out is asked again
 _SHA = re.compile(r"[0-9a-f]{0,64}")
 _MOST = 1 << 40  # bound on reported rounds and seconds
 _MAX_ENVIRONMENT = 4000  # characters of a node's reported environment
 
-Seal = tuple[int, str]  # a round, and the hash of the states sealed with it
+Seal = tuple[int, str]  # a round, and the hash of the states made permanent with it
 NO_SEAL: Seal = (-1, "")
 
 
 def checked_seal(seal: list[Any]) -> list[Any]:
-    """Return a seal in JSON. Raises ValueError for anything else."""
+    """Return a seal from JSON. Raises ValueError if it is not a round and a hash."""
     if [type(part) for part in seal] != [int, str]:
         raise ValueError("expected a round and a hash")
     return seal
@@ -48,21 +48,21 @@ class Transport(Protocol):
 
 @dataclass
 class Node:
-    """A node, identified by its name; its number, Flower's id, may change."""
+    """A node, identified by its name; its number, an id from Flower, may change."""
 
     name: str
     number: int
     clients: frozenset[int]
-    base: Seal  # the newest seal that the server can rewind to
+    base: Seal  # the newest seal to which the node can be rewound
     orders: list[list[Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
-    examples: int | None = None  # most examples of one of its clients, by the operator's entry
+    examples: int | None = None  # most examples of one client, by the operator's entry
 
 
 class NodeRegistry:
     """The nodes of a run.
 
-    With node keys, a node has the clients of the operator's entry. Without keys, a client belongs
+    With node keys, the operator's entry limits which clients a node may report. A client belongs
     to the first node that reports it. Once a round is sealed, the client belongs to that node for
     the rest of the run, because its private state is there.
 
@@ -82,15 +82,15 @@ class NodeRegistry:
         self._tell, self._hello_seconds, self._entries = tell, hello_seconds, entries
         self.nodes: dict[str, Node] = {}
         self.bases: dict[str, Seal] = {}
-        self.owners: dict[int, str] = {}  # clients with sealed states, with their node's name
-        self._left_out: dict[int, tuple[str, float]] = {}  # reason, and when to ask again
+        self.owners: dict[int, str] = {}  # client with sealed states -> its node's name
+        self._left_out: dict[int, tuple[str, float]] = {}  # node id -> reason, time to ask again
         self._orders = 0
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
 
     def by_number(self, number: int) -> Node | None:
-        """Return the node that currently has this number."""
+        """Return the node that currently has this number, or None."""
         return next((node for node in self if node.number == number), None)
 
     def connected(self) -> dict[int, Node]:
@@ -111,7 +111,7 @@ class NodeRegistry:
         return {client: node for node in self for client in node.clients}
 
     def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
-        """Begin a session from these seals; nodes that hold clients of another node are removed."""
+        """Begin a session from these seals; remove nodes with clients that another node owns."""
         self._session, self.bases, self.owners = self._session + 1, dict(bases), dict(owners)
         for node in [*self]:
             if reason := self._owner_conflict(node.name, node.clients):
@@ -127,7 +127,7 @@ class NodeRegistry:
         """Queue an order for a node; it is sent with the node's next message."""
         self._orders += 1
         if order[0] == "seal" and node.orders and node.orders[-1][1] == "seal":
-            del node.orders[-1]  # the node was away, and nothing happened between the two seals
+            del node.orders[-1]  # the node has not replied, and no order lies between the seals
         node.orders.append([self._orders, *order])
 
     def message_to(self, node: Node) -> WireMessage:
@@ -142,7 +142,7 @@ class NodeRegistry:
         )
 
     def update_from(self, incoming: Incoming) -> float:
-        """Record the done orders and the seal of a reply; return the seconds the node worked."""
+        """Record the orders done and the seal that a reply reports; return its working seconds."""
         node = self.by_number(incoming.node)
         if node is None or incoming.wire_message is None or incoming.reason:
             return 0.0
@@ -178,7 +178,7 @@ class NodeRegistry:
     def _add(
         self, number: int, name: str, head: Mapping[str, Any], connected: Collection[int]
     ) -> str:
-        """Add a node, or update it after a reconnect; return why it is refused, "" if it is not."""
+        """Add a node, or update it after a reconnect; return why it is refused, or ""."""
         claimed, n_clients = head.get("clients"), self._setup.clients
         if not isinstance(claimed, list) or not all(type(c) is int for c in claimed):
             return "it does not report its clients"
@@ -219,7 +219,7 @@ class NodeRegistry:
         return ""
 
     def _owner_conflict(self, name: str, clients: Collection[int]) -> str:
-        """Return which client has its private state on another node; "" for none."""
+        """Return an error text if a client's private state is on another node, else ""."""
         for client in sorted(clients):
             owner = self.owners.get(client, name)
             if owner != name:

@@ -1,8 +1,8 @@
 """The operator's access to a SuperLink: register nodes, start a run, get its Grid.
 
 Flower starts a ServerApp process on the server for every run. Here, the process that starts a run
-acts as its ServerApp, so that a run is stopped, monitored and resumed like any other. The app that
-Flower requires is empty and never executed.
+acts as its ServerApp, so that a run is stopped, monitored and resumed like a run on one machine.
+The app that Flower requires is empty and never executed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fedshot.deploy.flower.server_folder import split_address
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import limit_responses, silence_flower, tls_error, without_proxy
 
-_RETRY_SECONDS = 60.0  # for which requests to a server that does not respond are repeated
+_RETRY_SECONDS = 60.0  # time during which unanswered requests are repeated
 _TEMPORARY = (502, 503, 504)  # statuses of a server or proxy that may recover
 _APP = b"""\
 [project]
@@ -168,7 +168,7 @@ class Operator:
         finally:
             heartbeats.stop()
             grid._retry_invoker.max_tries = 1
-            # Otherwise the server ends the run once its heartbeats are missing.
+            # Without this, the server ends the run only once its heartbeats are missing.
             with suppress(httpx.HTTPError, RuntimeError):
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
             grid.close()
@@ -197,7 +197,7 @@ class Operator:
             return int(client.StartRun(StartRunRequest(fab=Fab(content=fab))).run_id)
 
     def _acquire(self, run_id: int) -> str:
-        """Claim the task of this run; skip the tasks of runs whose process died before that."""
+        """Claim the task of this run; skip tasks of runs whose process died early."""
         with self._client(RuntimeHttpClient, "SuperExec") as client:
             for _ in range(100):
                 wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])

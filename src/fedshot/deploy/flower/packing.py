@@ -1,7 +1,7 @@
-"""Client and test files for data that are spread over hosts: each host packs its own.
+"""Client and test files for data that are spread over hosts: each host writes its own files.
 
-All hosts share one configuration. Its split names every class, and the classes are numbered in the
-order of these names on all hosts, whichever classes a host has.
+All hosts share one configuration. Its split names every class, and all hosts number the classes in
+the sorted order of these names, even if a host lacks some of the classes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_NAMED = 5  # unknown classes that are named in the report
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all hosts: their names, in order, and the numbers of each part's classes."""
+    """The classes of all hosts: their sorted names, and their numbers by part of the split."""
 
     names: tuple[str, ...]
     base: tuple[int, ...]
@@ -46,7 +46,7 @@ class Classes:
     def of(cls, config: Config) -> Classes:
         """Return the classes of a configuration.
 
-        Raises ConfigError for a split that does not name them, or has no base or novel classes.
+        Raises ConfigError for a split that does not name its classes, or lacks base or novel ones.
         """
         split = config.split
         if split.random is not None or split.users is not None:
@@ -76,10 +76,10 @@ class Classes:
         return cls(names, *(tuple(sorted(numbers[n] for n in parts[part])) for part in _PARTS))
 
     def of_part(self, dataset: Dataset, parts: Sequence[str]) -> tuple[Dataset, list[str]]:
-        """Return the examples of these parts' classes, with the common class numbers.
+        """Return the examples of these parts of the split, with the class numbers of all hosts.
 
-        Also returns remarks, among them which examples are skipped. Raises DataError if none is
-        left.
+        Also returns remarks for the user, such as which examples are skipped. Raises DataError if
+        no example is left.
         """
         numbers = {name: c for c, name in enumerate(self.names)}
         common = np.array([numbers.get(_plain(n), -1) for n in dataset.class_names], np.int64)
@@ -126,7 +126,7 @@ class Classes:
 def pack_client(
     folder: Path, config: Config, dataset: Dataset, client: int, notes: Mapping[str, str] = {}
 ) -> list[str]:
-    """Write the file of a client: the examples of base classes of a dataset.
+    """Write the file of a client, with the dataset's examples of base classes.
 
     Args:
         folder: folder of the file.
@@ -168,7 +168,7 @@ def pack_client(
 def pack_tests(
     folder: Path, config: Config, dataset: Dataset, notes: Mapping[str, str] = {}
 ) -> list[str]:
-    """Write the test data of the server: the examples of validation and novel classes.
+    """Write the server's test data, with the dataset's examples of validation and novel classes.
 
     Returns and raises as `pack_client`.
     """
@@ -184,7 +184,7 @@ def pack_tests(
                 )
     rows = RowSplit(*(dataset.images_of(getattr(classes, part)) for part in _PARTS))
     notes = {"dataset": dataset.digest, **notes}
-    with TemporaryDirectory() as trial:  # raises if the tests cannot be formed
+    with TemporaryDirectory() as trial:  # raises an error if the tests cannot be formed
         write_tests(Path(trial), dataset, rows, classes.base, n, notes)
         ServerTestRun(config, trial)
     make_private_folder(folder)
@@ -202,7 +202,7 @@ def _plain(name: str) -> str:
 def _clients(config: Config) -> int:
     """Return the number of clients on all hosts.
 
-    Raises ConfigError for a partition without a number of clients, or one that changes every round.
+    Raises ConfigError for a partition that has no number of clients or changes every round.
     """
     kind = config.settings["partition"]["name"]
     found = getattr(config.partition, "clients", None)

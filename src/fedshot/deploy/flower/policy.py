@@ -3,15 +3,15 @@
     methods: [fedavg, fedavg_probe]  # methods that may run
     parts: [theta, stats, logits]    # parts that may be uploaded, by name
     most_up_mb: 20                   # upload of one client in one exchange
-    min_batch: 16                    # of the method's `batch` or `inner_batch`, unless null
-    min_local_steps: 2               # of the method's `local_steps` or `prepare_steps`
-    min_cohort: 3                    # clients of a round
-    most_seconds: 600                # of work for one message
-    most_disk_mb: 500                # of the private states of one run
+    min_batch: 16                    # least `batch` or `inner_batch` of a method, unless null
+    min_local_steps: 2               # least `local_steps` or `prepare_steps` of a method
+    min_cohort: 3                    # least clients in a round
+    most_seconds: 600                # work for one message
+    most_disk_mb: 500                # private states of one run
 
-All lines are optional. A method without any of a line's options is refused. The server chooses the
-model, the method and its options; a policy excludes the worst choices. It does not make uploads
-private.
+All lines are optional. A method that has none of the options a line bounds is refused. The server
+chooses the model, the method and its options; a policy excludes the worst choices. It does not make
+uploads private.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedshot.deploy.flower.codec import short
 from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
 
 _MB = 1 << 20
-_OPTIONS = {"min_batch": BATCH_OPTIONS, "min_local_steps": STEP_OPTIONS}  # that a line bounds
+_OPTIONS = {"min_batch": BATCH_OPTIONS, "min_local_steps": STEP_OPTIONS}  # of the method
 _GRADIENT = "gradient"  # name of the part with the gradient of a single step
 
 
@@ -43,19 +43,19 @@ class PolicyError(ConfigError):
 
 @dataclass(frozen=True)
 class Policy:
-    """Bounds on requests; None for no bound.
+    """Bounds on the requests of a server; None for no bound.
 
     Args:
         methods: methods that may run.
-        parts: names of parts that may be uploaded.
+        parts: names of the parts of an upload, such as "theta", that are allowed.
         most_up_mb: MiB that one client uploads in one exchange.
-        min_batch: examples of a step, by the method's options `batch` and `inner_batch`; null,
-            a client's whole data, is allowed.
-        min_local_steps: steps between two uploads, by the method's options `local_steps` and
+        min_batch: least examples of a step, by the method's options `batch` and `inner_batch`;
+            null, which means a client's whole data, is allowed.
+        min_local_steps: least steps between two uploads, by the method's options `local_steps` and
             `prepare_steps`. Above 1, the gradient of a single step may not be uploaded.
-        min_cohort: clients of a round.
-        most_seconds: work for one message; checked after each client, and the remaining clients
-            are skipped.
+        min_cohort: least clients of a round.
+        most_seconds: seconds of work for one message; checked after each client. Above it, the
+            remaining clients are skipped.
         most_disk_mb: MiB of private states of one run; checked before work begins.
     """
 
@@ -129,7 +129,7 @@ class Policy:
             raise PolicyError(self._describe("most_disk_mb", f"{held / _MB:.1f} MB of states"))
 
     def check_up(self, up: Mapping[str, Tree]) -> None:
-        """Raise PolicyError for an upload with other parts, or one that is too large."""
+        """Raise PolicyError for an upload that is too large, or has parts that are not allowed."""
         others = sorted(set(up) - set(self.parts)) if self.parts is not None else []
         if others:
             raise PolicyError(self._describe("parts", f"part {short(others[0], 60)!r}"))

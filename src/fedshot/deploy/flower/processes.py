@@ -1,6 +1,6 @@
 """Child processes that end with their parent, even if the parent is killed.
 
-A child holds the reading end of a pipe and exits when the writing end, held by the parent, closes.
+A child keeps the reading end of a pipe open, and exits when the parent's writing end closes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedshot.core.errors import FedshotError
 from fedshot.deploy.flower.wire import QUIET
 
 PARENT_PIPE = "FEDSHOT_PARENT_PIPE"  # environment variable: the pipe's file descriptor
-_TERMINATE_SECONDS = 10.0  # until a terminated process is killed
+_TERMINATE_SECONDS = 10.0  # time until a terminated process is killed
 _TAIL = 3000  # characters of a log that an error quotes
 
 
@@ -72,7 +72,7 @@ class ChildError(FedshotError):
 
 
 class Children:
-    """Child processes that are stopped together, the last one first."""
+    """Child processes that are stopped together, in reverse order of their start."""
 
     def __init__(self) -> None:
         self.all: list[Child] = []
@@ -80,7 +80,7 @@ class Children:
     def start(
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] = {}
     ) -> Child:
-        """Start a process."""
+        """Start a child process."""
         self.all.append(Child(name, command, log, env))
         return self.all[-1]
 

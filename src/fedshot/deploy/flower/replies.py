@@ -1,7 +1,7 @@
-"""Checks of the clients' replies in a node's message.
+"""Checks of the client replies in a message of a node, which the server does not trust.
 
-A node may send anything. An invalid reply becomes a fault of its client with a short reason; it
-neither ends the run nor fills the records.
+An invalid reply becomes a fault of its client, with a short reason. It does not end the run, and it
+cannot bloat the run's records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import NOT_FINITE, Mean
 
 _MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
-_MAX_UNKNOWN = 200  # characters of the names of unknown parts
+_MAX_UNKNOWN = 200  # characters of all names of unknown parts together
 
 
 def arrivals(
@@ -32,9 +32,10 @@ def arrivals(
     tell: Callable[[str], None],
     holds: Mapping[int, int | None] = {},
 ) -> Iterator[Arrival]:
-    """Yield one arrival for each client that a node was asked for.
+    """Yield one arrival for each client in `asked`, from a node's message.
 
-    `holds` gives the number of examples of a client, if it is known.
+    `name` is the node's name. `holds` gives the number of examples of each client, if known, to
+    check weights that are numbers of examples.
     """
     if incoming.wire_message is None or incoming.reason:
         for client in asked:
@@ -85,7 +86,7 @@ def _arrival(
     weight: Any = content["weight"] if "weight" in content else result.get("weight")
     if isinstance(weight, Tensor):
         valid = weight.numel() == 1
-    else:  # bounded, since an error would repeat a number of a thousand digits
+    else:  # bounded, since an error message would quote a number of a thousand digits
         valid = type(weight) in (int, float) and not abs(weight) > 2**63
     if not valid:
         raise CodecError("its weight is not one number")
@@ -102,7 +103,10 @@ def _arrival(
 
 
 def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
-    """Raise CodecError for names that would fill the ledger and the records."""
+    """Raise CodecError for too many unknown parts, or for invalid metrics.
+
+    Names made up by a node would otherwise bloat the communication log and the run's records.
+    """
     unknown = set(up) - set(exchange.reduce) if isinstance(up, dict) else set()
     if sum(map(len, unknown)) > _MAX_UNKNOWN:
         raise CodecError(f"its reply has {len(unknown)} unknown parts")

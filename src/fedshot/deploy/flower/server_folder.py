@@ -1,7 +1,7 @@
 """A server's folder: its certificates, the public keys of its nodes, its address and its token.
 
 ca.pem ca.key server.pem server.key     `fedshot flower keys` makes them; nodes need ca.pem
-nodes/hospital-a.pub hospital-a.json    `fedshot flower keys --admit`; see `admission`
+nodes/hospital-a.pub hospital-a.json    `fedshot flower keys --admit` makes them; see `admission`
 server.json token server.log            the server writes them
 """
 
@@ -51,7 +51,7 @@ class ServerFolder:
 
     @property
     def ca(self) -> Path:
-        """The authority's certificate, which nodes trust."""
+        """File of the authority's certificate, which nodes trust."""
         return self.folder / CA
 
     def token(self) -> str:
@@ -133,7 +133,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine's loopback."""
+    """Whether a host is the loopback interface of this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -141,7 +141,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_secure(host: str, *, secure: bool, insecure: bool) -> None:
-    """Raise ConfigError for plain text beyond this machine without --insecure."""
+    """Raise ConfigError for plain text to or from other machines, unless --insecure is given."""
     if not secure and not insecure and not is_loopback(host):
         raise ConfigError(
             f"{host} is not this machine, and without TLS and node keys anybody on the network "
@@ -151,7 +151,7 @@ def check_secure(host: str, *, secure: bool, insecure: bool) -> None:
 
 
 def free_port() -> int:
-    """Return a free port of loopback."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -161,7 +161,7 @@ def check_free(host: str, port: int) -> None:
     """Raise ConfigError unless a server can listen on this address."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, *_, address in found:  # the server listens on all of them
+        for family, *_, address in found:  # the server listens on all these addresses
             try:
                 probe = socket.socket(family, socket.SOCK_STREAM)
             except OSError:
@@ -198,7 +198,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file atomically that only its owner can read at any time."""
+    """Write a file atomically; only its owner can read it, even while it is written."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     handle = os.open(partial, flags, 0o600)

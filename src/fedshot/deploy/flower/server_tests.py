@@ -1,10 +1,11 @@
-"""Test data for a server without the training data.
+"""Test data for a server that does not have the training data.
 
     tests.safetensors   the rows for validation and test, with their samples and labels
 
 Its metadata name the classes, the number of clients, and the clients that cannot form an episode.
 Rows keep the numbers that they have in the whole dataset, so the test episodes and their hash are
-the same as on the whole dataset. The clients' rows are black images or empty texts, never read.
+the same as on the whole dataset. The clients' rows are filled with black images or empty texts,
+which are never read.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def write_tests(
     Args:
         folder: folder of the file.
         dataset: only its rows for validation and test are written.
-        rows: rows of the dataset by part.
+        rows: row numbers of the dataset, by part of the split.
         base: numbers of the classes that clients train on; the dataset may lack their examples.
         clients: number of clients.
-        notes: hashes of the dataset and of its client split, if any; clients that are left out.
+        notes: further metadata, such as hashes of dataset and client split, or clients left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     seen = np.union1d(rows.validation, rows.novel)

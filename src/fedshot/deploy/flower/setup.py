@@ -1,7 +1,7 @@
-"""The description of a run that server and nodes must agree on before round 1.
+"""The setup: the description of a run that server and nodes must agree on before round 1.
 
-The configuration is sent as YAML and checked on the node as on the server. A node takes from it how
-to train, never which files to read.
+The configuration is sent as YAML, and the node checks it as the server does. It tells a node how to
+train, never which files to read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_SETTINGS = 1 << 18  # characters of a configuration
 
 
 class _SetupRecord(TypedDict):
-    """A setup in a message's head, besides the versions."""
+    """A setup as in the head of a message, without the versions."""
 
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     settings: Annotated[str, Field(max_length=_MAX_SETTINGS)]
@@ -47,15 +47,15 @@ _RECORD = TypeAdapter(_SetupRecord)
 
 @dataclass(frozen=True)
 class Setup:
-    """A run as its nodes know it.
+    """The description of a run that its nodes receive.
 
     Args:
         run: the run's id, 32 hexadecimal digits.
         settings: the whole configuration, as YAML.
         classes: numbers of the base classes.
         clients: number of clients on all nodes.
-        data: what the metadata of the client files must equal.
-        own: file name and hash of a user's method; "" for a method of fedshot.
+        data: values that the metadata of the client files must have.
+        own: file name and hash of a user-defined method; "" for a method of fedshot.
     """
 
     run: str
@@ -85,8 +85,8 @@ class Setup:
     def from_json(cls, found: Any) -> Setup:
         """Parse a setup.
 
-        Raises CodecError; ConfigError for another version of fedshot, or library versions that draw
-        different random numbers.
+        Raises CodecError for an invalid setup, ConfigError for another version of fedshot, or for
+        library versions that draw different random numbers.
         """
         if not isinstance(found, dict):
             raise CodecError("the setup is not a JSON object")
@@ -105,7 +105,7 @@ class Setup:
         return cls(**record | {"classes": tuple(record["classes"])})
 
     def key(self) -> str:
-        """Return a text that is equal for equal setups."""
+        """Return a text that is the same for equal setups, and only for them."""
         return json.dumps(self.to_json(), sort_keys=True)
 
     def config(self) -> Config:
@@ -117,7 +117,7 @@ class Setup:
         return Config.of(settings)
 
     def _check_own(self, method: Any) -> None:
-        """Raise ConfigError if the server has another file of a user's method than this node."""
+        """Raise ConfigError if a user-defined method has different files on server and node."""
         name = str(method.get("name") if isinstance(method, dict) else method)
         held = fingerprint(name)
         if self.own.rpartition(" ")[2] != held.rpartition(" ")[2]:

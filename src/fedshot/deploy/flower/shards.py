@@ -1,9 +1,10 @@
-"""Client files: the samples of one client, a file on the client's node.
+"""Client files, each with the samples of one client, on the client's node.
 
     client-000004.safetensors   x uint8 [n, H, W, C] and y int64 [n]; for texts ids, offsets, table
 
-Its metadata name all classes, which are numbered alike everywhere, and, if the file was split from
-a dataset, the hashes of the dataset and of the client split. The server needs no client file.
+The metadata of a file name all classes, which have the same numbers on all nodes. If the file was
+split from a dataset, they also hold the hashes of the dataset and of the client split. The server
+needs no client file.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def write_shards(
 def write_client(
     folder: Path, dataset: Dataset, rows: Ints, client: int, metadata: Mapping[str, Any]
 ) -> None:
-    """Write the file of a client with these rows."""
+    """Write the file of a client, with these rows of a dataset."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = samples_of(dataset, rows)
     content = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -96,7 +97,7 @@ def write_client(
 
 
 def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
-    """Return the arrays of these rows, as a client file holds them."""
+    """Return the arrays of these rows, in the format of a client file."""
     y = dataset.y[rows]
     if isinstance(dataset.x, Tokens):
         texts = dataset.x.only(rows).alone()
@@ -109,7 +110,7 @@ class NodeData:
     """The data of a node: the samples of its clients."""
 
     dataset: Dataset
-    partition: Partition  # without rows for clients of other nodes
+    partition: Partition  # clients of other nodes have no rows
     clients: tuple[int, ...]
     notes: Mapping[str, Any]
 
@@ -121,9 +122,9 @@ def clients_in(folder: Path) -> list[int]:
 
 
 def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
-    """Read the files of these clients, or of all in a folder.
+    """Read the files of these clients, or of all clients in a folder.
 
-    Raises DataError if there is none, one is missing, or two do not belong together.
+    Raises DataError if there is no file, a file is missing, or the metadata of two files differ.
     """
     present = clients_in(folder)
     wanted = present if clients is None else sorted(set(clients))
@@ -178,7 +179,7 @@ def _concatenate(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -
 def _one_table(texts: Sequence[Tokens]) -> tuple[Words, Table]:
     """Return the concatenated word ids, renumbered, and a table with each vector once."""
     rows = list(texts[0].table[: PADDING + 1])
-    numbers: dict[bytes, int] = {}  # of every vector but the padding's
+    numbers: dict[bytes, int] = {}  # new ids of all vectors except the padding's
     ids = []
     for one in texts:
         renumbered = np.zeros(len(one.table), np.int32)

@@ -1,12 +1,12 @@
-"""The process of the server: Flower's SuperLink behind a gate.
+"""The server process: Flower's SuperLink behind a gate that filters requests.
 
 On one port, the SuperLink serves nodes, starts runs and registers nodes. Without an account service
-it does not authenticate requests to start runs or to register nodes. So the gate passes all
-requests but those of nodes only with the token in the server's folder, which only its owner can
-read; Flower checks the requests of nodes by their keys. The gate bounds the size of a request and
-the time to receive it, and with node keys it reads no large body without a registered key. It
-passes only messages that are replies of the sending node: Flower would deliver any other message of
-a node to another node as the server's.
+it does not authenticate requests to start runs or to register nodes. So the gate requires the token
+in the server's folder, which only its owner can read, for all requests except those of nodes.
+Flower checks the requests of nodes by their keys. The gate bounds the size of a request and the
+time to receive it; with node keys, it reads a large body only if a registered key has signed the
+request. The gate refuses any message of a node but its own replies: Flower would deliver other
+messages to another node as if the server had sent them.
 
     python -m fedshot.deploy.flower.superlink MAX_BYTES --host ... (Flower's own options)
 
@@ -41,9 +41,9 @@ _NODE_PATHS = frozenset({
     )),
 })  # fmt: skip
 _PER_OBJECT = 256  # bytes for an object in the outline of a message
-_SMALL = 1 << 16  # bytes of a head, or of a body that is read before its signature is checked
-_HEAD_SECONDS = 15.0  # to receive a head or a small body
-_BODY_SECONDS = 120.0  # to receive a larger body
+_SMALL = 1 << 16  # bytes of a header, or of a body that is read before its signature is checked
+_HEAD_SECONDS = 15.0  # time to receive a header or a small body
+_BODY_SECONDS = 120.0  # time to receive a larger body
 _MAX_REQUESTS = 32  # large requests of one node at once
 _MAX_IDLE = 64  # connections of one address without a request in progress
 
@@ -95,9 +95,10 @@ class Gate:
     async def _pass_node_request(
         self, scope: Any, receive: Any, send: Any, signer: bytes, length: int, seconds: float
     ) -> None:
-        """Pass a node's request once its body is received; `signer` is b"" if it is not signed.
+        """Pass a node's request once its body is received.
 
-        Only signed requests count against a key's quota, since anybody may name another's key.
+        `signer` is the node's key if the signature was checked, else b"". Only checked requests
+        count against a key's quota, since anybody may name the key of another node.
         """
         if signer and self._in_progress[signer] >= _MAX_REQUESTS:
             await _refuse(send, 503)
@@ -153,13 +154,13 @@ def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
 
 
 def bounded(protocol: type[Any]) -> type[Any]:
-    """Return a uvicorn protocol with a timeout for the head of a request.
+    """Return a subclass of a uvicorn protocol with a timeout for the header of a request.
 
     Uvicorn's own timeout covers only idle time after a request, and a single byte ends it.
     """
 
     class Bounded(protocol):  # type: ignore[misc]
-        _waiting: ClassVar[dict[str, dict[Any, None]]] = {}  # by address, oldest first
+        _waiting: ClassVar[dict[str, dict[Any, None]]] = {}  # connections by address, oldest first
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -206,7 +207,7 @@ def is_reply(body: bytes) -> bool:
     """Whether a request body is the outline of one reply by the node that sends the request.
 
     Flower authenticates the sender, and checks that the message replied to was sent to the reply's
-    source; it does not check that these two are one node, nor that the message is a reply.
+    source. It does not check that sender and source are one node, nor that the message is a reply.
     """
     from flwr.common.constant import SUPERLINK_NODE_ID
     from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -228,7 +229,7 @@ def is_reply(body: bytes) -> bool:
 
 
 async def _body(receive: Any, length: int) -> bytes:
-    """Read the body of a request; stop once it is longer than announced."""
+    """Read the body of a request; stop once it is longer than its announced length."""
     found = bytearray()
     while len(found) <= length:
         message = await receive()

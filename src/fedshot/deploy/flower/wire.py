@@ -41,7 +41,7 @@ QUIET = {
 _CHUNK = max(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, 1 << 23)
 _FRAME = 1 << 16  # most bytes that protobuf and Flower add to an object
 _POLL = 0.02  # seconds between polls for an object
-_MAX_OTHERS = 64  # objects of a message besides array chunks
+_MAX_OTHERS = 64  # most objects of a message besides array chunks
 _MAX_KINDS = {"Message": 1, "RecordDict": 1, "ConfigRecord": 1, "ArrayRecord": 1, "Array": 2}
 _REFERENCE = 128  # most bytes of a reference to another object
 
@@ -76,7 +76,7 @@ def without_proxy(host: str) -> Iterator[None]:
 
 
 def proxy_to(host: str, *, secure: bool) -> str:
-    """Return the proxy's URL, without user and password, for a host; "" for none."""
+    """Return the URL of the proxy for a host, without user and password; "" if there is none."""
     proxies = getproxies()
     found = proxies.get("https" if secure else "http") or proxies.get("all") or ""
     if not found or proxy_bypass(host):
@@ -86,19 +86,19 @@ def proxy_to(host: str, *, secure: bool) -> str:
 
 
 def max_objects(limits: Limits) -> int:
-    """Return the largest number of objects of a message."""
+    """Return the largest number of objects that a message may have."""
     return limits.message // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _MAX_OTHERS
 
 
 def max_object_bytes(limits: Limits) -> int:
-    """Return the largest number of bytes of an object, or of any other body."""
+    """Return the largest number of bytes of an object, or of any other request or response."""
     return max(_CHUNK, limits.head) + _FRAME
 
 
 def limit_responses(
     client: ProtobufClient, limits: Limits, headers: Mapping[str, str] = {}
 ) -> None:
-    """Make a Flower client refuse large, compressed and redirecting responses; add headers."""
+    """Make a client refuse large, compressed and redirecting responses, and send these headers."""
     most = max_object_bytes(limits)
 
     def check(response: httpx.Response) -> None:
@@ -121,15 +121,15 @@ def fetch(
 ) -> Message:
     """Fetch the objects of a message, and return the message.
 
-    The outline may arrive before its objects. Flower's default polls after a second and then less
-    and less often, for two hours: a node killed while sending would block the run.
+    The outline may arrive before its objects. By default, Flower polls for them after a second and
+    then less and less often, for two hours: a node killed while sending would block the run.
 
     Args:
         outline: the message without its content.
-        objects: the tree of its objects' ids.
+        objects: tree of the ids of the message's objects.
         pull: fetches one object.
         limits: bounds on the message.
-        seconds: to wait for the objects.
+        seconds: time to wait for the objects.
 
     Raises:
         CodecError: the objects are too many, too large, invalid, or do not arrive.
@@ -179,8 +179,8 @@ def fetch(
 def _check_objects(contents: Mapping[str, bytes], limits: Limits) -> None:
     """Raise CodecError unless objects can form a message within the limits.
 
-    An array lists its chunks by index and may repeat one: equal chunks are sent once. So its size
-    is not that of the received bytes.
+    An array lists its chunks by index. Equal chunks are sent once and listed repeatedly, so an
+    array may be larger than the bytes received for it.
     """
     most = max_objects(limits)
     kinds: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""A node's handling of messages: reply with results, or with the reason for a refusal.
+"""The worker of a node: it handles messages, and replies with results or refusals.
 
-Independent of Flower.
+This module does not depend on Flower.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Worker:
     Args:
         name: name of the node.
         data: data of its clients.
-        folder: state folder, with a folder for each run.
+        folder: state folder of the node, with a subfolder for each run.
         limits: bounds on received messages.
-        workers: clients that run at once.
+        workers: number of clients that run at once.
         tell: logs errors.
         policy: bounds on requests; None for no bounds and no audit log.
     """
@@ -51,7 +51,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.name, self._data, self._folder = name, data, folder
         self._limits, self._workers, self._tell, self._policy = limits, workers, tell, policy
-        self._runtimes: dict[str, tuple[str, ClientRuntime]] = {}  # run -> setup, runtime
+        self._runtimes: dict[str, tuple[str, ClientRuntime]] = {}  # run id -> setup key, runtime
 
     def handle(self, wire_message: WireMessage) -> WireMessage:
         """Return the reply to a message; errors are logged and named in the reply."""
@@ -74,8 +74,8 @@ class Worker:
     def log(self, head: Mapping[str, Any], reply: WireMessage) -> None:
         """Add a message and its reply to the audit log, if there is a policy.
 
-        `head` is the message's; {} if the message is not verified. If the log cannot be written,
-        the node says so and continues.
+        `head` is the message's header, or {} if the message is not verified. If the log cannot be
+        written, the node reports it with `tell` and continues.
         """
         if self._policy is None:
             return
@@ -120,11 +120,11 @@ class Worker:
         key = setup.key()
         held = self._runtimes.get(setup.run)
         if held is None or held[0] != key:
-            if self._policy is not None:  # before anything of the run is written
+            if self._policy is not None:  # before any file of the run is written
                 self._policy.check_run(setup.config(), setup.clients)
             folder = self._folder / setup.run
             held = key, ClientRuntime.of(setup, self._data, folder, self._workers)
-            self._runtimes = {setup.run: held}  # other runs are on disk
+            self._runtimes = {setup.run: held}  # the states of other runs stay on disk
         return held[1]
 
 
@@ -134,8 +134,8 @@ def run_work(
 ) -> None:  # fmt: skip
     """Run the work that a message requests, and add the results to the reply.
 
-    Once the policy's time is used up, the remaining clients are skipped and get a fault. Raises
-    CodecError once the server does not wait for the reply any more.
+    Once the time that the policy allows is used up, the remaining clients are skipped and get a
+    fault. Raises CodecError once the server no longer waits for the reply.
     """
     begun = time.monotonic()
     head, work = wire_message.head, wire_message.head["work"]
@@ -174,12 +174,12 @@ def run_work(
 
 
 def without_paths(text: str) -> str:
-    """Return a text without the folders of absolute paths."""
+    """Return a text in which absolute paths are shortened to their file names."""
     return _FOLDERS.sub("", text)
 
 
 def _put(arrival: Arrival, wire_message: WireMessage) -> dict[str, Any]:
-    """Add a client's reply to a message; return its entry in the head."""
+    """Add a client's reply to a message; return the client's entry for `results` in its header."""
     if arrival.reply is None:
         return {"fault": list(arrival.fault or ("lost", "no reply"))}
     reply = arrival.reply
