@@ -1,4 +1,7 @@
-"""The list of recipes: which data and methods are available, and how long a recipe takes."""
+"""The list of recipes: which data and methods are available, and how long a recipe takes.
+
+A cell is one row of a recipe in one column.
+"""
 
 from __future__ import annotations
 

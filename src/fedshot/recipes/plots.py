@@ -1,4 +1,7 @@
-"""The figures of recipes as SVG: accuracies over axes, and learning curves."""
+"""The figures of recipes as SVG: accuracies over axes, and learning curves.
+
+A cell is one row of a recipe in one column; a `State` is a cell with its results.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A recipe's table for a terminal: published accuracies, fedshot's, their difference, and marks.
 
-Marks are letters beside a cell; each refers to a note below the table.
+A line of the table is a cell: one row of the recipe in one column. Marks are letters beside a cell;
+each refers to a note below the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hyper-parameter search with the same number of trials for every method.
+"""Hyper-parameter search with the same number of trials for every method (row of a recipe).
 
 Trial 0 is the recipe without changes. The other trials draw each option from its search space; rows
 that search an option in the same space draw the same values. The trials train in the recipe's first

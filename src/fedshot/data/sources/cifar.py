@@ -49,7 +49,7 @@ class CifarFiles(Source):
     def read(
         self, data_dir: Path | None, name: str, known: tuple[str, str], names: tuple[str, ...]
     ) -> tuple[Path, Dataset]:
-        """Return the dataset's folder and the dataset; the first call decodes the images to the cache.
+        """Return the dataset's folder and the dataset; the first call fills the cache on disk.
 
         Args:
             data_dir: the folder of datasets.
@@ -84,7 +84,7 @@ class Cifar100(CifarFiles):
         check_word("variant", self.variant, _COUNTS)
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all images, the first time into the cache."""
+        """Return the dataset; the first call decodes all images into the cache on disk."""
         names = tuple(packaged("cifar100")["classes"])
         known = ("cifar-100-python.tar.gz", "cifar-100-python")
         folder, dataset = self.read(data_dir, "cifar100", known, names)
@@ -102,7 +102,7 @@ class Cifar10(CifarFiles):
     """Photographs of 10 classes from `<data_dir>/cifar10`; they have no few-shot split."""
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all images, the first time into the cache."""
+        """Return the dataset; the first call decodes all images into the cache on disk."""
         known = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
         return self.read(data_dir, "cifar10", known, CIFAR10)[1]
 

@@ -22,7 +22,7 @@ _SIZE = 20  # side length in pixels
 _STROKES = 4  # maximum of a character; the minimum is 2
 _STEPS = 32  # a stroke is drawn at _STEPS + 1 points
 
-# Lengths are in sixteenths of a pixel; entries of the linear map that slants are in 256ths.
+# Lengths are in sixteenths of a pixel. A linear map stretches and slants; its entries are 256ths.
 _PIXEL = 16
 _REACH = 104  # maximum distance of a control point from the centre, along each axis
 _WOBBLE = 12  # maximum shift of a control point in a drawing

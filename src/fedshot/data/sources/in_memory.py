@@ -17,7 +17,7 @@ class InMemory(Source):
 
     Args:
         dataset: name of the dataset, or of the class of a custom source.
-        digest: SHA-256 of the dataset's content; null for a custom source.
+        digest: SHA-256 of the dataset's content; null for a custom source that is not loaded yet.
     """
 
     dataset: str

@@ -78,7 +78,7 @@ class MiniImageNet(ImageNetSubset):
 
     Images are .jpg or .png files, in one folder or in a folder for each class. The official
     `train.csv`, `val.csv` and `test.csv` (`filename,label`), in the dataset's folder or in the zip,
-    list the images to use; without them, all images of the published 64, 16 and 20 classes are used.
+    list the images to use; without them, all images of the 100 published classes are used.
     """
 
     def load(self, data_dir: Path | None) -> Dataset:

@@ -33,8 +33,8 @@ _SPECIAL = {"url": URL, "email": EMAIL, "user": USER, "dots": "...", "dashes": "
 _NEGATION = re.compile(r"(?<=[^\W_])(?=n't(?![^\W_]))")
 _STRAIGHT = str.maketrans({"\u2019": "'", "\u02bc": "'", "`": "'"})
 
-# Possessive quantifiers (`++`) prevent catastrophic backtracking. MARKS is replaced by the combining
-# marks, for which `re` has no class.
+# Possessive quantifiers (`++`) prevent catastrophic backtracking. MARKS is replaced by the
+# combining marks, for which `re` has no class.
 _TOKEN = r"""
       (?P<url> https?://\S++ | www\.[^\W_]\S*+ )
     | (?P<email> [\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)++ )
