@@ -108,9 +108,9 @@ class Sentences:
     source: Source
 
     def read(self, text: str | Path | Sequence[str], name: object) -> Words:
-        """Return int32 [L] of a text, a text file, or a sequence of tokens.
+        """Return the word numbers, int32 [L], of a text, a text file, or a sequence of tokens.
 
-        Raises DataError, which names the text, if none of its words is known.
+        Raises DataError, which names the text, if none of its words has a vector.
         """
         words = self._words(read_text(text) if isinstance(text, Path) else text)
         if not words:

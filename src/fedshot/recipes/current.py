@@ -19,7 +19,7 @@ from fedshot.recipes.runner import State
 def current(
     name: str, variant: str, results: Sequence[CellResult], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
-    """Return the states of the up-to-date results, and a text for each that is out of date.
+    """Return a `State` for each up-to-date result, and a text for each that is out of date.
 
     Args:
         name: name of the recipe of all `results`.

@@ -83,8 +83,8 @@ class Jobs:
 
     At most `most` workers run at once; if None, their threads fill the cores. The first worker
     runs alone until it reports its peak memory. Another worker starts once 1.25 times the highest
-    peak is free. A "follow" job waits for the job that trains its lead, or for another "follow"
-    job that trains it first. Leaving the loop, also by Ctrl-C, ends the workers.
+    peak is free. A "follow" job, which evaluates the models of another run, waits while that run
+    is to be trained by another job. Leaving the loop, also by Ctrl-C, ends the workers.
     """
 
     def __init__(self, jobs: Sequence[Job], most: int | None = None) -> None:

@@ -77,7 +77,7 @@ def _commit() -> str:
 
 @cache
 def _code() -> str:
-    """Return the hash of `src` in the commit, with "+" as in `_commit`; else as `_commit`."""
+    """Return the same as `_commit`, with the hash of the folder `src` in place of the commit."""
     commit = _commit()
     if commit.startswith("version "):
         return commit

@@ -19,7 +19,7 @@ from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
-# ROW.tune.json holds trials, and BUDGET-tuneN is the folder of a tuned budget.
+# ROW.tune.json is the file of a row's trials, BUDGET-tuneN the folder of a tuned budget.
 _RESERVED = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile(".*-tune.*")}
 
 
@@ -257,7 +257,7 @@ def _is_space(kind: Any, values: Any) -> bool:
 
 
 def _check(recipe: Recipe) -> None:
-    """Raise ConfigError for a recipe whose parts contradict each other."""
+    """Raise ConfigError for a recipe with missing or contradictory parts."""
     what = f"recipe {recipe.name}"
     columns, budgets = list(recipe.columns.values()), list(recipe.budgets.values())
     if recipe.kind != "picture" and not (recipe.rows and columns and budgets):

@@ -105,7 +105,7 @@ class Recipe:
         return tuple(dict.fromkeys(row.method for row in self.rows.values()))
 
     def title_of(self, cells: Iterable[Cell]) -> str:
-        """Return the title; if any of these cells uses other data than the paper, it names them."""
+        """Return the title, followed by the data sets of these cells that are not the paper's."""
         others = [cell.data for cell in cells if not cell.on_papers_data]
         return "; here on ".join([self.title, *dict.fromkeys(others)])
 

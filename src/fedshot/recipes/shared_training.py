@@ -1,9 +1,10 @@
 """Cells that share the training of another cell and differ from it only at test.
 
-A cell is one row of a recipe in one column. Methods with equal `training` options train the same models from the same settings and seed; methods
-that train on one pool of data, visible to all clients, also do so under any partition of the pool.
-The leading cell trains and keeps its model of every validated round. The following cells evaluate
-these models on their own validation and test episodes, as if they had trained them.
+A cell is one row of a recipe in one column. Methods with equal `training` options train the same
+models from the same settings and seed; methods that train on one pool of data, visible to all
+clients, also do so under any partition of the pool. The leading cell trains and keeps its model of
+every validated round. The following cells evaluate these models on their own validation and test
+episodes, which gives exactly the results of training them anew.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A cell is one row of a recipe in one column. A local update is measured with few steps, and longer
 ones are extrapolated. Measurements are cached by machine and by the settings that affect time. The
 seed, the numbers of rounds and local steps, the partition, and the values of step sizes and weights
-do not. A refusal for lack of data is cached, too, until the number of examples changes.
+do not affect it. A refusal is cached, too, until the number of examples changes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def seconds(cell: Cell) -> float | None:
 
 
 def refused(cell: Cell, data_dir: str | None) -> str | None:
-    """Return why the cell cannot be trained on this machine's data; None if nothing is known.
+    """Return why the cell cannot be trained on this machine's data; None if no reason is known.
 
     Either the data are missing, or measuring the cell failed on the same number of examples.
     """

@@ -68,7 +68,7 @@ def card_text(
     Args:
         run: the run of the encoder.
         encoders: files of the encoder, one for each format.
-        files: all files beside the card.
+        files: names of all exported files.
         client: the client whose encoder was exported; None for the server's.
         licence: licence of the data; None for the one known to fedshot.
     """

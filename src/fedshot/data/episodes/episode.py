@@ -65,7 +65,7 @@ class ClientData:
         return self.class_index.classes
 
     def episode(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
-        """Sample an episode, its classes uniformly from those with enough images.
+        """Sample an episode; its classes are drawn uniformly from those with enough images.
 
         Raises DataError if too few classes have enough images.
         """

@@ -32,7 +32,7 @@ IMAGE_LIMIT = 32 << 20  # bytes of one image file
 
 
 class Archive(Protocol):
-    """A container of files; `names` are sorted, separated by `/`, and omit hidden files."""
+    """A container of files; the paths in `names` use `/`, are sorted and omit hidden files."""
 
     path: Path
     names: list[str]

@@ -50,7 +50,7 @@ class Tar:
         self._tar = tarfile.open(fileobj=cast(IO[bytes], self._headers), mode="r:")  # noqa: SIM115
 
     def members(self) -> Iterator[tarfile.TarInfo]:
-        """Yield the members that are files, in order. Raises DataError for links and devices."""
+        """Yield the members that are files. Raises DataError for links, devices, sparse files."""
         while True:
             with naming_damage(self._path, "tar"):
                 member = self._tar.next()

@@ -3,7 +3,7 @@
 Source: pFedFSL, the "pathological" and the "realistic" setting. A client has twice as many test
 images as training images of each class. The paper draws each client's images without replacement
 and does not say whether clients share images; here they do not, unless `overlap` is set. The paper
-has no validation images; `validation` adds that many for each training image.
+has no validation images; `validation` is their number for each training image.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Each cluster of clients has `way` classes, divided among its clients by Dirichlet.
+    """Each cluster of clients has `way` classes, divided in it by a Dirichlet distribution.
 
     A cluster of s clients has shot * s training images of each of its classes. Clusters have
     different classes if there are enough; otherwise classes are reused in turn.

@@ -27,7 +27,7 @@ from fedshot.data.partitions.partition import (
 
 @dataclass(frozen=True)
 class Iid:
-    """Each class is shuffled and divided equally among the clients.
+    """Each class is shuffled and divided equally; clients get the remainders in turn.
 
     Args:
         clients: number of clients.

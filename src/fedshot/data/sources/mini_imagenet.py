@@ -42,7 +42,8 @@ class ImageNetSubset(Source):
     Args:
         size: side length of the images in pixels.
         resize: scale images of another size; otherwise they are refused.
-        file: zip or folder to read in the dataset's folder; null searches that folder.
+        file: zip or folder to read in the dataset's folder; null looks for a folder `images`, a
+            .zip or class folders.
     """
 
     size: int = 84

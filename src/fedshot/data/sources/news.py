@@ -44,7 +44,7 @@ class News20(TextOptions, Source):
 
     Args:
         headers: "subject" puts the subject before the body, "none" leaves the body, "all" keeps
-            everything. The other headers name the group (`Newsgroups:`) or its regulars (`From:`).
+            everything. The other headers reveal the group (`Newsgroups:`) or its members (`From:`).
     """
 
     cut: int = 500

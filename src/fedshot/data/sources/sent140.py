@@ -44,7 +44,8 @@ class Sent140(TextOptions, Source):
         file: a csv with the publisher's six columns, or a .json written by LEAF. Null for the
             publisher's training file, or a csv whose name begins with its name.
         min_tweets: minimum number of tweets of a user; users with fewer are left out.
-        users: number of users to use, of those with enough tweets; always the same; null for all.
+        users: number of users to take of those with enough tweets, always the same ones; null for
+            all.
         keep: "known" drops words that have no vector, as FedFSL does; "all" keeps them.
     """
 
@@ -147,9 +148,9 @@ def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield as `tweets` from a file of LEAF.
+    """Yield (handle, label, text) of each tweet in a file written by LEAF.
 
-    It contains `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`.
+    The file contains `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`.
     """
     try:
         content = json.loads(read_regular(path, _LIMIT), object_pairs_hook=unique_keys)
