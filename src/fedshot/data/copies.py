@@ -44,7 +44,7 @@ class Copies:
             full = dataset.x.lengths(rows) > 0
             rows, part = rows[full], part[full]
         n = len(rows)
-        # Only images that share a few bytes with another image are hashed in full.
+        # Only images whose middle bytes equal those of another image are hashed in full.
         twins = _repeated(_contents(dataset, rows, _SOME))
         rows, part = rows[twins], part[twins]
         contents = _contents(dataset, rows)

@@ -1,6 +1,6 @@
-"""The worker process that trains one cell: it reads a job from stdin and writes events to stdout.
+"""The process that trains one cell (row and column of a recipe).
 
-A cell is one row of a recipe in one column. The worker exits when its parent does, because stdin
+It reads a job from stdin and writes events to stdout. It exits when its parent does, because stdin
 then closes. The next worker for the cell resumes the run from its last checkpoint.
 """
 
@@ -36,7 +36,7 @@ _events: TextIO = sys.stdout
 
 
 def main() -> int:
-    """Run the job that arrives on stdin as the JSON of `jobs.Job.order`; return the exit code."""
+    """Run the job on stdin, the JSON of `jobs.Job.order`; return the exit code."""
     global _events  # noqa: PLW0603  (stdout carries events only, whatever a library prints)
     _events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -124,8 +124,8 @@ def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dic
 
     Args:
         run: the run of the cell.
-        trained: the run that trained its models; `run` itself unless the cell shares a training.
-        found: the cell's result: its test score and chosen round.
+        trained: the run that trained its models; `run` itself unless training is shared.
+        found: the test score and the chosen round.
     """
     prepared, test = run.setting, run.config.test
     return facts_of(prepared) | {
@@ -156,7 +156,7 @@ def pixels(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]
 
 
 def _here(run: Experiment) -> dict[str, Any]:
-    """Return the version of the code and the machine of this process, for a run's history."""
+    """Return the code version and the machine, for a run's history."""
     method = run.config.settings["method"]["name"]
     return {
         "commit": provenance.revision(method),

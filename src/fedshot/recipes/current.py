@@ -1,6 +1,6 @@
-"""Select the finished cells whose settings equal those of the current recipe file.
+"""Select the results that are up to date with the current recipe.
 
-A cell is one row of a recipe in one column; its result goes out of date when the recipe changes.
+A result is of one cell (row and column of a recipe), and out of date if its settings have changed.
 """
 
 from __future__ import annotations

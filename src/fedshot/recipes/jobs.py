@@ -1,6 +1,6 @@
-"""A queue of worker processes that train cells, as many at once as cores and memory allow.
+"""A queue of workers that train cells (row and column of a recipe).
 
-A cell is one row of a recipe in one column.
+As many run at once as cores and memory allow.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _HEADROOM = 1.25  # free memory needed to start a worker, as a multiple of the p
 class Job:
     """One training that a worker process runs."""
 
-    key: str  # unique in a queue
+    key: str  # name of the job, unique in a queue
     do: str  # "train", "follow" or "tune"
     settings: dict[str, Any]
-    folder: Path  # of the run
+    folder: Path  # folder of the run
     data_dir: str | None
     # For "follow": settings and folder of the run that trains, and the key of its cell.
     lead: tuple[dict[str, Any], Path, str] | None = None
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the job's method and, for "follow", of the method of the run that trains."""
+        """Names of the job's method and of that of its `lead`."""
         every = [self.settings, *([self.lead[0]] if self.lead else [])]
         return [str(settings["method"]["name"]) for settings in every]
 
@@ -97,7 +97,7 @@ class Jobs:
         self._finished: set[Path] = set()  # folders of the runs that have been trained
 
     def __iter__(self) -> Iterator[Event]:
-        """Start jobs while there is room for them, and yield the events of all workers."""
+        """Run the jobs and yield the events of the workers."""
         try:
             while self._waiting or self._running:
                 while (job := self._next()) is not None and self._has_room(job):

@@ -1,7 +1,4 @@
-"""The list of recipes: which data and methods are available, and how long a recipe takes.
-
-A cell is one row of a recipe in one column.
-"""
+"""The list of recipes: which data and methods are available, and how long a recipe takes."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from fedshot.recipes.tables import plain_text
 
 @dataclass(frozen=True)
 class Line:
-    """A recipe in the list, with what this machine can train of it."""
+    """A recipe in the list. Its cells are numbers of a table: a row in a column."""
 
     name: str
     title: str

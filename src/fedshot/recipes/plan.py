@@ -1,7 +1,4 @@
-"""Check whether a cell can be trained, and write the notes on its number in a table.
-
-A cell is one row of a recipe in one column.
-"""
+"""Check whether a cell (row and column of a recipe) can be trained, and write notes on it."""
 
 from __future__ import annotations
 
@@ -154,7 +151,7 @@ def seed_marks(result: CellResult) -> list[str]:
 
 
 def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on incomplete data and on clients without enough data for an episode."""
+    """Return notes on missing examples and on clients that cannot form an episode."""
     found = []
     for data in {one["data"]["digest"]: one["data"] for one in every}.values():
         if data["published"] is None and data["name"] not in PUBLISHERS:

@@ -1,6 +1,6 @@
 """The figures of recipes as SVG: accuracies over axes, and learning curves.
 
-A cell is one row of a recipe in one column; a `State` is a cell with its results.
+A `State` is a cell (row and column of a recipe) with its results.
 """
 
 from __future__ import annotations

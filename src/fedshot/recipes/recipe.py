@@ -24,7 +24,7 @@ ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """The settings that a row may change: those that belong to its method."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_DATASET = ("name", "variant", "path", "config", "part")  # the options of `data` that choose it
+_DATASET = ("name", "variant", "path", "config", "part")  # options of `data` that choose it
 AGAINST = {"megabytes": "", "rounds": "-rounds"}
 """The x axes of a table's validation curves, and the suffix of each figure's name."""
 
@@ -49,7 +49,7 @@ class Row:
     published: tuple[float | None, ...]  # accuracy in percent, by column; None if not given
     spread: tuple[float | None, ...]  # the paper's +- in percentage points, by column
     exchanges: int = 1  # communication rounds in one round of the method
-    stops_after: int | None = None  # limit of its communication rounds
+    stops_after: int | None = None  # communication rounds, if fewer than the budget's
     tune: Mapping[str, Any] = field(default_factory=dict)  # search space besides the recipe's
     departs: tuple[str, ...] = ()  # how its cells differ from the paper in every budget
     trained_as: str | None = None  # key of the row whose training it shares; tests differ
@@ -69,7 +69,7 @@ class Budget:
 
     name: str
     exchanges: int  # communication rounds
-    settings: Settings  # of all cells
+    settings: Settings  # settings of all cells
     # Row -> settings, such as the start of a second phase; also for rows `trained_as` that row.
     rows: Mapping[str, Settings] = field(default_factory=dict)
     trials_as: str | None = None  # the budget, usually shorter, in which to tune
@@ -90,7 +90,7 @@ class Recipe:
     kind: Kind
     measure: str  # what the published numbers are
     open: Mapping[str, str]  # topic -> what the paper does not say, what was chosen, and why
-    settings: Settings  # of all cells
+    settings: Settings  # settings of all cells
     columns: Mapping[str, Column]
     rows: Mapping[str, Row]
     tune: Mapping[str, Any]  # search space of all rows, by dotted key path
@@ -168,7 +168,7 @@ class Cell:
 
     @property
     def data(self) -> str:
-        """The name of the cell's data set, with the options that select it."""
+        """The name of the cell's data set, and the options that select it."""
         data = self._layered["data"]
         rest = ", ".join(f"{key} {data[key]}" for key in _DATASET[1:] if key in data)
         return f"{data['name']} ({rest})" if rest else str(data["name"])

@@ -248,8 +248,8 @@ def shared(
 
     Args:
         cell: the cell.
-        variant: budget and tuning of the cell.
-        chosen: options that tuning chose for the cell.
+        variant: its budget and tuning.
+        chosen: options that tuning chose for it.
         every: finished cells of any recipe.
         here: facts of the data on this machine; trainings on other data are left out.
     """

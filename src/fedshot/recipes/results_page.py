@@ -1,7 +1,4 @@
-"""The page of results as Markdown, generated only from the files of finished cells.
-
-A cell is one row of a recipe in one column.
-"""
+"""The page of results as Markdown, generated from the result files of recipes' cells."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Train the cells of a recipe; finished seeds are skipped, and interrupted runs resume.
+"""Train the cells of a recipe, each a row in a column, with several seeds.
 
-A cell is one row of a recipe in one column; each of its seeds is one training.
+Finished seeds are skipped, and interrupted runs resume.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class State:
 
     cell: Cell
     obstacle: Obstacle | None = None  # why the cell cannot be trained
-    facts: Mapping[str, Any] | None = None  # of its data, if seeds are missing
+    facts: Mapping[str, Any] | None = None  # facts of the data, if seeds are missing
     result: CellResult | None = None  # the finished seeds
     # seed -> (round, rounds, last validation accuracy)
     running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class RecipeRunner:
         ]
 
     def _ready(self) -> list[State]:
-        """Return the cells without an obstacle and, if tuning is requested, with tuned options."""
+        """Return the cells that can be trained: no obstacle, and tuned if requested."""
         return [
             state
             for state in self.states.values()

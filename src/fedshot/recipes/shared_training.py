@@ -1,10 +1,9 @@
 """Cells that share the training of another cell and differ from it only at test.
 
 A cell is one row of a recipe in one column. Methods with equal `training` options train the same
-models from the same settings and seed; methods that train on one pool of data, visible to all
-clients, also do so under any partition of the pool. The leading cell trains and keeps its model of
-every validated round. The following cells evaluate these models on their own validation and test
-episodes, which gives exactly the results of training them anew.
+models from the same settings and seed; methods that train on one pool, visible to all clients, do
+so under any partition. The leading cell keeps its model of every validated round. The followers
+evaluate these models on their own episodes, which gives exactly the results of their own training.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def trained_alike(run: Experiment, lead: Experiment) -> bool:
 
 
 def kept_all(lead: Experiment) -> bool:
-    """Whether a finished run has kept the models of all its validated rounds."""
+    """Whether a finished run has kept the models of all validated rounds."""
     return set(_validated(lead)) <= set(lead.checkpoints.rounds())
 
 

@@ -1,7 +1,7 @@
 """A recipe's table for a terminal: published accuracies, fedshot's, their difference, and marks.
 
-A line of the table is a cell: one row of the recipe in one column. Marks are letters beside a cell;
-each refers to a note below the table.
+A line of the table is a cell of the recipe (row and column). Marks are letters beside a cell; each
+refers to a note below the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "see
 
 
 class Marks:
-    """Assign a letter to each note, in the order of first use: a, b, ..."""
+    """Assigns letters to notes, in order of first use."""
 
     def __init__(self) -> None:
         self._letters: dict[str, str] = {}
@@ -112,7 +112,7 @@ def measure(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def published(state: State) -> str:
-    """Return the paper's accuracy in percent, with its +- if given; "-" without one."""
+    """Return the paper's accuracy and +- in percent; "-" if there is none."""
     number, spread = state.cell.published, state.cell.spread
     if number is None:
         return "-"

@@ -1,9 +1,9 @@
-"""How long a cell takes on this machine, estimated from two measured rounds.
+"""How long a cell (row and column of a recipe) takes, estimated from two measured rounds.
 
-A cell is one row of a recipe in one column. A local update is measured with few steps, and longer
-ones are extrapolated. Measurements are cached by machine and by the settings that affect time. The
-seed, the numbers of rounds and local steps, the partition, and the values of step sizes and weights
-do not affect it. A refusal is cached, too, until the number of examples changes.
+A local update is measured with few steps, and longer ones are extrapolated. Measurements are cached
+by machine and by the settings that affect time; the seed, the numbers of rounds and local steps,
+the partition, and the values of step sizes and weights do not. A refusal is cached, too, until the
+number of examples changes.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def seconds(cell: Cell) -> float | None:
 def refused(cell: Cell, data_dir: str | None) -> str | None:
     """Return why the cell cannot be trained on this machine's data; None if no reason is known.
 
-    Either the data are missing, or measuring the cell failed on the same number of examples.
+    Either the data are missing, or `measure` was refused for the same number of examples.
     """
     data = cell.settings()["data"]
     present = examples(data, data_dir)

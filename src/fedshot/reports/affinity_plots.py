@@ -72,7 +72,7 @@ def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None
 
 
 def _finite(q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a copy of an affinity matrix with 0 on the diagonal in place of minus infinity."""
+    """Return a copy with 0 on the diagonal, in place of minus infinity."""
     found = np.array(q, dtype=np.float64)
     np.fill_diagonal(found, 0.0)
     return found

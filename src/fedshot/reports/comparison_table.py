@@ -11,7 +11,7 @@ from fedshot.reports.table import COLUMNS, caption, cells, remark, sections
 
 
 def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
-    """Return the values that the template of the table shows; None without rows."""
+    """Return the values for the table's template; None without rows."""
     if not rows:
         return None
     low, high = _scale(rows)

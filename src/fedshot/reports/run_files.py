@@ -114,7 +114,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """The number of the last complete round; 0 if none."""
+        """The last complete round; 0 if none."""
         return int(self.records[-1]["round"]) if self.records else 0
 
     @property
@@ -216,7 +216,7 @@ def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def ungrouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Return each run as a group of its own: label -> [run]; equal labels get numbers."""
+    """Return each run in a separate group; equal labels get numbers."""
     return _labelled([[run] for run in runs])
 
 

@@ -149,10 +149,7 @@ class Difference:
 
     @property
     def outcome(self) -> Literal["above", "below", "unclear"]:
-        """The row is "above" or "below" the other if the interval excludes 0, else "unclear".
-
-        An interval of 0, where all episodes have the same difference, is "unclear", too.
-        """
+        """Whether the row is above or below; "unclear" if the interval contains 0 or has no width."""
         if abs(self.difference) <= self.interval or not self.interval:
             return "unclear"
         return "above" if self.difference > 0 else "below"
@@ -240,10 +237,7 @@ def seed_caveat(found: Difference) -> str:
 
 
 def against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Difference | None:
-    """Compare a method with the best baseline of the same test.
-
-    Returns None if there is no such baseline, or if the row is itself a baseline.
-    """
+    """Compare a method with the best baseline of the same test; None without one."""
     others = [other for other in rows if other.baseline and other.tasks in ("", row.tasks)]
     if row.baseline or not others:
         return None

@@ -60,7 +60,7 @@ def sections(rows: Sequence[ComparisonRow]) -> list[list[ComparisonRow]]:
 
 
 def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
-    """Return the texts of a row, one for each of `COLUMNS`."""
+    """Return a row's text for each of `COLUMNS`."""
     return (
         printable(row.label),
         percent(row.accuracy, row.interval),

@@ -89,7 +89,7 @@ class Calibration:
     nll_before: float  # cross-entropy in nats at temperature 1
     nll_after: float  # the same at `temperature`
     signal: Signal = "probability"  # thresholds apply to the largest "probability" or "logit"
-    auroc: float | None = None  # of `signal`, for known against unknown examples
+    auroc: float | None = None  # AUROC of `signal`, known against unknown examples
     unknown: tuple[Unknown, ...] = ()  # sorted by `asked`; empty if no threshold was measured
     end: End = ""  # the end of the search range, if `at_bound`; see `confidence.temperature`
     apart: bool = False  # the two halves share no image

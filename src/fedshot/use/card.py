@@ -63,15 +63,7 @@ def card_text(
     client: int | None,
     licence: str | None,
 ) -> str:
-    """Return the model card as Markdown.
-
-    Args:
-        run: the run of the encoder.
-        encoders: files of the encoder, one for each format.
-        files: names of all exported files.
-        client: the client whose encoder was exported; None for the server's.
-        licence: licence of the data; None for the one known to fedshot.
-    """
+    """Return the model card as Markdown; `encoders` are the encoder's files, one per format."""
     settings, facts = run.config.settings, run.facts
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",

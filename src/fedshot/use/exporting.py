@@ -158,10 +158,7 @@ def _weights(run: TrainedRun, module: Encoder) -> bytes:
 def _checked(
     run: TrainedRun, module: Encoder, make: Callable[[Encoder, tuple[Tensor, ...]], Any]
 ) -> bytes:
-    """Return the bytes of an exported program, after a check of its features.
-
-    Raises DataError if they differ from those of the run's encoder.
-    """
+    """Return the bytes of an exported program. Raises DataError if its features are wrong."""
     n_inputs = 2 if isinstance(module, TaskEncoder) else 1
     traced = (example(run.model, 3), example(run.model, 4, 1))[:n_inputs]
     inputs = (example(run.model, 5, 2), example(run.model, 7, 3))[:n_inputs]

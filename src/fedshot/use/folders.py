@@ -201,7 +201,7 @@ def _escaped(cell: str) -> str:
 
 
 def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> str:
-    """Return one JSON object per line: file, label, confidence and probabilities by class."""
+    """Return one JSON object per prediction and line."""
     rows = (
         {
             "file": one.name,

@@ -160,7 +160,7 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def joined(a: Tensor, b: Tensor) -> Tensor:
-    """Return the examples of `a` and `b` as one tensor; texts are padded to the longest."""
+    """Return the examples of `a` and `b`; texts are padded to the longest."""
     return torch.cat([a, b]) if a.ndim > 2 else padded([*a, *b])
 
 

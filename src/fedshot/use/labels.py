@@ -61,7 +61,7 @@ def labels_of(y: Any, n: int) -> Labels:
 
 
 def _absent(y: Any, found: Labels) -> list[int]:
-    """Return the indices of missing labels; `found` is `y` as an array."""
+    """Return the indices of missing labels in `y`."""
     if isinstance(y, np.ma.MaskedArray):
         return np.flatnonzero(np.ma.getmaskarray(y)).tolist()
     if found.dtype.kind in "mM":

@@ -54,7 +54,7 @@ class QueryEpisodes(LazyEpisodes):
 
     @property
     def distinct(self) -> int:
-        """Number of distinct examples: the shared support, counted once, and all queries."""
+        """Number of distinct examples: the shared support, and all queries."""
         return len(self._x)
 
     def examples(self, first: int, last: int) -> Tensor:

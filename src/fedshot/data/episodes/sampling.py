@@ -36,7 +36,7 @@ class SampledRows(NamedTuple):
 class _Usable(NamedTuple):
     """The classes with enough rows."""
 
-    positions: Ints  # in `ClassIndex.classes`
+    positions: Ints  # indices into `ClassIndex.classes`
     starts: Ints
     counts: Ints
 

@@ -35,7 +35,7 @@ Text: TypeAlias = str | memoryview
 
 @dataclass(frozen=True)
 class _Name:
-    """A name of numpy that the file refers to; only those in `_NAMES` are allowed."""
+    """A name of numpy in the file, one of `_NAMES`."""
 
     name: str
 

@@ -135,7 +135,7 @@ class Clusters:
 
 
 class _ClassPool:
-    """The images of each class in random order, and how many of them have been taken."""
+    """The images of each class in random order, and how many are taken."""
 
     def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
         self._names = dataset.class_names
@@ -144,7 +144,7 @@ class _ClassPool:
         self.classes = list(self._rows)
 
     def take(self, c: int, n_train: int, each: int, fix: str) -> Ints:
-        """Take the next `each * n_train` images of class `c`, which are then used up."""
+        """Take the next `each * n_train` images of class `c`."""
         start, n = self._used[c], each * n_train
         there = len(self._rows[c]) - start
         if n > there:
@@ -168,7 +168,7 @@ class _ClassPool:
 
 @dataclass
 class _ClientRows:
-    """The training, test and validation rows assigned to clients so far."""
+    """The rows that have been assigned to clients."""
 
     train: list[Ints] = field(default_factory=list)
     test: list[Ints] = field(default_factory=list)

@@ -138,7 +138,7 @@ def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) ->
 
 
 class _Batch(NamedTuple):
-    """The content of one of the publisher's files of images."""
+    """The content of one file of the publisher."""
 
     images: Pixels  # [rows, 3072], channels first
     labels: Ints

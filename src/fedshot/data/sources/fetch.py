@@ -41,7 +41,7 @@ class Fetched:
 
 
 class _UnreachableError(Exception):
-    """Raised if a download from one address fails; the next address may work."""
+    """A download from one address failed; the next address may work."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -17,9 +17,9 @@ from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.sources.source import Source
 
 _CLASSES = 200
-_DRAWINGS = 20  # of each class
+_DRAWINGS = 20  # drawings of each class
 _SIZE = 20  # side length in pixels
-_STROKES = 4  # maximum of a character; the minimum is 2
+_STROKES = 4  # maximum number of strokes of a character; the minimum is 2
 _STEPS = 32  # a stroke is drawn at _STEPS + 1 points
 
 # Lengths are in sixteenths of a pixel. A linear map stretches and slants; its entries are 256ths.

@@ -82,7 +82,7 @@ class HF(TextOptions, Source):
             ) from None
         try:
             return datasets.load_dataset(self.path, self.config, split=self.part)
-        except Exception as error:  # the network, the hub and every reader raise their own
+        except Exception as error:  # network, hub and readers raise many types
             raise DataError(
                 f"{self.path} ({self.config}, {self.part}) cannot be loaded: {error}. Check "
                 "`path`, `config` and `part`, and the network."

@@ -16,8 +16,8 @@ class InMemory(Source):
     """A dataset passed to `Config.with_data`; the run folder records its hash, not the data.
 
     Args:
-        dataset: name of the dataset, or of the class of a custom source.
-        digest: SHA-256 of the dataset's content; null for a custom source that is not loaded yet.
+        dataset: name of the dataset, or class name of a custom source.
+        digest: SHA-256 of the content; null for a custom source, until it is loaded.
     """
 
     dataset: str

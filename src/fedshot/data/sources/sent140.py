@@ -150,13 +150,13 @@ def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
 def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (handle, label, text) of each tweet in a file written by LEAF.
 
-    The file contains `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`.
+    It has `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`.
     """
     try:
         content = json.loads(read_regular(path, _LIMIT), object_pairs_hook=unique_keys)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
-    except (ValueError, RecursionError):  # its text would quote the file
+    except (ValueError, RecursionError):  # the error's own text would quote the file
         raise DataError(
             f"{path} is not JSON with unique keys. Write it again with LEAF's scripts."
         ) from None

@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Whole:
-    """Numbers of images, classes and classes per part of the publisher's complete dataset."""
+    """Counts of the publisher's complete dataset."""
 
     images: int
     classes: int
