@@ -149,7 +149,7 @@ class Difference:
 
     @property
     def outcome(self) -> Literal["above", "below", "unclear"]:
-        """Whether the row is above or below; "unclear" if the interval contains 0 or has no width."""
+        """Whether the row is above or below; "unclear" if the interval contains 0 or is 0 wide."""
         if abs(self.difference) <= self.interval or not self.interval:
             return "unclear"
         return "above" if self.difference > 0 else "below"
